@@ -675,6 +675,10 @@ void ibx_frontend_peers_reset(int device)
 {
     (void)device;
 }
+void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
+{
+    (void)at, (void)n;
+}
 void ibx_frontend_print_all(void) {}
 void ibx_frontend_reach_reset(void) {}
 void ibx_frontend_stream_rests(const void *stream)

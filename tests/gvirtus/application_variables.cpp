@@ -2,6 +2,7 @@
 //
 // Variables of the device: the preload has the back end find them by their names.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/graph_calls.h"
 
 #include <cerrno>
 #include <cstddef>
@@ -486,11 +487,34 @@ bool not_found()
     return true;
 }
 
+// Memory of a graph goes with it, which no call shows. A variable may be where it was.
+bool where_graph_was()
+{
+    static void *module[1];
+    static char variable[1];
+    char *at = nullptr;
+    void *node = nullptr;
+    std::vector<char> bytes(4000, 'v');
+    graph_calls::Graph graph;
+    graph_calls::Allocation a = {};
+    a.kind = a.location = 1;
+    a.n = (1 << 20) - 2000; // as many pages as the double has for the variable
+    using Add = int(void **, void *, void *const *, std::size_t, graph_calls::Allocation *);
+    REQUIRE(preloaded<Add>("cudaGraphAddMemAllocNode")(&node, graph.handle, nullptr, 0, &a) == 0);
+    REQUIRE(a.address && graph.destroy() == 0);
+    register_variable(module, variable, "v5.1044576.4000");
+    register_kernel(module, &stub_kernel);
+    REQUIRE(address_of(&at, variable) == 0);
+    REQUIRE(at == static_cast<char *>(a.address) + 1044576);
+    REQUIRE(cudaMemcpy(at, bytes.data(), bytes.size(), H2D) == 0);
+    return HOLDS(device_has(at, bytes.data(), bytes.size()));
+}
+
 } // namespace
 
 bool variables()
 {
     return HOLDS(plain() && unloads_and_forks() && unloads_and_failed_forks() &&
                  unloads_and_grandchildren() && unloads_and_zombies() && own_in_children() &&
-                 managed_variables() && not_found());
+                 managed_variables() && not_found() && where_graph_was());
 }

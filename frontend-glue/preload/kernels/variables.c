@@ -5,6 +5,7 @@
  * So the back end finds it by its name, in the module of a kernel that was registered with it.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 
 #include "common/thread.h"
@@ -382,8 +383,10 @@ bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc)
         return true;
     if (!ask(&q, where, rc))
         return false;
-    if (!*rc)
+    if (!*rc) {
+        ibx_frontend_memory_lapsed(where->at, where->n);
         keep(symbol, &q, where);
+    }
     return true;
 }
 

@@ -243,6 +243,15 @@ size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height)
     return ibx_frontend_planes_extent(pitch, 0, &(struct ibx_cuda_extent){width, height, 1});
 }
 
+void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
+{
+    ibx_frontend_ranges_lock();
+    const size_t i = ibx_frontend_ranges_find(&ranges, at);
+    while (n && i < ranges.count && ranges.items[i].begin < at + n)
+        ibx_frontend_ranges_remove(&ranges, &ranges.items[i]);
+    ibx_frontend_ranges_unlock();
+}
+
 void ibx_frontend_device_memory(void *address, size_t n)
 {
     ibx_frontend_memory_of(address, n, ibx_frontend_current_device());

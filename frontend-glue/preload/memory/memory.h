@@ -129,6 +129,9 @@ int ibx_frontend_device_of(const void *address);
 void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_memory_of(void *address, size_t n, int device);
 void ibx_frontend_device_memory_gone(const void *address);
+/* Something else is there now. What was noted of these n bytes was memory whose end no call shows,
+ * as that of a graph. */
+void ibx_frontend_memory_lapsed(uintptr_t at, size_t n);
 /* Notes reserved device addresses, which no call for memory frees. */
 void ibx_frontend_reserved_memory(void *address, size_t n);
 bool ibx_frontend_is_reserved(const void *address);

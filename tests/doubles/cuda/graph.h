@@ -80,6 +80,7 @@ struct double_graph {
     void *launched;           /* the stream of the last launch */
     const void *clone_of;     /* NULL: it is not a clone */
     const void *copy_of;      /* NULL: it is not a copy */
+    bool copied;              /* others may have its memory */
     unsigned long long flags; /* of an executable graph */
     unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];

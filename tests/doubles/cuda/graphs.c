@@ -35,6 +35,7 @@ static struct double_graph *make(void)
 struct double_graph *graph_copy(void *handle)
 {
     struct double_graph *graph = malloc(sizeof(*graph));
+    graph_of(handle)->copied = true;
     memcpy(graph, graph_of(handle), sizeof(*graph));
     graph->copy_of = handle;
     for (unsigned i = 0; i < graph->count; i++) {
@@ -350,11 +351,21 @@ EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const
     return returns(0);
 }
 
+/* Of a graph that was never launched nor copied. */
+static void free_memory(const struct double_graph *graph)
+{
+    for (unsigned i = 0; i < graph->count && !graph->copied; i++)
+        if (graph->nodes[i].type == NODE_ALLOC)
+            cudaFree(graph->nodes[i].of.memory);
+}
+
 /* A graph that the driver's double has captured is a number, without contents. */
 EXPORT int cudaGraphDestroy(void *graph)
 {
-    if ((uintptr_t)graph >= 4096)
+    if ((uintptr_t)graph >= 4096) {
+        free_memory(graph_of(graph));
         graph_discard(graph);
+    }
     return returns(0);
 }
 
