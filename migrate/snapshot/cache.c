@@ -56,28 +56,35 @@ static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *e
                                cache->source, cache->folder->path);
 }
 
-/* Connects to the first server that answers and, with `known`, serves the folder's snapshot: it may
- * serve another one by now. If there are several, none is waited for long. */
-static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_error *err)
+/* Connects to the next server, which with `known` has to serve the folder's snapshot: it may serve
+ * another one by now. If there are several, none is waited for long. */
+static int connect_next(struct snapshot_cache *cache, bool known, struct ibx_error *err)
 {
     struct ibx_options options = *cache->options;
-    struct ibx_error other = {0};
-    int rc = -EINVAL;
+    const char *uri = cache->uris[(cache->first + cache->tried) % cache->uri_count];
     if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
         options.timeout_ms = TRY_MS;
     options.ends = ibx_migration_signals_pending;
-    for (unsigned i = 0; rc && rc != -EINTR && i < cache->uri_count; i++) {
-        const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
-        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
-        if (rc)
-            continue;
+    int rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
+    if (!rc) {
         snprintf(cache->source, sizeof(cache->source), "%s", uri);
-        rc = known ? same_snapshot(cache, &other) : 0;
+        rc = known ? same_snapshot(cache, err) : 0;
         if (rc)
             ibx_snapshot_reader_close(cache->reader);
         cache->reader = rc ? NULL : cache->reader;
     }
-    cache->first = 0;
+    if (!rc || ++cache->tried == cache->uri_count)
+        cache->first = cache->tried = 0;
+    return rc;
+}
+
+/* Connects to the first server that answers. */
+static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_error *err)
+{
+    struct ibx_error other = {0};
+    int rc;
+    while ((rc = connect_next(cache, known, err)) && rc != -EINTR && cache->tried)
+        other = rc == -ESTALE ? *err : other;
     return rc && other.code ? ibx_error_set(err, other.code, "%s", other.message) : rc;
 }
 
@@ -511,6 +518,7 @@ static int lost(struct snapshot_cache *cache, void (*notify)(void *context, cons
     return ibx_state_move(&cache->state, CACHE_LOST);
 }
 
+/* Tries one server, because children are answered between two calls. */
 static int try_again(struct snapshot_cache *cache, void (*notify)(void *context, const char *line),
                      void *context)
 {
@@ -519,7 +527,7 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
     char line[400];
     if (ibx_now_ns() < cache->again_ns)
         return 0;
-    int rc = connect_one(cache, true, &why);
+    int rc = connect_next(cache, true, &why);
     if (!rc)
         rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, &why);
     if (!rc) /* a server without hashes may have fewer pages; those that it lacks are zero */
@@ -532,6 +540,8 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
         cache->told_other |= rc == -ESTALE;
         ibx_snapshot_reader_close(cache->reader);
         cache->reader = NULL;
+        if (cache->tried)
+            return 0;
         cache->again_ns = ibx_deadline_in_ms(cache->pause_ms);
         cache->pause_ms = cache->pause_ms * 2 < PAUSE_MAX_MS ? cache->pause_ms * 2 : PAUSE_MAX_MS;
         return 0;

@@ -51,6 +51,7 @@ struct snapshot_cache {
     const char *const *uris; /* in order of preference */
     unsigned uri_count, links;
     unsigned first;                     /* the URI that is tried first */
+    unsigned tried;                     /* ... and how many have been tried since */
     struct ibx_snapshot_reader *reader; /* NULL in LOST and WHOLE */
     struct ibx_page_map map;
     struct ibx_snapshot_checker *hashes; /* NULL: the snapshot is not hashed */

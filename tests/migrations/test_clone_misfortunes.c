@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -242,6 +243,43 @@ static void test_child_ends_while_the_server_is_lost(void)
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 20);
     }
+}
+
+/* ... and a child that is made meanwhile is answered between two tries: each of them takes seconds
+ * where a server is silent, and a child waits for ten. */
+static void test_child_is_made_while_servers_are_silent(void)
+{
+    enum { SILENT = 4 };
+    struct mover clone;
+    char uris[SILENT][32], again[300];
+    int silent[SILENT];
+    const char *line[4 + 2 * (SILENT + 1) + 1] = {"serve", "--json", cache, "--on-demand"};
+    unsigned n = 4;
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    snprintf(again, sizeof(again), "%s", server.uri);
+    line[n++] = "--cache";
+    line[n++] = again;
+    for (unsigned i = 0; i < SILENT; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET};
+        socklen_t length = sizeof(at);
+        silent[i] = mover_listen_in_place_of("tcp://127.0.0.1:0");
+        assert_int_equal(getsockname(silent[i], (struct sockaddr *)&at, &length), 0);
+        snprintf(uris[i], sizeof(uris[i]), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
+        line[n++] = "--cache";
+        line[n++] = uris[i];
+    }
+    serve(&filler, line);
+    child_start(&children[0], NULL);
+    mover_kill(&server, SIGKILL);
+    mover_await_words(&filler, "connecting again");
+    mover_start(&clone, (const char *[]){"clone", cache, "--qmp", children[0].tool, NULL});
+    await_figure(&filler, "children", 1);
+    SERVE(&server, snapshot, "--listen", again);
+    mover_ends(&clone, 0);
+    child_is_right(&children[0]);
+    for (unsigned i = 0; i < SILENT; i++)
+        close(silent[i]);
 }
 
 /* Another snapshot is now served where this one was: the next server is asked. */
@@ -558,6 +596,7 @@ int main(void)
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
         VM_TEST(test_filler_killed_when_whole_and_not_missed),
+        VM_TEST(test_child_is_made_while_servers_are_silent),
         VM_TEST(test_another_snapshot_in_its_place),
         VM_TEST(test_a_cache_that_waits_itself),
         VM_TEST(test_a_cache_that_waits_later),
