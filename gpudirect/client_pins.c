@@ -2,10 +2,13 @@
 #include "gpudirect/client_pins.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define CUDA_INVALID_VALUE 1 /* CUresult: there is no such pinned memory */
+#define ROOM_FIRST         64u
 
 static const struct ibx_state pin_states[] = {
     [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -18,19 +21,34 @@ static bool is_pinned(const struct ibx_client_pin *pin)
     return pin->base && pin->state.now == IBX_PIN_PINNED;
 }
 
+/* The entry at that address, of which there is one at most; NULL: there is none. */
+static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *base)
+{
+    unsigned i = pins->pin;
+    if (i < pins->room && pins->pins[i].base == base)
+        return &pins->pins[i];
+    for (i = 0; i < pins->room; i++) {
+        if (pins->pins[i].base != base)
+            continue;
+        pins->pin = i;
+        return &pins->pins[i];
+    }
+    return NULL;
+}
+
 /* ------------------------------------------------------------------- stream fences */
 
 static uint64_t busy_fences(const struct ibx_client_pins *pins)
 {
     uint64_t busy = 0;
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++)
+    for (unsigned i = 0; i < pins->room; i++)
         busy |= pins->pins[i].fences;
     return busy;
 }
 
 static void fence_over(struct ibx_client_pins *pins, unsigned fence)
 {
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++)
+    for (unsigned i = 0; i < pins->room; i++)
         pins->pins[i].fences &= ~(1ull << fence);
 }
 
@@ -77,14 +95,17 @@ static void fence_drop(struct ibx_stream_fence *fence, const struct ibx_cuda *cu
 static struct ibx_stream_fence *fence_for(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                           const void *context, const void *stream)
 {
-    uint64_t busy = busy_fences(pins);
     struct ibx_stream_fence *idle = NULL, *foreign = NULL;
+    for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
+        struct ibx_stream_fence *fence = &pins->fences[i];
+        if (fence->event && fence->context == context && fence->stream == stream)
+            return fence;
+    }
+    uint64_t busy = busy_fences(pins);
     for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
         struct ibx_stream_fence *fence = &pins->fences[i];
         bool is_idle = !fence->event || !(busy & 1ull << i);
         bool is_ours = !fence->event || fence->context == context;
-        if (fence->event && is_ours && fence->stream == stream)
-            return fence;
         if (is_idle && is_ours && !idle)
             idle = fence;
         if (is_idle && !is_ours && !foreign)
@@ -105,10 +126,8 @@ bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *c
                           const void *base, void *stream)
 {
     void *context = NULL, *of_stream = NULL;
-    unsigned i = 0;
-    while (i < IBX_CLIENT_PINS && (pins->pins[i].base != base || !is_pinned(&pins->pins[i])))
-        i++;
-    if (i == IBX_CLIENT_PINS || cuda->ctx_get_current(&context) ||
+    const struct ibx_client_pin *pin = find(pins, base);
+    if (!pin || !is_pinned(pin) || cuda->ctx_get_current(&context) ||
         cuda->stream_get_context(stream, &of_stream) || of_stream != context)
         return false;
     struct ibx_stream_fence *fence = fence_for(pins, cuda, context, stream);
@@ -117,7 +136,6 @@ bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *c
         return false;
     fence->context = context;
     fence->stream = stream;
-    pins->pin = i;
     pins->fence = (unsigned)(fence - pins->fences);
     return true;
 }
@@ -206,6 +224,20 @@ static bool over_quota(size_t length, struct ibx_error *err)
     return false;
 }
 
+/* More entries. NULL: there are as many as there may be, or there is no memory. */
+static struct ibx_client_pin *grow(struct ibx_client_pins *pins)
+{
+    const unsigned before = pins->room, more = before ? 2 * before : ROOM_FIRST;
+    struct ibx_client_pin *grown =
+        before < IBX_CLIENT_PINS ? realloc(pins->pins, more * sizeof(*grown)) : NULL;
+    if (!grown)
+        return NULL;
+    memset(grown + before, 0, (more - before) * sizeof(*grown));
+    pins->pins = grown;
+    pins->room = more;
+    return grown + before;
+}
+
 /* Returns a free entry and makes room for `length` more bytes by unpinning the least recently used
  * entries. NULL: `length` exceeds bytes_max, or what the quota leaves to this connection. */
 static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
@@ -220,13 +252,14 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
             return NULL;
         }
         struct ibx_client_pin *empty = NULL, *oldest = NULL;
-        for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
+        for (unsigned i = 0; i < pins->room; i++) {
             struct ibx_client_pin *pin = &pins->pins[i];
             if (!pin->base)
                 empty = empty ? empty : pin; /* the first ones are found soonest */
             else if (!oldest || pin->used < oldest->used)
                 oldest = pin;
         }
+        empty = empty ? empty : grow(pins);
         if (empty && pins->bytes_max - pins->bytes >= length && left >= length)
             return empty;
         if (!oldest)
@@ -277,10 +310,8 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
 {
     uint8_t *begin = base;
     unsigned flags;
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
-        struct ibx_client_pin *pin = &pins->pins[i];
-        if (pin->base != base || pin->length != length || pin->id != id)
-            continue;
+    struct ibx_client_pin *pin = find(pins, base);
+    if (pin && pin->length == length && pin->id == id) {
         pin->used = ++pins->clock;
         int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
         if (!rc)
@@ -295,8 +326,8 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         ibx_state_move(&pin->state, IBX_PIN_REFUSED);
         return false;
     }
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
-        struct ibx_client_pin *pin = &pins->pins[i];
+    for (unsigned i = 0; i < pins->room; i++) {
+        pin = &pins->pins[i];
         if (pin->base && pin->base < begin + length && begin < pin->base + pin->length)
             unpin(pins, cuda, pin);
     }
@@ -305,11 +336,12 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
                       length);
         return false;
     }
-    struct ibx_client_pin *pin = make_room(pins, cuda, length, err);
+    pin = make_room(pins, cuda, length, err);
     if (!pin)
         return false;
     if (pins->quota && !ibx_quota_take(pins->quota, length)) /* another session took the rest */
         return over_quota(length, err);
+    pins->pin = (unsigned)(pin - pins->pins);
     *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
     bool pinned = pin_now(pins, cuda, pin, writable, err);
     ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);
@@ -318,10 +350,13 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
 
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
+    for (unsigned i = 0; i < pins->room; i++) {
         if (pins->pins[i].base)
             unpin(pins, cuda, &pins->pins[i]);
     }
     for (unsigned i = 0; i < IBX_STREAM_FENCES; i++)
         fence_drop(&pins->fences[i], cuda);
+    free(pins->pins);
+    pins->pins = NULL;
+    pins->room = 0;
 }

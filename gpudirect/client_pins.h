@@ -19,7 +19,7 @@
 
 #include <stdbool.h>
 
-#define IBX_CLIENT_PINS   64u
+#define IBX_CLIENT_PINS   256u
 #define IBX_STREAM_FENCES 64u /* at most the bits of a uint64_t */
 
 /*
@@ -51,12 +51,14 @@ struct ibx_stream_fence {
 };
 
 struct ibx_client_pins {
-    struct ibx_client_pin pins[IBX_CLIENT_PINS];
+    struct ibx_client_pin *pins; /* `room` entries, IBX_CLIENT_PINS at most; NULL at first */
+    unsigned room;
     size_t bytes, bytes_max; /* pinned now; at most */
     struct ibx_quota *quota; /* also limits the bytes; NULL: no quota */
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
-    unsigned pin, fence; /* chosen by ibx_client_pin_fence() for ibx_client_pin_fence_record() */
+    unsigned pin;   /* of the latest copy */
+    unsigned fence; /* chosen by ibx_client_pin_fence() for ibx_client_pin_fence_record() */
     /* NULL, or called before and after a driver call that waits for all work of the context and
      * may block other callers of the driver meanwhile. */
     void (*waits)(void *owner, bool begins);

@@ -12,7 +12,7 @@
 #define KIB   1024u
 #define BLOCK (64 * KIB)
 
-static uint8_t memory[512 * KIB];
+static uint8_t memory[1024 * KIB];
 static struct ibx_client_pins pins;
 static unsigned long ever; /* pins that were made before this test */
 
@@ -104,6 +104,18 @@ static void test_bounds(void **state)
     for (unsigned i = 0; i < 2 * IBX_CLIENT_PINS; i++)
         assert_true(pin(200 * KIB + i * KIB, KIB, 10 + i));
     assert_true(cuda_stats().host_pins <= IBX_CLIENT_PINS && pins.bytes <= pins.bytes_max);
+}
+
+/* A program that uses many buffers in turn has each pinned once. */
+static void test_in_turn(void **state)
+{
+    (void)state;
+    for (unsigned times = 0; times < 3; times++) {
+        for (unsigned i = 0; i < 200; i++)
+            assert_true(pin((size_t)i * KIB, KIB, 1 + i));
+    }
+    assert_int_equal(cuda_stats().host_pinned, ever + 200);
+    assert_int_equal(cuda_stats().host_pins, 200);
 }
 
 /* An error is reported once, and that allocation is not tried again. */
@@ -427,6 +439,7 @@ int main(void)
         TEST(test_pinned_once),
         TEST(test_new_allocation_at_the_same_address),
         TEST(test_bounds),
+        TEST(test_in_turn),
         TEST(test_quota),
         TEST(test_untouched_pages),
         TEST(test_refused),
