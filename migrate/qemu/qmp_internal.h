@@ -47,6 +47,7 @@ struct ibx_qmp {
     uint64_t busy_until_ns;
     uint64_t kills;           /* ibx_qmp_oom_kills() when the client was made */
     uint64_t ends_ns;         /* when SHUTDOWN said that QEMU is about to end; 0: it is not */
+    bool looked, stays;       /* whether its command line was read, and says -no-shutdown */
     bool hangs;               /* it has not answered since, nor closed this connection */
     char ends[ENDING_REASON]; /* the reason in SHUTDOWN */
     struct ibx_error failed;  /* code 0 while the connection is good */

@@ -69,12 +69,17 @@ int ibx_qmp_failure(const struct ibx_qmp *qmp, struct ibx_error *err)
 /* ------------------------------------------------------------ receiving */
 
 /* Whether QEMU stays after a shutdown for this reason (-no-shutdown). It then sends STOP, but not
- * if the VM was paused already. A shutdown that the host wants ends QEMU in any case. */
-static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
+ * if the VM was paused already. A shutdown that the host wants ends QEMU in any case. Its command
+ * line is read once: a long one takes time, and a faulty QEMU may send any number of events. */
+static bool stays_for(struct ibx_qmp *qmp, const char *reason)
 {
     const bool guests =
         !strncmp(reason, "guest-", strlen("guest-")) || !strcmp(reason, "host-qmp-system-reset");
-    return guests && ibx_proc_stays(qmp->pid);
+    if (guests && !qmp->looked) {
+        qmp->stays = ibx_proc_stays(qmp->pid);
+        qmp->looked = true;
+    }
+    return guests && qmp->stays;
 }
 
 /* Notes whether QEMU is about to end. QEMU 7.2 (from 7.2.9 on) hangs in monitor_cleanup() if it is
