@@ -25,7 +25,7 @@
 static int fetch(enum ibx_extension_table table, void *bytes, size_t n)
 {
     struct extension_request e;
-    uint8_t said[4];
+    uint8_t said[4] = {0};
     struct ibx_reader r = ibx_reader_of(said, sizeof(said));
     void *memory = NULL;
     int status = INIT_FAILED;
