@@ -93,6 +93,11 @@ def uris(scene):
     for uri, words in (("rdma://host", "has no port"), ("rdma://host:0", "port 0"),
                        ("ucx://host:1", "use rdma, shm, verbs, ofi or tcp"),
                        ("rdma://host:1?slots=x", 'slots: "x"'),
+                       # The file would have another path, or more lines.
+                       ("shm:///run/a#b", 'would be read as "shm:///run/a"'),
+                       ("shm:///run/a ", 'would be read as "shm:///run/a"'),
+                       ("shm:///run/a\nrdma.insecure : on", 'would be read as "shm:///run/a"'),
+                       ("shm:///run/a\nb", 'is not an entry'),
                        ("rdma://host:1?key_file=k", "give an absolute path")):
         home.fails_to_install(words, "--uri", uri)
     # Nothing is configured yet: GVirtuS's defaults, and the plugins of a gvirtus.properties.

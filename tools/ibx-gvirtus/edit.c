@@ -257,6 +257,25 @@ static void print_properties(FILE *out, const struct gvirtus_edit *edit,
         print_keys(out);
 }
 
+/* Ends the process if another communicator would be read from the new text: in that file # begins a
+ * comment, a line ends a value, and white space around it does not count. */
+static void check_properties(const struct gvirtus_edit *edit)
+{
+    struct ibx_properties now;
+    struct ibx_error err;
+    const char *text = edit->properties_after;
+    if (ibx_properties_parse(edit->properties_file, text, strlen(text), &now, &err))
+        ibx_tool_end("\"%s\" cannot be written to %s: %s", edit->chosen, edit->properties_file,
+                     err.message);
+    const struct ibx_property *entry = ibx_properties_find(&now, "communicator");
+    if (!entry || strcmp(entry->value, edit->chosen) != 0)
+        ibx_tool_end(
+            "\"%s\" cannot be written to %s, from which it would be read as \"%s\": give a "
+            "path without #, and without white space at its end",
+            edit->chosen, edit->properties_file, entry ? entry->value : "");
+    ibx_properties_fini(&now);
+}
+
 static void edit_properties(struct gvirtus_edit *edit, const struct ibx_properties *properties)
 {
     size_t size;
@@ -265,6 +284,7 @@ static void edit_properties(struct gvirtus_edit *edit, const struct ibx_properti
         print_properties(out, edit, properties);
     if (!out || fclose(out))
         ibx_tool_end("no memory to edit %s", edit->properties_file);
+    check_properties(edit);
 }
 
 /* -------------------------------------------------------------------- the two */
