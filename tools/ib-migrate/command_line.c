@@ -51,6 +51,12 @@ static const char *const flags[] = {"S",
                                     "xen-attach",
                                     "xen-domid-restrict",
                                     "one-insn-per-tb",
+                                    "async-teardown",
+                                    "perfmap",
+                                    "jitdump",
+                                    "curses",
+                                    "show-cursor",
+                                    "enable-hax",
                                     NULL};
 /* Options that the destination's QEMU does not get, since it waits for a VM and is started by the
  * far end. */
