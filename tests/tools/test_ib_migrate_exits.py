@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, alive, equal, free_port, process_state, run_all, until
+from harness import (LIMIT, Skip, alive, equal, free_port, process_state, run_all, until,
+                     within)
 
 import migrate_scene as tool
 from migrate_scene import Vm, case, objects, start
@@ -201,6 +202,28 @@ def a_qemu_that_ends_at_once_leaves_no_process(scene):
     with open(left, encoding="ascii") as file:
         pid = int(file.read())
     until(lambda: not alive(pid), "the end of what it had started")
+
+
+@case
+def names_that_are_no_utf_8_lose_no_line(scene):
+    """Names of files may be any bytes, and sentences may be cut inside of a character."""
+    memory = scene.path("memory-\udcff")
+    with open(memory, "wb") as file:
+        file.write(b"x" * 4096)
+    os.chmod(memory, 0o600)
+    server = scene.start("serve", "--json", "--listen", "tcp://127.0.0.1:0", memory)
+    with within(LIMIT, "the first line"):
+        (serving,) = json.loads(server.stdout.readline()).values()
+    equal(serving["folder"], scene.path("memory-?"))
+    server.terminate()
+    equal(server.wait(LIMIT), 0)
+    os.makedirs(scene.path("state"))
+    path = scene.path(f"state/{'01' * 16}.source.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(dict(OLD_RECORD, name="", uuid="", qmp="/x" + "\u00e9" * 500), file)
+    os.chmod(path, 0o600)
+    code, out, err = scene.run("prune", "--json")
+    equal((code, [sorted(line) for line in objects(out)], err), (0, [["prune"], ["result"]], ""))
 
 
 @case

@@ -493,10 +493,11 @@ struct pruning {
 static void print_pruned_json(const struct ibx_record *record, const char *state, const char *why,
                               const char *path)
 {
-    ibx_cli_print_json(json_pack("{s:{s:o, s:s, s:b, s:o, s:o}}", "prune", "record",
-                                 ibx_migrate_record_json(record), "sentence", state, "deleted",
-                                 !why, "kept_because", why ? ibx_json_text(why) : json_null(),
-                                 "memory_file", *path ? ibx_json_text(path) : json_null()));
+    ibx_cli_print_json(json_pack("{s:{s:o, s:o, s:b, s:o, s:o}}", "prune", "record",
+                                 ibx_migrate_record_json(record), "sentence", ibx_json_text(state),
+                                 "deleted", !why, "kept_because",
+                                 why ? ibx_json_text(why) : json_null(), "memory_file",
+                                 *path ? ibx_json_text(path) : json_null()));
 }
 
 static void print_pruned(void *context, const struct ibx_record *record, const char *why)

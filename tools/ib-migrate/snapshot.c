@@ -33,11 +33,11 @@ static void print_frozen(const struct migrate_args *args, const struct ibx_freez
 {
     char data[32], ram[32], stopped[32];
     if (args->json) {
-        ibx_cli_print_json(json_pack("{s:{s:s, s:I, s:I, s:I, s:I, s:b}}", "frozen", "folder",
-                                     args->uri, "ram_bytes", (json_int_t)result->ram_bytes,
-                                     "data_bytes", (json_int_t)result->data_bytes, "state_bytes",
-                                     (json_int_t)result->state_bytes, "stopped_ns",
-                                     (json_int_t)result->stopped_ns, "runs", (int)result->runs));
+        ibx_cli_print_json(json_pack(
+            "{s:{s:o, s:I, s:I, s:I, s:I, s:b}}", "frozen", "folder", ibx_json_text(args->uri),
+            "ram_bytes", (json_int_t)result->ram_bytes, "data_bytes",
+            (json_int_t)result->data_bytes, "state_bytes", (json_int_t)result->state_bytes,
+            "stopped_ns", (json_int_t)result->stopped_ns, "runs", (int)result->runs));
         return;
     }
     ibx_cli_bytes(result->data_bytes, data, sizeof(data));
@@ -216,12 +216,13 @@ int ibx_cli_clone(const struct migrate_args *args)
         ibx_cli_message("the child has its parent's TPM: its keys, what is sealed to them, and its "
                         "counters; a service that identifies VMs by these takes it for the parent");
     if (args->json) {
-        ibx_cli_print_json(json_pack(
-            "{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone", "folder",
-            cache.folder, "pid", (int)r.pid, "status", r.status, "whole", (int)r.whole,
-            "verified_bytes", (json_int_t)r.verified, "check_ns", (json_int_t)r.check_ns,
-            "memory_ns", (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns, "own_macs",
-            (int)r.cards, "links_down", (int)r.cards_down, "network_ns", (json_int_t)r.network_ns));
+        ibx_cli_print_json(
+            json_pack("{s:{s:o, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone",
+                      "folder", ibx_json_text(cache.folder), "pid", (int)r.pid, "status", r.status,
+                      "whole", (int)r.whole, "verified_bytes", (json_int_t)r.verified, "check_ns",
+                      (json_int_t)r.check_ns, "memory_ns", (json_int_t)r.memory_ns, "load_ns",
+                      (json_int_t)r.load_ns, "own_macs", (int)r.cards, "links_down",
+                      (int)r.cards_down, "network_ns", (json_int_t)r.network_ns));
         return ibx_cli_flush(MIGRATE_DONE);
     }
     ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
@@ -257,9 +258,9 @@ static void add_multicast(json_t *json, const struct ibx_snapshot_fed *fed)
 static json_t *status_json(const struct migrate_args *args, const struct ibx_serve_status *s)
 {
     json_t *json =
-        json_pack("{s:s, s:s?, s:b, s:i, s:I, s:I}", "folder", args->uri, "uri", s->uri, "whole",
-                  (int)s->whole, "connections", (int)s->readers.connections, "served",
-                  (json_int_t)s->readers.served, "asks", (json_int_t)s->readers.asks);
+        json_pack("{s:o, s:s?, s:b, s:i, s:I, s:I}", "folder", ibx_json_text(args->uri), "uri",
+                  s->uri, "whole", (int)s->whole, "connections", (int)s->readers.connections,
+                  "served", (json_int_t)s->readers.served, "asks", (json_int_t)s->readers.asks);
     if (json && s->multicasts) {
         json_t *more =
             json_pack("{s:i, s:I, s:I, s:I}", "multicast_members", (int)s->sender.members,
