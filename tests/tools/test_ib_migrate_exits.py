@@ -205,6 +205,21 @@ def a_qemu_that_ends_at_once_leaves_no_process(scene):
 
 
 @case
+def a_qemu_of_clone_is_like_one_of_a_shell(scene):
+    """It has the signals and the core dumps that this tool was started with."""
+    now = scene.path("now")
+    with open("/proc/self/coredump_filter", encoding="ascii") as file:
+        cores = file.read()
+    os.makedirs(scene.path("folder"), mode=0o700)
+    ends(scene, 1, f"clone --json --qmp {scene.path('none')} {scene.path('folder')}", "--", "sh",
+         "-c", f"cat /proc/self/coredump_filter >{now}; grep SigIgn /proc/self/status >>{now}",
+         words=("has ended before it had",))
+    with open(now, encoding="ascii") as file:
+        found, ignored = file.readlines()
+    equal((found, int(ignored.split()[1], 16)), (cores, 0))
+
+
+@case
 def names_that_are_no_utf_8_lose_no_line(scene):
     """Names of files may be any bytes, and sentences may be cut inside of a character."""
     memory = scene.path("memory-\udcff")

@@ -86,8 +86,10 @@ static void become_qemu(const struct migrate_args *args)
     }
     items[n] = NULL;
     setsid();
+    signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
     umask(077);
+    ibx_cli_give_cores_back();
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(2, 1); /* standard output is this tool's */
