@@ -111,9 +111,14 @@ def wrong_usage_exits_2(scene):
             ("clone --on-demand --qmp Q F", "--on-demand goes with clone URI: F is"),
             ("clone --links 2 --qmp Q F", "--links goes with clone URI: F is"),
             ("clone --qmp Q", '"clone" needs a FOLDER|URI\nTry `ib-migrate clone --help\''),
+            ("run --qmp Q --to h --ssh=", '--ssh "" names no command'),
             ("clon", "Try `ib-migrate --help'"),
             ("clone --max-bandwidth 0 --qmp Q F", "--max-bandwidth goes with clone URI")):
         assert words in scene.run(*line.split())[2], words
+    for ssh, words in ((" \t", "names no command"),
+                       ("ssh" + " -v" * 32, "has 33 words: 32 at most")):
+        code, _, err = scene.run("run", "--qmp", "Q", "--to", "h", "--ssh", ssh)
+        equal((ssh, code, words in err), (ssh, 2, True))
 
 
 @case

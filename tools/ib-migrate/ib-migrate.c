@@ -472,13 +472,23 @@ static void check_needed(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
     if (command == SET && !args->bandwidth_given)
         ibx_tool_bad_usage(&tool, "--max-bandwidth is needed, for instance --max-bandwidth 500M");
+    if (command == FIRECRACKER && (!args->socket || !args->from))
+        ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
+                                  "the memory of its snapshot");
+}
+
+static void check_run(const struct migrate_args *args, unsigned command)
+{
+    const unsigned words = command == RUN && args->ssh ? ibx_run_ssh_words(args->ssh) : 1;
     if (command == RUN && (!args->to || !*args->to))
         ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
     if (command == RUN && *args->to == '-')
         ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);
-    if (command == FIRECRACKER && (!args->socket || !args->from))
-        ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
-                                  "the memory of its snapshot");
+    if (!words)
+        ibx_tool_bad_usage(&tool, "--ssh \"%s\" names no command", args->ssh);
+    if (words > RUN_SSH_WORDS)
+        ibx_tool_bad_usage(&tool, "--ssh has %u words: %u at most, so give it a script", words,
+                           RUN_SSH_WORDS);
 }
 
 static void check_multicast(const struct migrate_args *args, unsigned command)
@@ -574,6 +584,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
 {
     check_fetching(args, command);
     check_needed(args, command);
+    check_run(args, command);
     check_multicast(args, command);
     check_clone(args, command);
     check_record(args);

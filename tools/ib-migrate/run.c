@@ -23,7 +23,6 @@
 #define ASK_MS     20000
 #define END_S      60 /* in which the far end has to clean up */
 #define KEY_BYTES  32u
-#define SSH_WORDS  32u
 #define SSH_FAILED 255 /* exit status of ssh(1) if it failed itself */
 #define SSH_END_MS 5000
 
@@ -289,15 +288,23 @@ static char *far_command(const struct run *run)
     return text;
 }
 
+unsigned ibx_run_ssh_words(const char *command)
+{
+    unsigned n = 0;
+    for (const char *at = command; *(at += strspn(at, RUN_SSH_SPACE)); n++)
+        at += strcspn(at, RUN_SSH_SPACE);
+    return n;
+}
+
 /* Runs the words of --ssh, then host and command. ssh gets a session of its own, so that a
  * terminal's Ctrl-C reaches only the parent. */
 static void become_ssh(const struct run *run, int in, int out)
 {
-    char *words[SSH_WORDS + 4], *rest;
+    char *words[RUN_SSH_WORDS + 4], *rest;
     unsigned n = 0;
     char *text = strdup(run->args.ssh ? run->args.ssh : "ssh");
-    for (char *word = text ? strtok_r(text, " \t", &rest) : NULL; word && n < SSH_WORDS;
-         word = strtok_r(NULL, " \t", &rest))
+    for (char *word = text ? strtok_r(text, RUN_SSH_SPACE, &rest) : NULL; word && n < RUN_SSH_WORDS;
+         word = strtok_r(NULL, RUN_SSH_SPACE, &rest))
         words[n++] = word;
     words[n++] = (char *)(uintptr_t)run->args.to;
     words[n++] = far_command(run);

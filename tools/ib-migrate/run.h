@@ -21,6 +21,10 @@
 
 /* Adds a mapping "OLD=NEW"; both paths are absolute. */
 int ibx_run_map_add(struct run_maps *maps, const char *text, struct ibx_error *err);
+/* How many words the command of --ssh has; it is run without a shell. */
+#define RUN_SSH_WORDS 32u
+#define RUN_SSH_SPACE " \t"
+unsigned ibx_run_ssh_words(const char *command);
 /* The path at the destination, to be freed by free(). */
 char *ibx_run_map_path(const struct run_maps *maps, const char *path);
 
