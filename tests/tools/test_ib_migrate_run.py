@@ -271,6 +271,17 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
             fails(scene, vm, (f"a program already listens at {taken}", "--map"),
                   *("--qemu-arg=" + word for word in words))
         assert listens(taken)
+    # A name without a folder is in that where the QEMU here runs, or its namesake there.
+    relative = f"taken-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(relative)
+        listener.listen()
+        try:
+            fails(scene, vm, (f"a program already listens at {relative} in {os.getcwd()}",),
+                  "--qemu-arg=-monitor", f"--qemu-arg=unix:{relative},server=on,wait=off")
+            assert listens(relative)
+        finally:
+            os.unlink(relative)
     # What only ssh's configuration knows is no address: no record says that a migration began.
     fails(scene, vm, ('"nowhere.invalid"', "cannot be resolved", "by --address"),
           "--address", "nowhere.invalid")

@@ -254,33 +254,42 @@ static bool left(struct far *far, int wait_ms)
     return far->asker.now != ASKER_THERE;
 }
 
-/* Whether a program listens at this socket, even if its backlog is full. */
-static bool is_taken(const char *path)
+/* Whether a program listens at this socket of a QEMU that runs in `folder`, even if its backlog is
+ * full. */
+static bool is_taken(const char *folder, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof(address.sun_path))
-        return false;
-    memcpy(address.sun_path, path, strlen(path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    const size_t size = sizeof(address.sun_path);
+    const int at =
+        *path == '/' ? -1 : open(*folder ? folder : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    /* Without that folder QEMU runs in /: see become(). */
+    const int length = at < 0
+                           ? snprintf(address.sun_path, size, "%s%s", *path == '/' ? "" : "/", path)
+                           : snprintf(address.sun_path, size, "/proc/self/fd/%d/%s", at, path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     const bool taken =
-        fd >= 0 && (!connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN);
+        fd >= 0 && (size_t)length < size &&
+        (!connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN);
     if (fd >= 0)
         close(fd);
+    if (at >= 0)
+        close(at);
     return taken;
 }
 
 /* Checks that nobody listens at QEMU's sockets. QEMU unlinks an existing socket, and would take it
  * away from its listener, for instance from the source's QEMU if both run on one host. */
-static int check_sockets(char *const *arguments, struct ibx_error *err)
+static int check_sockets(const char *folder, char *const *arguments, struct ibx_error *err)
 {
     int rc = 0;
     for (size_t i = 0; arguments[i] && !rc; i++) {
         char *path = ibx_run_socket_of(arguments[i]);
-        if (path && is_taken(path))
+        if (path && is_taken(folder, path))
             rc = ibx_error_set(err, -EADDRINUSE,
-                               "a program already listens at %s, and QEMU would take that socket "
-                               "over: give run --map to use another folder, or end that program",
-                               path);
+                               "a program already listens at %s%s%s, and QEMU would take that "
+                               "socket over: give run --map to use another folder, or end that "
+                               "program",
+                               path, *path == '/' ? "" : " in ", *path == '/' ? "" : folder);
         free(path);
     }
     return rc;
@@ -315,7 +324,7 @@ static int start_qemu(struct far *far, struct ibx_error *err)
     char **arguments = arguments_of(far);
     if (!arguments || !arguments[0])
         return ibx_error_set(err, -EINVAL, "there are no arguments for QEMU");
-    int rc = check_sockets(arguments, err);
+    int rc = check_sockets(wish(far, "folder"), arguments, err);
     if (rc)
         return rc; /* the process ends soon */
     far->qemu = fork();
