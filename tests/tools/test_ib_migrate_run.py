@@ -417,6 +417,12 @@ def a_far_end_sets_no_options_here(scene):
         code, out, err = scene.run(*line)
         equal((code, out), (1, ""))
         assert words in err and "nonsense" not in err, err
+    # A user's name may have an @, as that of a directory does: the host is behind the last one.
+    line = list(run_line(scene))
+    line[line.index("--ssh") + 1] = liar
+    line[line.index("--to") + 1] = "me@example.org@127.0.0.1"
+    code, out, err = scene.run(*line)
+    equal((code, out, "127.0.0.1 port 1: Connection refused" in err), (1, "", True))
     vm.runs_on()
 
 

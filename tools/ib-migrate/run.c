@@ -179,7 +179,7 @@ static json_t *extra_arguments(const struct run *run, json_t *plugged)
 /* The host to connect to, without user@, which is only for ssh. */
 static const char *far_host(const struct run *run)
 {
-    const char *at = strchr(run->args.to, '@');
+    const char *at = strrchr(run->args.to, '@'); /* as ssh(1) takes it */
     return run->args.address ? run->args.address : at ? at + 1 : run->args.to;
 }
 
