@@ -327,6 +327,7 @@ struct unproven {
     unsigned accepted;
     bool told;   /* the log tells of the first one that was closed: strangers cannot fill it */
     bool unsent; /* a socket has not taken what TLS answers: the kernel lacks memory */
+    int lost;    /* 0, or why this host has closed a socket that may be a lane: it lacks memory */
 };
 
 static void unproven_drop(struct unproven *s, unsigned i)
@@ -364,6 +365,11 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
         s->all[i].have += (size_t)n;
     if (n > 0 && s->all[i].have < IBX_TCP_HELLO_BYTES)
         return;
+    if (n == -ENOMEM) {
+        s->lost = -ENOMEM;
+        unproven_drop(s, i);
+        return;
+    }
     unsigned lane = 0;
     const uint8_t *shown;
     uint8_t proof[IBX_PROOF_BYTES];
@@ -415,10 +421,15 @@ static int unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
         struct epoll_event event = {.events = EPOLLIN};
         s->all[i].fd = fd;
         s->all[i].have = 0;
-        if (lane_encrypt(tcp, fd, &s->all[i].tls) || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
-            unproven_drop(s, i);
-        else
+        s->lost = lane_encrypt(tcp, fd, &s->all[i].tls);
+        if (!s->lost && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+            s->lost = -errno;
+        if (!s->lost)
             unproven_read(tcp, s, i);
+        else
+            unproven_drop(s, i);
+        if (s->lost)
+            return 0;
     }
     return 0;
 }
@@ -437,6 +448,8 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
         }
         if (s->accepted == tcp->peer.lanes)
             return 0;
+        if (s->lost) /* a client opens none of its lanes again */
+            return s->lost;
         /* As long as there are more, the wait below ends at once. */
         if (ibx_now_ns() >= deadline)
             return shortage ? shortage : -ETIMEDOUT;
