@@ -181,14 +181,17 @@ int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
 
 /* -------------------------------------------------------------------------- join */
 
-/* The peer's address with the port or name that it offered: 0, or -EPROTO. */
+/* The peer's address with the port or name that it offered. -EPROTO, or an error of
+ * getpeername(2). */
 static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_storage *address,
                        socklen_t *length)
 {
     unsigned kind = ibx_get_u8(r);
     *length = sizeof(*address);
-    if (r->failed || getpeername(ibx_link_socket(tcp->link), (struct sockaddr *)address, length))
+    if (r->failed)
         return -EPROTO;
+    if (getpeername(ibx_link_socket(tcp->link), (struct sockaddr *)address, length))
+        return -errno;
     if (kind == ADDRESS_NAME && address->ss_family == AF_UNIX) {
         struct sockaddr_un *un = (struct sockaddr_un *)address;
         size_t n = ibx_get_u16(r);
@@ -288,8 +291,10 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     int rc = ibx_tcp_terms_get(offer, &tcp->peer);
     if (!rc && tcp->peer.lanes)
         rc = address_get(tcp, offer, &address, &length);
-    if (rc)
+    if (rc == -EPROTO)
         return ibx_error_set(err, rc, "the server's tcp offer is malformed");
+    if (rc)
+        return ibx_error_set(err, rc, "the server's address is unknown: %s", strerror(-rc));
 
     unsigned want = lanes_wanted(tcp);
     unsigned ms = options->timeout_ms < LANES_MS ? options->timeout_ms : LANES_MS;
