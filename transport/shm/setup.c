@@ -152,7 +152,8 @@ struct unproven {
     int epoll;
     int fds[UNPROVEN];
     unsigned next;
-    bool told; /* the log tells of one stranger: they cannot fill it */
+    bool told;      /* the log tells of one stranger: they cannot fill it */
+    bool unwatched; /* the kernel had no memory to watch one of them: they are looked at in turn */
 };
 
 static void unproven_drop(struct unproven *list, unsigned i)
@@ -175,9 +176,10 @@ static int unproven_accept(struct shm *shm, struct unproven *list)
     unproven_drop(list, i);
     list->fds[i] = fd;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
-    if (ibx_shm_hello_put(shm, fd, &w) || ibx_shm_packet_send(fd, packet, w.length, -1) ||
-        epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
+    if (ibx_shm_hello_put(shm, fd, &w) || ibx_shm_packet_send(fd, packet, w.length, -1))
         unproven_drop(list, i);
+    else if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
+        list->unwatched = true; /* without a word it would take the server for a stranger */
     return 0;
 }
 
@@ -200,6 +202,25 @@ static bool unproven_check(struct shm *shm, struct unproven *list, unsigned i)
     return false;
 }
 
+/* Whether connection `i` is our client. Then it is no longer in the list. */
+static bool unproven_take(struct shm *shm, struct unproven *list, unsigned i)
+{
+    if (list->fds[i] < 0 || !unproven_check(shm, list, i))
+        return false;
+    shm->control = list->fds[i];
+    list->fds[i] = -1;
+    return true;
+}
+
+static bool unproven_take_any(struct shm *shm, struct unproven *list)
+{
+    for (unsigned i = 0; i < UNPROVEN; i++) {
+        if (unproven_take(shm, list, i))
+            return true;
+    }
+    return false;
+}
+
 static int await_client(struct shm *shm, struct unproven *list, uint64_t deadline,
                         struct ibx_error *err)
 {
@@ -208,8 +229,9 @@ static int await_client(struct shm *shm, struct unproven *list, uint64_t deadlin
         return ibx_error_set(err, -errno, "cannot watch the shm socket: %s", strerror(errno));
     int shortage = 0;
     for (;;) {
-        int rc = shortage ? ibx_link_pause(shm->link, deadline)
-                          : ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
+        int rc = shortage || list->unwatched
+                     ? ibx_link_pause(shm->link, deadline)
+                     : ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
         /* Strangers may come without end. */
         if (!rc && ibx_now_ns() >= deadline)
             rc = shortage ? shortage : -ETIMEDOUT;
@@ -217,16 +239,15 @@ static int await_client(struct shm *shm, struct unproven *list, uint64_t deadlin
             return ibx_error_set(err, rc, "the client did not connect to the shm socket: %s",
                                  strerror(-rc));
         shortage = 0;
+        if (list->unwatched && unproven_take_any(shm, list))
+            return 0;
         if (epoll_wait(list->epoll, &event, 1, 0) != 1)
             continue;
         unsigned i = event.data.u32;
-        if (i == UNPROVEN) {
+        if (i == UNPROVEN)
             shortage = unproven_accept(shm, list);
-        } else if (list->fds[i] >= 0 && unproven_check(shm, list, i)) {
-            shm->control = list->fds[i];
-            list->fds[i] = -1;
+        else if (unproven_take(shm, list, i))
             return 0;
-        }
     }
 }
 
