@@ -389,6 +389,9 @@ bool kinds_of_planes()
     for (int i = 0; i < 3; i++)
         REQUIRE(copy_async(&p, stream) == 1 && cudaGetLastError() == 1);
     REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1 && cudaDeviceSynchronize() == 0);
+    // So are planes of more rows than memory has between them, natively by the pitch's error.
+    p.to = {device + half, row, row, 3};
+    REQUIRE(fails(copy(&p), 12) && fails(copy_async(&p, stream), 12));
     // So is page-locked memory.
     p.to = {static_cast<char *>(pinned) + n - bytes + 1, row, row, 4};
     REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1);

@@ -415,8 +415,9 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* Checks that rows are within the pitch; `p`: in bytes. For a single row CUDA needs no pitch; but
- * for an array that is not `known` the pitch is all that limits the row in this process's memory.
+/* Checks that rows are within the pitch, and planes within their distance; `p`: in bytes. For a
+ * single row CUDA needs no pitch; but for an array that is not `known` the pitch is all that limits
+ * the row in this process's memory.
  */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                   const struct ibx_cuda_memcpy3d *p, bool known)
@@ -427,6 +428,8 @@ static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_e
         return CUDA_SUCCESS;
     if (row > memory->pitch)
         return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
+    if (p->extent.depth > 1 && p->extent.height > memory->y)
+        return CUDA_INVALID_PITCH;
     return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
 }
 

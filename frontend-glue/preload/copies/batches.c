@@ -2,8 +2,8 @@
 /*
  * Several copies in one call (cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync). They are made one
  * after another, in the order of the stream. A copy that is wrong keeps out those behind it, as it
- * does natively (H200), and one of planes also those before it. A copy that only the back end finds
- * wrong keeps out none.
+ * does natively (H200), and one of planes also those before it, unless only its memory is wrong. A
+ * copy that only the back end finds wrong keeps out none.
  */
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -115,14 +115,12 @@ static bool memory_of(const struct planes_operand *o, const struct ibx_cuda_exte
 {
     const size_t length = o->of.memory.row ? o->of.memory.row : extent->width;
     const size_t rows = o->of.memory.rows ? o->of.memory.rows : extent->height;
-    struct ibx_cuda_extent bytes = *extent;
     size_t pitch;
     if (length < extent->width || rows < extent->height ||
         __builtin_mul_overflow(length, element, &pitch))
         return false;
-    bytes.width *= element;
     *memory = (struct ibx_cuda_pitched){o->of.memory.at, pitch, pitch, rows};
-    return is_part_of(memory->at, ibx_frontend_planes_extent(pitch, rows, &bytes));
+    return true;
 }
 
 static bool side_of(const struct planes_operand *o, const struct ibx_cuda_extent *extent,
@@ -136,21 +134,30 @@ static bool side_of(const struct planes_operand *o, const struct ibx_cuda_extent
     return *array;
 }
 
-static int as_copy(const struct planes_in_batch *p, struct ibx_cuda_memcpy3d *copy)
+static int as_copy(const struct planes_in_batch *p, struct ibx_cuda_memcpy3d *copy, size_t *element)
 {
-    size_t element;
     *copy = (struct ibx_cuda_memcpy3d){.extent = p->extent, .kind = CUDA_MEMCPY_DEFAULT};
     if (!is_way(p->order, p->flags) || (p->from.type == ARRAY && !p->from.of.array.array) ||
         (p->to.type == ARRAY && !p->to.of.array.array) || !p->extent.width || !p->extent.height ||
         !p->extent.depth)
         return CUDA_INVALID_VALUE;
-    const int rc = element_of(&p->from, &p->to, &element);
+    const int rc = element_of(&p->from, &p->to, element);
     if (rc)
         return rc;
-    return side_of(&p->from, &p->extent, element, &copy->from_array, &copy->from_at, &copy->from) &&
-                   side_of(&p->to, &p->extent, element, &copy->to_array, &copy->to_at, &copy->to)
+    return side_of(&p->from, &p->extent, *element, &copy->from_array, &copy->from_at,
+                   &copy->from) &&
+                   side_of(&p->to, &p->extent, *element, &copy->to_array, &copy->to_at, &copy->to)
                ? CUDA_SUCCESS
                : CUDA_INVALID_VALUE;
+}
+
+/* Whether a side that is memory is there, and long enough. */
+static bool is_there(const void *array, const struct ibx_cuda_pitched *memory,
+                     struct ibx_cuda_extent extent, size_t element)
+{
+    extent.width *= element; /* memory_of() has seen that it fits */
+    return array ||
+           is_part_of(memory->at, ibx_frontend_planes_extent(memory->pitch, memory->y, &extent));
 }
 
 /* Rows between memory need no planes. */
@@ -169,14 +176,14 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
                                    unsigned long long flags, void *stream)
 {
     struct ibx_cuda_memcpy3d copy;
-    size_t none, wrong = 0;
+    size_t none, element, wrong = 0;
     bool at_once = false;
     int rc = CUDA_SUCCESS;
     failed = failed ? failed : &none;
     *failed = SIZE_MAX;
     if (!count || !list || flags || (uintptr_t)stream <= 1)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    for (; wrong < count && !(rc = as_copy(&list[wrong], &copy)); wrong++)
+    for (; wrong < count && !(rc = as_copy(&list[wrong], &copy, &element)); wrong++)
         at_once = at_once || list[wrong].order == AT_ONCE;
     if (wrong < count) {
         *failed = wrong;
@@ -185,7 +192,10 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
     if (ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
-        rc = as_copy(&list[i], &copy);
+        rc = as_copy(&list[i], &copy, &element);
+        if (!rc && (!is_there(copy.from_array, &copy.from, copy.extent, element) ||
+                    !is_there(copy.to_array, &copy.to, copy.extent, element)))
+            rc = CUDA_INVALID_VALUE;
         rc = rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
         if (rc)
             *failed = i;
