@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -579,6 +580,28 @@ def what_is_printed_has_no_control_characters(scene):
         _, out, err = scene.run(*line)
         equal(len(harmless(out + err).splitlines()), len((out + err).splitlines()))
         assert "?[31m" in out + err or "\\u001B[31m" in out + err, (line, out, err)
+
+
+@case
+def a_clone_that_is_ended_while_qemu_starts_leaves_no_qemu(scene):
+    """This one never makes a monitor. Signals that are ignored stay so."""
+    started = scene.path("started")
+    qemu = ("sh", "-c", f"echo $$ > {started}.new && mv {started}.new {started}; exec sleep 1000")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with subprocess.Popen([scene.program, "clone", "--qmp", scene.path("child"),
+                               scene.path("no"), "--", *qemu], stderr=subprocess.PIPE,
+                              preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_IGN),
+                              ) as clone:
+            until(lambda: os.path.exists(started), "QEMU's start")
+            with open(started, encoding="ascii") as file:
+                child = os.pidfd_open(int(file.read()))
+            clone.send_signal(signal.SIGQUIT)
+            clone.send_signal(number)
+            clone.stderr.read()
+            equal(clone.wait(LIMIT), -number)
+        equal(len(select.select([child], [], [], LIMIT)[0]), 1)
+        os.close(child)
+        os.remove(started)
 
 
 if __name__ == "__main__":

@@ -66,9 +66,38 @@ int ibx_cli_freeze(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ clone */
 
+static const int end_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+#define END_SIGNALS (sizeof(end_signals) / sizeof(end_signals[0]))
+
+/* Signals that end this tool wait while QEMU starts, so that QEMU ends with it. Those that it
+ * ignores stay ignored. */
+static void ends_wait(void)
+{
+    sigset_t ends;
+    sigemptyset(&ends);
+    for (unsigned i = 0; i < END_SIGNALS; i++) {
+        struct sigaction now;
+        if (!sigaction(end_signals[i], NULL, &now) && now.sa_handler != SIG_IGN)
+            sigaddset(&ends, end_signals[i]);
+    }
+    sigprocmask(SIG_BLOCK, &ends, NULL);
+}
+
+/* Whether one waits that will end this tool. `before`: the signals that were blocked. */
+static bool is_to_end(const sigset_t *before)
+{
+    sigset_t waiting;
+    bool ends = false;
+    sigpending(&waiting);
+    for (unsigned i = 0; i < END_SIGNALS; i++)
+        ends =
+            ends || (sigismember(&waiting, end_signals[i]) && !sigismember(before, end_signals[i]));
+    return ends;
+}
+
 /* Runs QEMU with the arguments of the command line, and those that a child needs. It gets a session
  * of its own, so that it does not end with this process or its terminal. */
-static void become_qemu(const struct migrate_args *args)
+static void become_qemu(const struct migrate_args *args, const sigset_t *blocked)
 {
     char monitor[PATH_MAX + 64];
     const char *items[QEMU_ARGUMENTS_MAX];
@@ -88,6 +117,7 @@ static void become_qemu(const struct migrate_args *args)
     setsid();
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
+    sigprocmask(SIG_SETMASK, blocked, NULL);
     umask(077);
     ibx_cli_give_cores_back();
     const int null = open("/dev/null", O_RDONLY);
@@ -108,13 +138,15 @@ static bool has_ended(pid_t pid)
     return !waitid(P_PID, (id_t)pid, &end, WEXITED | WNOHANG | WNOWAIT) && end.si_pid == pid;
 }
 
-/* Waits until the monitor accepts a client. */
-static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
+/* Waits until the monitor accepts a client. -EINTR: this tool is to end. */
+static int await_monitor(const char *path, pid_t pid, const sigset_t *before, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
     struct ibx_qmp *qmp;
     int rc;
     while ((rc = ibx_qmp_connect(path, deadline, &qmp, err)) == -ENOENT || rc == -ECONNREFUSED) {
+        if (is_to_end(before))
+            return ibx_error_set(err, -EINTR, "ended while QEMU started");
         if (has_ended(pid))
             return ibx_error_set(
                 err, -ECHILD, "QEMU has ended before it had a monitor at %s: its output says why",
@@ -126,10 +158,11 @@ static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
     }
     if (!rc)
         ibx_qmp_close(qmp);
-    return rc;
+    return !rc && is_to_end(before) ? ibx_error_set(err, -EINTR, "ended while QEMU started") : rc;
 }
 
-static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_error *err)
+static int start_qemu(const struct migrate_args *args, const sigset_t *before, pid_t *pid,
+                      struct ibx_error *err)
 {
     unsigned count = 0;
     while (args->command[count])
@@ -145,8 +178,8 @@ static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_er
     if (*pid < 0)
         return ibx_error_set_task(err, -errno, "no process for QEMU");
     if (!*pid)
-        become_qemu(args);
-    return await_monitor(args->qmp, *pid, err);
+        become_qemu(args, before);
+    return await_monitor(args->qmp, *pid, before, err);
 }
 
 /* The snapshot is served elsewhere. */
@@ -179,7 +212,14 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
                       const char *folder, struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
-    int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
+    sigset_t before;
+    sigprocmask(SIG_BLOCK, NULL, &before);
+    if (args->command)
+        ends_wait();
+    int rc =
+        args->command ? start_qemu(args, &before, &pid, err) : ibx_cli_monitor_check(args, err);
+    if (!rc) /* from now on the QEMU may have a VM */
+        sigprocmask(SIG_SETMASK, &before, NULL);
     const struct ibx_clone_config config = {.path = folder,
                                             .qmp = args->qmp,
                                             .started = pid,
@@ -197,6 +237,7 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
         if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
             unlink(args->qmp);
     }
+    sigprocmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
 
