@@ -4,7 +4,6 @@
  * is memory that the fabric can access. What GVirtuS allocated before the plugin attached is freed
  * by GVirtuS, which would pass any other address to free(3), too.
  */
-#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -365,8 +364,6 @@ int cudaFreeHost(void *address)
         return CUDA_SUCCESS;
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
-    if (ibx_host_pool_has(address))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (take_out(address, true, &range)) {
         free_range(&range);
         return CUDA_SUCCESS;

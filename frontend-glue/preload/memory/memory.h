@@ -6,7 +6,7 @@
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
  *   sets.c           cudaMemset*
  *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
- *   pools.c, host_pools.c  memory pools
+ *   pools.c          memory pools
  *   ipc.c            memory and events of other processes
  *   managed.h        lists the files of cudaMallocManaged
  */

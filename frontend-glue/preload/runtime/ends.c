@@ -4,7 +4,6 @@
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
-#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -27,7 +26,6 @@ int cudaDeviceReset(void)
         ibx_frontend_owned_reset(ibx_frontend_current_device());
         ibx_frontend_device_memory_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
-        ibx_host_pools_reset();
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();
@@ -46,6 +44,5 @@ int cudaStreamDestroy(void *stream)
 {
     ibx_frontend_owned_gone(OWNED_STREAM, stream);
     ibx_math_settings_stream_ends((uintptr_t)stream);
-    ibx_host_pools_stream_gone(stream);
     return ibx_frontend_stream_destroy(stream);
 }

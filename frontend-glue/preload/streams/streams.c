@@ -177,16 +177,8 @@ int cudaEventQuery(void *event)
     return event_waited(rc, event);
 }
 
-static void (*_Atomic after_device_wait)(void);
-
-void ibx_frontend_after_device_wait(void (*function)(void))
-{
-    atomic_store(&after_device_wait, function);
-}
-
 int cudaDeviceSynchronize(void)
 {
-    void (*const after)(void) = atomic_load(&after_device_wait);
     const uint64_t mark = ibx_frontend_host_enqueued();
     BODY(body);
     int rc;
@@ -194,8 +186,6 @@ int cudaDeviceSynchronize(void)
         rc = CALL_NEXT(cudaDeviceSynchronize);
     if (!rc)
         ibx_frontend_stream_rests(NULL);
-    if (!rc && after)
-        after();
     /* Waits for the current device only, and it is not known here to which device a stream belongs.
      */
     return waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
