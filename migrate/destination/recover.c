@@ -193,10 +193,10 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     if (!ibx_journal_qemu_lives(record))
         return 0;
     rc = ibx_uffd_awaits_pages(record->pid, err);
-    if (rc <= 0) /* nothing of it is left, and its number may be another one's; or QEMU has ended */
-        return rc == -ESRCH ? 0 : rc;
-    rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
-    return rc == -ENOENT ? 0 : rc;
+    if (rc > 0)
+        rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
+    /* Nothing of it is left, and its number may be another one's; or QEMU has ended meanwhile. */
+    return !rc || rc == -ENOENT || !ibx_journal_qemu_lives(record) ? 0 : rc;
 }
 
 /* QEMU has ended, and only the source has to learn it. */

@@ -219,8 +219,8 @@ static int seize_error(const struct injection *in, int code)
         return ibx_error_set(in->err, -ESRCH, "there is no process %d", (int)in->pid);
     if (profile_denies())
         return ibx_error_set(in->err, -code,
-                             "a seccomp profile denies ptrace (%s) to this tool, which has QEMU "
-                             "(process %d) make a userfaultfd by it: allow ptrace in the profile "
+                             "a seccomp profile denies ptrace (%s) to this tool, which needs "
+                             "it for QEMU (process %d): allow ptrace in the profile "
                              "of this tool's container or service",
                              strerror(code), (int)in->pid);
     if (!ibx_process_status(in->pid, "TracerPid:", 10, &tracer, NULL) && tracer)

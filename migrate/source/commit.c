@@ -17,6 +17,7 @@
 #define LOOK_MS       1000  /* between two looks at a VM whose pages come before the stop */
 #define LOOK_LATER_MS 10000 /* ... when QEMU has not answered the last one */
 #define LOOKS_MS      200   /* for the answers to one: the loop has other work */
+#define EVENTS_MOST   10u   /* times that events of QEMU may come between the checks and COMMIT */
 
 int ibx_source_check_compared(struct source *s, struct ibx_error *err)
 {
@@ -213,11 +214,16 @@ static int check_still(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* Whether QEMU has reported something that is not read yet. */
+/* Whether QEMU has reported something that is not read yet. -EBUSY: it does not stop to. */
 static int look_for_events(struct source *s, bool *any, struct ibx_error *err)
 {
     int rc = ibx_qmp_pump(s->vm.qmp, err);
     *any = !rc && ibx_qmp_has_events(s->vm.qmp);
+    if (*any && ++s->looks > EVENTS_MOST)
+        rc = ibx_error_set(err, -EBUSY,
+                           "QEMU has reported something each of the %u times that the VM was to go "
+                           "to the destination",
+                           EVENTS_MOST);
     return rc;
 }
 
@@ -237,7 +243,7 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
      * is here again. */
     if (!rc)
         rc = look_for_events(s, &any, err);
-    if (any)
+    if (!rc && any)
         return 0;
     if (!rc)
         rc = ibx_watchdog_commit(&s->vm.watchdog, err);

@@ -177,7 +177,8 @@ struct source {
     struct ibx_error given_up; /* why digests could not be compared, which come again over the next
                                 * link */
     struct {
-        uint64_t first, count; /* ranges whose digests came before there was a verifier */
+        uint64_t first, count; /* from the first to the last range whose digests came before there
+                                * was a verifier */
     } missed;
     uint64_t complete_epoch; /* of the link over which COMPLETE came last */
     uint64_t messages;       /* from the destination */
@@ -194,7 +195,9 @@ struct source {
     uint64_t unheard_look_ns; /* when that was last checked */
     uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
     uint64_t still_ns;        /* since when the VM is stopped */
-    uint64_t away_ns;         /* ... and for how much of that time this tool was stopped itself */
+    uint64_t away_ns;         /* ... and for how much of that time this tool did nothing, or was
+                               * busy for more than a second */
+    unsigned looks;           /* times that QEMU had reported something before COMMIT */
     bool short_told;          /* the operator was told why no link can be made from here */
     bool still_told;          /* the operator was told that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */

@@ -254,26 +254,25 @@ static bool left(struct far *far, int wait_ms)
     return far->asker.now != ASKER_THERE;
 }
 
-/* Whether a program listens at this socket of a QEMU that runs in `folder`, even if its backlog is
- * full. */
+/* Whether a program listens at this socket of a QEMU that runs in `folder`, or in / without it (see
+ * become()), even if its backlog is full. A relative path may be as long as one that QEMU binds. */
 static bool is_taken(const char *folder, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const size_t size = sizeof(address.sun_path);
-    const int at =
-        *path == '/' ? -1 : open(*folder ? folder : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    /* Without that folder QEMU runs in /: see become(). */
-    const int length = at < 0
-                           ? snprintf(address.sun_path, size, "%s%s", *path == '/' ? "" : "/", path)
-                           : snprintf(address.sun_path, size, "/proc/self/fd/%d/%s", at, path);
+    const int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    const bool taken =
-        fd >= 0 && (size_t)length < size &&
-        (!connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN);
+    const size_t length = strlen(path);
+    bool taken = false;
+    if (here >= 0 && fd >= 0 && length < sizeof(address.sun_path) &&
+        (!chdir(*folder ? folder : ".") || !chdir("/"))) {
+        memcpy(address.sun_path, path, length + 1);
+        taken = !connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN;
+        taken = fchdir(here) || taken;
+    }
     if (fd >= 0)
         close(fd);
-    if (at >= 0)
-        close(at);
+    if (here >= 0)
+        close(here);
     return taken;
 }
 

@@ -300,10 +300,10 @@ static void add_multicast(json_t *json, const struct ibx_snapshot_fed *fed)
 
 static json_t *status_json(const struct migrate_args *args, const struct ibx_serve_status *s)
 {
-    json_t *json =
-        json_pack("{s:o, s:s?, s:b, s:i, s:I, s:I}", "folder", ibx_json_text(args->uri), "uri",
-                  s->uri, "whole", (int)s->whole, "connections", (int)s->readers.connections,
-                  "served", (json_int_t)s->readers.served, "asks", (json_int_t)s->readers.asks);
+    json_t *json = json_pack("{s:o, s:o, s:b, s:i, s:I, s:I}", "folder", ibx_json_text(args->uri),
+                             "uri", s->uri ? ibx_json_text(s->uri) : json_null(), "whole",
+                             (int)s->whole, "connections", (int)s->readers.connections, "served",
+                             (json_int_t)s->readers.served, "asks", (json_int_t)s->readers.asks);
     if (json && s->multicasts) {
         json_t *more =
             json_pack("{s:i, s:I, s:I, s:I}", "multicast_members", (int)s->sender.members,
@@ -314,8 +314,8 @@ static json_t *status_json(const struct migrate_args *args, const struct ibx_ser
     }
     if (json && s->source) {
         json_t *more =
-            json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}", "source",
-                      s->source, "children", (int)s->children, "children_so_far",
+            json_pack("{s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}", "source",
+                      ibx_json_text(s->source), "children", (int)s->children, "children_so_far",
                       (json_int_t)s->children_so_far, "child_faults", (json_int_t)s->child_faults,
                       "zero_faults", (json_int_t)s->zero_faults, "pages", (json_int_t)s->pages,
                       "present", (json_int_t)s->present, "bytes", (json_int_t)s->bytes,

@@ -113,6 +113,7 @@ static pid_t shows(const char *text, size_t length)
     int told[2];
     assert_int_equal(pipe(told), 0);
     const pid_t child = fork();
+    assert_true(child >= 0);
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         struct prctl_mm_map map = {.start_code = stat_field(26),
@@ -132,9 +133,9 @@ static pid_t shows(const char *text, size_t length)
         for (;;)
             pause();
     }
+    close(told[1]);
     assert_int_equal(read(told[0], &byte, 1), 1);
     close(told[0]);
-    close(told[1]);
     if (byte == 'y')
         return child;
     kill(child, SIGKILL);
