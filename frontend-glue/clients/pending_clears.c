@@ -96,7 +96,7 @@ static bool add(const struct ibx_cuda *cuda, uint64_t address, void *stream, voi
         cuda->event_destroy(p->event);
     if (!recorded || !there)
         free(p);
-    return recorded;
+    return recorded && there;
 }
 
 bool ibx_pending_clear_add(const struct gpu_session *x, uint64_t address, void *stream)
