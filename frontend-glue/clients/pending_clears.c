@@ -140,6 +140,8 @@ bool ibx_pending_clear_before(uint64_t address, void *stream)
     const struct pending *p = *find(address);
     const bool is = !p || (wait && !wait(stream, p->event, 0));
     pthread_mutex_unlock(&lock);
+    if (!is)
+        ibx_back_end_forget_error();
     return is;
 }
 

@@ -128,7 +128,8 @@ static int free_async(struct extension_request *e)
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
-    ibx_pending_clear_before((uintptr_t)address, stream); /* it may be cleared in another stream */
+    if (!ibx_pending_clear_before((uintptr_t)address, stream)) /* cleared in another stream */
+        ibx_pending_clear_wait(e->x, (uintptr_t)address);
     ibx_end_gone((uintptr_t)address);
     ibx_handles_remove(e->x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     const int rc = give_back(address, stream);

@@ -8,6 +8,7 @@ namespace
 {
 
 constexpr int launch_failed = 719; // cudaErrorLaunchFailure
+constexpr int out_of_memory = 2;   // cudaErrorMemoryAllocation
 
 // From now on the back end clears memory: it has had another program.
 bool has_had_another(const Gpu &gpu)
@@ -59,6 +60,23 @@ bool pooled_memory_freed_at_once(FreesMemory give, const std::string &options = 
     return HOLDS(gpu.remote.device_synchronize() == 0 && gpu.remote.malloc(some));
 }
 
+// The stream in which the program frees memory cannot be made to wait for the clear.
+bool free_elsewhere_that_cannot_wait()
+{
+    Gpu gpu;
+    REQUIRE(has_had_another(gpu));
+    const std::uint64_t stream = gpu.remote.stream_create(1), other = gpu.remote.stream_create(1);
+    REQUIRE(stream && other && gpu.remote.slow(100000));
+    const std::uint64_t memory =
+        gpu.remote.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(stream));
+    gpu.remote.inject("cuStreamWaitEvent", 1, out_of_memory, false);
+    REQUIRE(memory &&
+            gpu.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(memory).u64(other)) == 0);
+    gpu.remote.slow(0);
+    REQUIRE(gpu.remote.get_last_error() == 0);
+    return HOLDS(gpu.remote.device_synchronize() == 0 && gpu.remote.malloc(some));
+}
+
 // The clear fails since work has broken the context: the program learns that, and not that there
 // is no memory.
 bool clear_in_a_broken_context()
@@ -79,5 +97,6 @@ void check_calls_clears()
           [] { return pooled_memory_freed_at_once(by_runtime); });
     check("... by the driver's call", [] { return pooled_memory_freed_at_once(by_handler); });
     check("... in another stream", [] { return pooled_memory_freed_at_once(elsewhere); });
+    check("... which cannot wait for the clear", free_elsewhere_that_cannot_wait);
     check("memory that cannot be cleared any more", clear_in_a_broken_context);
 }

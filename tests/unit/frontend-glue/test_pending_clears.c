@@ -143,11 +143,25 @@ static void test_not_noted(void **state)
     assert_int_equal(destroyed, 1);
 }
 
+/* The runtime keeps the error of a call, which is not the client's. */
+static void test_stream_that_cannot_wait(void **state)
+{
+    (void)state;
+    assert_true(ibx_pending_clear_add(&x, MEMORY, &stream));
+    waited = 2;
+    assert_false(ibx_pending_clear_before(MEMORY, &stream));
+    assert_int_equal(errors_forgotten, 1);
+    assert_true(ibx_pending_clear_before(2 * MEMORY, &stream)); /* there is nothing to wait for */
+    ibx_pending_clear_forget(&context);
+    assert_false(ibx_pending_clear(&x, MEMORY));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_known_until_freed, set_up),
         cmocka_unit_test_setup(test_not_noted, set_up),
+        cmocka_unit_test_setup(test_stream_that_cannot_wait, set_up),
     };
     return cmocka_run_group_tests_name("pending_clears", tests, NULL, NULL);
 }
