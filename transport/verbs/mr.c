@@ -210,13 +210,19 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
  * more requests from the peer. A device that was taken away fails here, too, and takes none. */
 static void shut(struct verbs *v, int code)
 {
+    int open = 0;
     ibx_verbs_lost(v, -code, "a device does not let go of memory that was registered: %s",
                    strerror(code));
     for (unsigned i = 0; i < v->lane_count; i++) {
         struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-        if (v->lanes[i].qp)
-            ibv_modify_qp(v->lanes[i].qp, &attr, IBV_QP_STATE);
+        const int rc = v->lanes[i].qp ? ibv_modify_qp(v->lanes[i].qp, &attr, IBV_QP_STATE) : 0;
+        open = rc ? rc : open;
     }
+    if (open && !v->device_removed)
+        ibx_log(IBX_LOG_WARN,
+                "the peer may still reach memory that is used for something else now: a queue pair "
+                "does not end: %s",
+                strerror(open));
 }
 
 void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
@@ -224,7 +230,7 @@ void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
     const int code = region_free(mr->provider_data);
     if (code && mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE))
         shut(endpoint, code);
-    else if (code)
+    if (code) /* also if the connection has ended before, and gives another reason */
         ibx_log(IBX_LOG_WARN, "a device does not let go of memory that was registered: %s",
                 strerror(code));
     mr->provider_data = NULL;

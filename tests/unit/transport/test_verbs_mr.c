@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the verbs provider asks libibverbs to register. The linker's --wrap replaces libibverbs,
  * so no device is needed. */
+#include "common/log.h"
 #include "transport/verbs/verbs.h"
 
 #include <errno.h>
@@ -37,6 +38,7 @@ static struct changed {
     unsigned access;
     struct ibv_qp *qps[8];
     enum ibv_qp_state state; /* the state of all of them */
+    int stays;               /* why they cannot be ended; 0: they can */
 } changed;
 
 int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
@@ -49,8 +51,8 @@ int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
     changed.mask = mask;
     changed.access = attr->qp_access_flags;
     if (attr->qp_state == IBV_QPS_ERR) {
-        changed.state = IBV_QPS_ERR;
-        return 0;
+        changed.state = changed.stays ? changed.state : IBV_QPS_ERR;
+        return changed.stays;
     }
     assert_int_equal(attr->qp_state, IBV_QPS_RTS);
     return changed.state == IBV_QPS_RTS ? changed.refuse : EINVAL;
@@ -112,6 +114,16 @@ int __wrap_ibv_dereg_mr(struct ibv_mr *mr)
     (void)mr;
     asked.left++;
     return asked.keeps;
+}
+
+static unsigned warnings;
+
+void __wrap_ibx_log(enum ibx_log_level level, const char *format, ...);
+
+void __wrap_ibx_log(enum ibx_log_level level, const char *format, ...)
+{
+    (void)format;
+    warnings += level == IBX_LOG_WARN;
 }
 
 /* Why the connection is over: verbs.c is not part of this test. */
@@ -347,6 +359,7 @@ static void test_kept_by_the_device(void **state)
     v->lane_count = 2;
     changed = (struct changed){.state = IBV_QPS_RTS};
     lost = 0;
+    warnings = 0;
     assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
     assert_int_equal(changed.times, 2);
     asked.keeps = EBUSY;
@@ -356,6 +369,7 @@ static void test_kept_by_the_device(void **state)
     assert_int_equal(changed.state, IBV_QPS_ERR);
     assert_int_equal(changed.times, 4);
     assert_true(changed.qps[2] == &qps[0] && changed.qps[3] == &qps[1]);
+    assert_int_equal(warnings, 1);
     /* The peer has no key of this one. */
     mr = (struct ibx_mr){.span = ibx_span_host(bytes, sizeof(bytes)), .access = IBX_ACCESS_LOCAL};
     lost = 0;
@@ -363,6 +377,30 @@ static void test_kept_by_the_device(void **state)
     ibx_verbs_mr_deregister(v, &mr);
     assert_int_equal(lost, 0);
     assert_int_equal(changed.times, 4);
+    assert_int_equal(warnings, 2);
+}
+
+/* ... and if its queue pairs do not end either, the log says that the peer may reach the memory. */
+static void test_kept_with_its_queue_pairs(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibv_qp qp;
+    struct verbs *v = provider(1);
+    struct verbs_lane lane = {.qp = &qp, .rail = &v->rails[0]};
+    v->lanes = &lane;
+    v->lane_count = 1;
+    for (unsigned removed = 0; removed < 2; removed++) {
+        struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                            .access = IBX_ACCESS_REMOTE_WRITE};
+        changed = (struct changed){.state = IBV_QPS_RTS, .stays = EIO};
+        v->device_removed = removed; /* then there is nothing to reach it by */
+        asked.keeps = EIO;
+        warnings = 0;
+        assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+        ibx_verbs_mr_deregister(v, &mr);
+        assert_int_equal(warnings, removed ? 1 : 2);
+    }
 }
 
 int main(void)
@@ -377,6 +415,7 @@ int main(void)
         cmocka_unit_test(test_queue_pairs_accept_requests_once_exposed),
         cmocka_unit_test(test_exposure_refused),
         cmocka_unit_test(test_kept_by_the_device),
+        cmocka_unit_test(test_kept_with_its_queue_pairs),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }
