@@ -484,12 +484,21 @@ static int lanes_accept(struct tcp *tcp, uint64_t deadline, struct ibx_error *er
     return 0;
 }
 
+/* Waits until TLS may go on. A fresh socket that takes nothing is writable all the same, since its
+ * buffer is empty: the kernel lacks memory. */
+static int tls_await(struct tcp *tcp, const struct tcp_lane *lane, short events, uint64_t deadline)
+{
+    if (events != POLLOUT)
+        return ibx_link_wait(tcp->link, lane->fd, events, deadline);
+    return ibx_now_ns() < deadline ? ibx_link_pause(tcp->link, deadline) : -ETIMEDOUT;
+}
+
 /* Until the socket has what TLS has taken. */
 static int hello_flush(struct tcp *tcp, const struct tcp_lane *lane, uint64_t deadline)
 {
     int rc;
     while ((rc = (int)ibx_tls_send(lane->tls, NULL, 0)) == -EAGAIN) {
-        rc = ibx_link_wait(tcp->link, lane->fd, POLLOUT, deadline);
+        rc = tls_await(tcp, lane, POLLOUT, deadline);
         if (rc)
             break;
     }
@@ -504,7 +513,7 @@ static int lanes_prove(struct tcp *tcp, uint64_t deadline, struct ibx_error *err
         short events = 0;
         int rc;
         while ((rc = ibx_tls_handshake(lane->tls, &events)) == -EAGAIN) {
-            rc = ibx_link_wait(tcp->link, lane->fd, events, deadline);
+            rc = tls_await(tcp, lane, events, deadline);
             if (rc)
                 break;
         }

@@ -16,7 +16,8 @@
 
 #include <cmocka.h>
 
-#define LENGTH 200000u
+#define LENGTH  200000u
+#define FULL_MS 50
 
 static struct end server, client;
 
@@ -52,6 +53,8 @@ static void test_path_names_the_cipher(void **state)
 /* For the n-th next send(2), of both ends, and `refused` - 1 more; after these there is room. */
 static atomic_int no_room;
 static int refused;
+static _Atomic uint64_t full_until; /* before that time there is no room at all, from the n-th on */
+static atomic_uint tried;
 
 ssize_t __real_send(int fd, const void *bytes, size_t n, int flags);
 ssize_t __wrap_send(int fd, const void *bytes, size_t n, int flags);
@@ -59,7 +62,9 @@ ssize_t __wrap_send(int fd, const void *bytes, size_t n, int flags);
 ssize_t __wrap_send(int fd, const void *bytes, size_t n, int flags)
 {
     const int left = atomic_fetch_sub(&no_room, 1);
-    if (left > 1 || left <= 1 - refused)
+    const bool full = left <= 1 && ibx_now_ns() < full_until;
+    tried += full;
+    if (!full && (left > 1 || left <= 1 - refused))
         return __real_send(fd, bytes, n, flags);
     errno = EAGAIN;
     return -1;
@@ -80,6 +85,25 @@ static void test_no_room_in_fresh_sockets(void **state)
             over = no_room > 0;
             end();
         }
+    }
+}
+
+/* The kernel has no memory for a while, in which nobody asks it again and again. */
+static void test_no_room_for_a_while(void **state)
+{
+    (void)state;
+    bool over = false;
+    for (int n = 1; !over; n++) {
+        begin();
+        ends_encrypt(&server, &client);
+        tried = 0;
+        no_room = n;
+        full_until = ibx_deadline_in_ms(FULL_MS);
+        ends_connect(&server, &client);
+        full_until = 0;
+        over = no_room > 0;
+        end();
+        assert_true(tried <= 100);
     }
 }
 
@@ -220,6 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_path_names_the_cipher),
         cmocka_unit_test(test_no_room_in_fresh_sockets),
+        cmocka_unit_test(test_no_room_for_a_while),
         cmocka_unit_test(test_injected_bytes_end_the_connection),
         cmocka_unit_test(test_changed_write_is_refused),
         cmocka_unit_test(test_lanes_must_be_encrypted),
