@@ -36,7 +36,7 @@ struct tcp_uring {
     struct io_uring ring;
     unsigned in_flight; /* requests without their last completion */
     bool stopping;
-    bool zerocopy; /* SEND_ZC was used; the kernel may still have some of that */
+    bool zerocopy; /* SEND_ZC may have been used; the kernel may still have some of that */
     /* Completions taken from the kernel and not handled yet. */
     unsigned count, capacity;
     uint8_t scrap[16 << 10]; /* for bodies to be discarded, of all lanes at once */
