@@ -293,22 +293,57 @@ bool mapped()
     return HOLDS(is(&there, UNREGISTERED, nullptr, &there));
 }
 
+struct Place {
+    int type, id;
+};
+
+// What is known of some pages; -99: an error.
+static int hint(const char *at, int which, std::size_t pages)
+{
+    auto *attribute = preloaded<int(void *, std::size_t, int, const void *, std::size_t)>(
+        "cudaMemRangeGetAttribute");
+    int value = 99;
+    return attribute(&value, 4, which, at, pages * page) ? -99 : value;
+}
+
+// Several ranges at once; each place is for those from a first one on.
+static bool hints_of_several(char *m)
+{
+    const Place device = {1, 0}, host = {2, 0};
+    using Batch = int(void *const *, const std::size_t *, std::size_t, const Place *,
+                      const std::size_t *, std::size_t, unsigned long long, void *);
+    auto *prefetch_all = preloaded<Batch>("cudaMemPrefetchBatchAsync");
+    auto *discard =
+        preloaded<int(void *const *, const std::size_t *, std::size_t, unsigned long long, void *)>(
+            "cudaMemDiscardBatchAsync");
+    void *const ranges[] = {m, m + page, m + 2 * page}, *const own = reinterpret_cast<void *>(2);
+    const std::size_t bytes[] = {page, page, page}, first[] = {0, 2}, wrong[] = {0, 3};
+    const std::size_t falling[] = {0, 2, 1};
+    const Place to[] = {host, device, host};
+    REQUIRE(prefetch_all(ranges, bytes, 3, to, first, 2, 0, own) == 0);
+    REQUIRE(hint(m, 4, 2) == -1 && hint(m + 2 * page, 4, 1) == 0);
+    REQUIRE(discard(ranges, bytes, 3, 0, own) == 0);
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 1, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 0, nullptr), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, wrong, 2, 0, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, falling, 3, 0, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 1, to, first, 2, 0, own), 1));
+    return HOLDS(fails(discard(ranges, bytes, 3, 1, own), 1) &&
+                 fails(discard(ranges, bytes, 3, 0, nullptr), 1));
+}
+
 // Advice about parts of the memory is known as long as the memory exists.
 static bool hints()
 {
-    struct Location {
-        int type, id;
-    };
     char *m = managed_memory(4 * page);
-    auto *advise = preloaded<int(const void *, std::size_t, int, Location)>("cudaMemAdvise");
+    auto *advise = preloaded<int(const void *, std::size_t, int, Place)>("cudaMemAdvise");
     auto *prefetch =
-        preloaded<int(const void *, std::size_t, Location, unsigned)>("cudaMemPrefetchAsync");
+        preloaded<int(const void *, std::size_t, Place, unsigned)>("cudaMemPrefetchAsync");
     auto *attribute = preloaded<int(void *, std::size_t, int, const void *, std::size_t)>(
         "cudaMemRangeGetAttribute");
-    const Location device = {1, 0}, host = {2, 0};
-    const auto of = [&](int which, std::size_t at, std::size_t pages) {
-        int value = 99;
-        return attribute(&value, 4, which, m + at * page, pages * page) ? -99 : value;
+    const Place device = {1, 0}, host = {2, 0};
+    const auto of = [m](int which, std::size_t at, std::size_t pages) {
+        return hint(m + at * page, which, pages);
     };
     REQUIRE(of(1, 0, 4) == 0 && of(2, 0, 4) == -2 && of(4, 0, 4) == -2 && of(5, 0, 4) == 0);
     REQUIRE(advise(m, 4 * page, 1, device) == 0 && of(1, 0, 4) == 1 && of(1, 2, 1) == 1);
@@ -326,8 +361,8 @@ static bool hints()
     REQUIRE(attribute(list, 5, 1, m, page) == 1 && attribute(list, 4, 9, m, page) == 1);
     REQUIRE(attribute(list, 4, 1, list, 4) == 1 && attribute(list, 4, 1, m, 5 * page) == 1);
     REQUIRE(advise(m, page, 7, device) == 1 && cudaGetLastError() == 1);
-    const Location none = {0, 0}, missing = {1, 9}, node = {3, 0}, strange = {5, 0};
-    const Location missing_node = {3, 99999};
+    const Place none = {0, 0}, missing = {1, 9}, node = {3, 0}, strange = {5, 0};
+    const Place missing_node = {3, 99999};
     REQUIRE(fails(prefetch(m, page, missing, 0), 101) && fails(prefetch(m, page, none, 0), 1));
     REQUIRE(fails(advise(m, page, 3, missing), 1) && fails(advise(m, page, 6, missing), 1));
     REQUIRE(advise(m, page, 1, missing) == 0 && advise(m, page, 2, missing) == 0);
@@ -336,26 +371,7 @@ static bool hints()
     REQUIRE(fails(prefetch(m, page, missing_node, 0), 1) &&
             fails(advise(m, page, 3, missing_node), 1));
     REQUIRE(advise(m, page, 1, missing_node) == 0 && advise(m, page, 2, missing_node) == 0);
-    // Several ranges at once; each place is for those from a first one on.
-    using Batch = int(void *const *, const std::size_t *, std::size_t, const Location *,
-                      const std::size_t *, std::size_t, unsigned long long, void *);
-    auto *prefetch_all = preloaded<Batch>("cudaMemPrefetchBatchAsync");
-    auto *discard =
-        preloaded<int(void *const *, const std::size_t *, std::size_t, unsigned long long, void *)>(
-            "cudaMemDiscardBatchAsync");
-    void *const ranges[] = {m, m + page, m + 2 * page}, *const own = reinterpret_cast<void *>(2);
-    const std::size_t bytes[] = {page, page, page}, first[] = {0, 2}, wrong[] = {0, 3};
-    const std::size_t falling[] = {0, 2, 1};
-    const Location to[] = {host, device, host};
-    REQUIRE(prefetch_all(ranges, bytes, 3, to, first, 2, 0, own) == 0);
-    REQUIRE(of(4, 0, 2) == -1 && of(4, 2, 1) == 0 && discard(ranges, bytes, 3, 0, own) == 0);
-    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 1, own), 1));
-    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 0, nullptr), 1));
-    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, wrong, 2, 0, own), 1));
-    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, falling, 3, 0, own), 1));
-    REQUIRE(fails(prefetch_all(ranges, bytes, 1, to, first, 2, 0, own), 1));
-    REQUIRE(fails(discard(ranges, bytes, 3, 1, own), 1) &&
-            fails(discard(ranges, bytes, 3, 0, nullptr), 1));
+    REQUIRE(hints_of_several(m));
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
     return HOLDS(cudaFree(m) == 0);
