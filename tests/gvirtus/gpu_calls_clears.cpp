@@ -41,9 +41,9 @@ int elsewhere(Remote &own, std::uint64_t memory)
 
 // cudaFree does not wait for work that uses memory of a pool, nor has the program any: but the back
 // end may still be about to clear it.
-bool pooled_memory_freed_at_once(FreesMemory give, const std::string &options = "")
+bool pooled_memory_freed_at_once(FreesMemory give)
 {
-    Gpu gpu(options);
+    Gpu gpu;
     REQUIRE(has_had_another(gpu));
     const std::uint64_t stream = gpu.remote.stream_create(1);
     const std::uint64_t pool =
