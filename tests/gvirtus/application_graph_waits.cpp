@@ -215,7 +215,7 @@ bool captures_of_events()
     const auto record = preloaded<int(void *, void *, unsigned)>("cudaEventRecordWithFlags");
     REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
     REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&gate) == 0);
-    REQUIRE(fails(record(event, stream, 2), 1));
+    REQUIRE(fails(record(event, stream, 2), 1) && fails(record(event, stream, 1), 401));
     REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
     REQUIRE(fails(record(event, stream, 2), 1));
     REQUIRE(cudaStreamWaitEvent(stream, gate, 1) == 0);
@@ -230,7 +230,7 @@ bool captures_of_events()
     REQUIRE(cudaEventQuery(event) == 0);
     REQUIRE((run<void *, void (*)(void *), void *>("cudaLaunchHostFunc", other, wait_until_set,
                                                    &flag) == 0));
-    REQUIRE(record(gate, other, 1) == 0 && launch(exec, stream) == 0);
+    REQUIRE(record(gate, other, 0) == 0 && launch(exec, stream) == 0);
     REQUIRE(cudaEventQuery(event) == 600 && cudaEventQuery(gate) == 600);
     flag = 1;
     REQUIRE(cudaEventSynchronize(event) == 0 && cudaEventQuery(gate) == 0);
