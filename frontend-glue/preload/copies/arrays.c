@@ -453,13 +453,6 @@ static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
            !ibx_frontend_is_managed(device) && !ibx_frontend_host_known(device, &of, &flags);
 }
 
-/* Whether the copy is within host memory, by the addresses that CUDA knows: it is not CUDA's. */
-static bool is_on_host(const struct ibx_cuda_memcpy3d *p)
-{
-    struct ibx_cuda_memcpy3d is = *p;
-    return ibx_frontend_copy_of_host(&is) && is.kind == CUDA_MEMCPY_ON_HOST;
-}
-
 /* Whether it is device memory or page-locked memory, and shorter than the copy; `p`: in bytes. */
 static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                      const struct ibx_cuda_memcpy3d *p)
@@ -468,9 +461,8 @@ static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cud
         return false;
     const size_t n = ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent);
     const void *first = row_at(memory, at, 0, 0);
-    return ibx_frontend_only_device(memory->at)
-               ? ibx_frontend_goes_beyond((uintptr_t)first, n)
-               : !is_on_host(p) && ibx_frontend_host_is_short(first, n);
+    return ibx_frontend_only_device(memory->at) ? ibx_frontend_goes_beyond((uintptr_t)first, n)
+                                                : ibx_frontend_host_is_short(first, n);
 }
 
 /* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */

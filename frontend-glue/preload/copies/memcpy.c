@@ -75,8 +75,8 @@ struct rows {
 };
 
 /* Whether device memory or page-locked memory is shorter than the copy. CUDA says so before it
- * accesses host memory, which is then mostly too short as well; the back end may say it only later.
- * A copy within host memory is not CUDA's. */
+ * accesses host memory, which is then mostly too short as well, also if the whole copy is within
+ * host memory; the back end may say it only later. */
 static bool is_short(const struct rows *r)
 {
     const bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE || r->kind == CUDA_MEMCPY_ON_DEVICE;
@@ -84,9 +84,9 @@ static bool is_short(const struct rows *r)
     const size_t to = ibx_frontend_extent(r->to_pitch, r->width, r->height);
     const size_t from = ibx_frontend_extent(r->from_pitch, r->width, r->height);
     return (to_device ? ibx_frontend_goes_beyond((uintptr_t)r->to, to)
-                      : from_device && ibx_frontend_host_is_short(r->to, to)) ||
+                      : ibx_frontend_host_is_short(r->to, to)) ||
            (from_device ? ibx_frontend_goes_beyond((uintptr_t)r->from, from)
-                        : to_device && ibx_frontend_host_is_short(r->from, from));
+                        : ibx_frontend_host_is_short(r->from, from));
 }
 
 /* Rows without gaps on both sides are one contiguous copy. */
