@@ -289,6 +289,24 @@ bool memory_of_graphs()
     return HOLDS(refused(b, captured, own, 100) && works(a, captured, 100));
 }
 
+// Memory of a pool that a handler of GVirtuS's frees while it is being cleared, since another
+// tenant may have used it.
+bool pooled_memory_freed_at_once()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote;
+    REQUIRE(a->malloc(100) && !a->get_last_error() && bob.remote.malloc(100));
+    const std::uint64_t stream = a->stream_create(1);
+    REQUIRE(stream && a->slow(100000));
+    const std::uint64_t memory = made(a, extra(IBX_EXT_MALLOC_ASYNC).u64(4096).u64(stream));
+    const Body freed = Body().u64(memory);
+    REQUIRE(memory && a->call("cuMemFree", freed) == 0 && a->call("cuMemFree", freed) != 0);
+    a->slow(0);
+    REQUIRE(a->stream_synchronize(stream) == 0);
+    return HOLDS(a->device_synchronize() == 0 && a->malloc(100));
+}
+
 // If memory is counted, requests for memory that cannot be counted are refused.
 bool extension_requests_counted()
 {
@@ -311,6 +329,7 @@ void check_tenants_requests()
     check("graphs", graphs_of_ours);
     check("bodies of conditional nodes", bodies_of_ours);
     check("memory of graphs", memory_of_graphs);
+    check("memory of a pool that is freed before it is cleared", pooled_memory_freed_at_once);
     check("handles for other processes", handles_of_ours);
     check("the same where memory is counted", extension_requests_counted);
 }
