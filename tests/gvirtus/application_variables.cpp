@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Variables of the device: the preload has the back end find them by their names.
+#include "tests/fixtures/denied_call.h"
 #include "tests/gvirtus/application.h"
 #include "tests/gvirtus/graph_calls.h"
 
@@ -8,8 +9,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <string>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -245,20 +244,6 @@ bool unloads_and_zombies()
     return HOLDS(waitpid(init, &status, 0) == init && status == 0);
 }
 
-// From now on this process has no children.
-bool forbid_forks()
-{
-    sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
-           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
 // If the fork of a grandchild has failed, it uses nothing.
 bool unloads_and_failed_forks()
 {
@@ -266,7 +251,7 @@ bool unloads_and_failed_forks()
     if (!child) {
         static void *module[1];
         register_kernel(module, &stub_kernel);
-        const bool failed = forbid_forks() && fork() == -1 && errno == EAGAIN;
+        const bool failed = deny_call(SYS_clone, EAGAIN) && fork() == -1 && errno == EAGAIN;
         _exit(!(failed && goes(module)));
     }
     int status = 1;

@@ -2,21 +2,18 @@
 /* Every reason against a move: with real QEMUs if these can have it, otherwise with made-up
  * answers. */
 #include "migrate/preflight/preflight.h"
+#include "tests/fixtures/denied_call.h"
 #include "tests/fixtures/vm.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -338,38 +335,25 @@ static void test_missing_permissions(void)
          "nobody may");
 }
 
-/* A seccomp profile of the tool's that answers a system call with this error. */
-static bool denies(unsigned call, unsigned code_of_it)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | code_of_it),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-    const struct sock_fprog program = {4, code};
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
-           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
 /* It answers as a kernel without userfaultfd(2) does. */
 static bool of_a_profile(void)
 {
-    return denies(SYS_userfaultfd, ENOSYS);
+    return deny_call(SYS_userfaultfd, ENOSYS);
 }
 
 static bool without_pidfd_open(void)
 {
-    return denies(SYS_pidfd_open, EPERM);
+    return deny_call(SYS_pidfd_open, EPERM);
 }
 
 static bool without_pidfd_getfd(void)
 {
-    return denies(SYS_pidfd_getfd, EPERM);
+    return deny_call(SYS_pidfd_getfd, EPERM);
 }
 
 static bool as_by_a_kernel_without_pidfd_getfd(void)
 {
-    return denies(SYS_pidfd_getfd, ENOSYS);
+    return deny_call(SYS_pidfd_getfd, ENOSYS);
 }
 
 /* Not even root may call it then. */

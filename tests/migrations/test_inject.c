@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* System calls in other processes: a child that notices every disturbance, and real QEMUs. */
 #include "migrate/qemu/qemu.h"
+#include "tests/fixtures/denied_call.h"
 #include "tests/fixtures/vm.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,19 +225,6 @@ static void test_traced_already(void)
     child_ends_well(child);
 }
 
-/* A seccomp profile of this process, which answers ptrace(2) with this error. */
-static bool deny_ptrace(unsigned code_of_it)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | code_of_it),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-    const struct sock_fprog program = {4, code};
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
-           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
 /* As a container's profile does. No right helps there. */
 static void test_denied_by_a_profile(void)
 {
@@ -252,7 +237,7 @@ static void test_denied_by_a_profile(void)
         if (!tool) {
             struct ibx_error why = {0};
             int64_t result;
-            if (!deny_ptrace((unsigned)codes[i]))
+            if (!deny_call(SYS_ptrace, codes[i]))
                 _exit(2);
             const int rc = ibx_inject_syscall(child, SYS_getppid, none, &result, vm_soon(), &why);
             fprintf(stderr, "%s\n", why.message);

@@ -2,6 +2,7 @@
 /* Listening: full queues, sockets that are in use or left behind, and errors with advice. */
 #include "common/clock.h"
 #include "common/descriptor.h"
+#include "tests/fixtures/denied_call.h"
 #include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/thread_state.h"
@@ -9,8 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,12 +17,10 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -351,21 +348,6 @@ static void test_errors_say_what_to_do(void **state)
                       "No such file or directory; start the server there");
 }
 
-/* From now on connect(2) fails with `code` in this process, as it would with a firewall or
- * without a free local port. */
-static bool fail_connecting(int code)
-{
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_connect, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)code),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {.len = sizeof(filter) / sizeof(*filter), .filter = filter};
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
-           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
 #define CANNOT_FAIL 77
 
 static bool connecting_says(const char *text, int code, const char *remedy)
@@ -385,7 +367,7 @@ static bool connecting_says(const char *text, int code, const char *remedy)
 /* Checks the messages for a connection to an address and to a socket's path. */
 static int refused_says(int code, const char *by_address, const char *by_path)
 {
-    if (!fail_connecting(code))
+    if (!deny_call(SYS_connect, code))
         return CANNOT_FAIL;
     return !connecting_says("rdma://127.0.0.1:1", code, by_address) +
            !connecting_says("rdma:///tmp/socket", code, by_path);
