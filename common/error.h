@@ -21,6 +21,7 @@
  *   control_groups.c  which control groups limit the memory of a process
  *   address.c        IPv4 and IPv6 addresses
  *   descriptor.c     descriptors that go with a message over a unix socket
+ *   unix_connect.c   connections to unix sockets whose queue is full
  *   shell_word.c     a path in a command that can be pasted
  *   write_whole.c    write(2) until all bytes are written
  *   stream_copy.c    copies that bypass the caches

@@ -47,18 +47,15 @@ static struct pending *take_out(struct pending **at)
     return taken;
 }
 
-/* Takes one out of the bucket whose clear is over, so that there are not more of them than clears
- * under way, and one for each bucket. NULL: there is none. */
+/* Locked. Takes one out of the bucket whose clear is over, so that there are not more of them than
+ * clears under way, and one for each bucket. NULL: there is none. */
 static struct pending *take_over(const struct ibx_cuda *cuda, uint64_t address, const void *context)
 {
-    pthread_mutex_lock(&lock);
     struct pending **at = bucket_of(address);
     while (*at &&
            ((*at)->context != context || cuda->event_query((*at)->event) == IBX_CUDA_NOT_READY))
         at = &(*at)->next;
-    struct pending *taken = *at ? take_out(at) : NULL;
-    pthread_mutex_unlock(&lock);
-    return taken;
+    return *at ? take_out(at) : NULL;
 }
 
 /* In the current context. NULL: CUDA fails, or there is no memory. */
@@ -75,28 +72,23 @@ static struct pending *make(const struct ibx_cuda *cuda, void *context)
     return made;
 }
 
+/* Locked, so that no reset of the context is noted meanwhile, which destroys the event. */
 static bool add(const struct ibx_cuda *cuda, uint64_t address, void *stream, void *context)
 {
-    const unsigned resets = ibx_back_end_resets();
     struct pending *p = take_over(cuda, address, context);
     p = p ? p : make(cuda, context);
     if (!p)
         return false;
-    p->address = address;
-    const bool recorded = !cuda->event_record(p->event, stream);
-    pthread_mutex_lock(&lock);
-    const bool there = resets == ibx_back_end_resets(); /* a reset destroys the event */
-    if (recorded && there) {
-        p->next = *bucket_of(address);
-        *bucket_of(address) = p;
-        atomic_fetch_add(&count, 1);
-    }
-    pthread_mutex_unlock(&lock);
-    if (!recorded && there)
+    if (cuda->event_record(p->event, stream)) {
         cuda->event_destroy(p->event);
-    if (!recorded || !there)
         free(p);
-    return recorded && there;
+        return false;
+    }
+    p->address = address;
+    p->next = *bucket_of(address);
+    *bucket_of(address) = p;
+    atomic_fetch_add(&count, 1);
+    return true;
 }
 
 bool ibx_pending_clear_add(const struct gpu_session *x, uint64_t address, void *stream)
@@ -106,7 +98,9 @@ bool ibx_pending_clear_add(const struct gpu_session *x, uint64_t address, void *
     if (cuda->stream_get_context(stream, &context) || !context || cuda->ctx_push_current(context))
         return false;
     const int mode = ibx_cuda_capture_relax(cuda);
+    pthread_mutex_lock(&lock);
     const bool added = add(cuda, address, stream, context);
+    pthread_mutex_unlock(&lock);
     ibx_cuda_capture_restore(cuda, mode);
     cuda->ctx_pop_current(&popped);
     return added;
@@ -135,6 +129,8 @@ void ibx_pending_clear_wait(struct gpu_session *x, uint64_t address)
 bool ibx_pending_clear_before(uint64_t address, void *stream)
 {
     int (*wait)(void *in, void *event, unsigned flags) = NULL;
+    if (!atomic_load(&count))
+        return true;
     *(void **)&wait = ibx_back_end_runtime("cudaStreamWaitEvent");
     pthread_mutex_lock(&lock);
     const struct pending *p = *find(address);

@@ -108,14 +108,12 @@ static bool lost(const void *edges, size_t count)
     return !has_edges() && !ibx_frontend_edges_are_known(edges, count);
 }
 
-#define EDGE_DATA 8u /* bytes of an edge's data */
-
 /* The result of a call that lists edges. A runtime that is not given `edges` leaves them as they
  * are. All edges that it lists are plain, and the data of these is 0. */
 static int described(int rc, void *const *nodes, void *edges, const size_t *count)
 {
     if (!rc && nodes && edges && !has_edges())
-        memset(edges, 0, *count * EDGE_DATA);
+        memset(edges, 0, *count * IBX_EDGE_BYTES);
     return rc;
 }
 

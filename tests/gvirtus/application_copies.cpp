@@ -414,6 +414,12 @@ bool kinds_of_planes()
     for (int i = 0; i < 3; i++)
         REQUIRE(copy_async(&p, stream) == 1 && cudaGetLastError() == 1);
     REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1 && cudaDeviceSynchronize() == 0);
+    // Also if no byte of the copy is in it.
+    p.to = {device, row, row, 4}, p.to_at = {0, 0, n / (row * 4)};
+    REQUIRE(fails(copy(&p), 1) && fails(copy_async(&p, stream), 1));
+    p.to.at = pinned;
+    REQUIRE(fails(copy(&p), 1) && fails(copy_async(&p, stream), 1));
+    p.to_at = {};
     // So are planes of more rows than memory has between them, natively by the pitch's error.
     p.to = {device + half, row, row, 3};
     REQUIRE(fails(copy(&p), 12) && fails(copy_async(&p, stream), 12));

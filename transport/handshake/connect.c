@@ -5,6 +5,7 @@
 #include "common/address.h"
 #include "common/clock.h"
 #include "common/descriptor.h"
+#include "common/unix_connect.h"
 #include "transport/core/segments.h"
 
 #include <arpa/inet.h>
@@ -207,32 +208,6 @@ static int race_run(struct race *race, unsigned timeout_ms, bool (*ends)(void))
     return fd;
 }
 
-/* With a full queue of connection requests, connect(2) refuses a nonblocking socket at once; a
- * blocking one waits for its turn. */
-static int connect_in_turn(int fd, const struct sockaddr_un *address, bool (*ends)(void),
-                           uint64_t deadline)
-{
-    struct timeval limit = {0};
-    int rc, ms;
-    fcntl(fd, F_SETFL, 0);
-    do {
-        ms = ibx_ms_until(deadline);
-        rc = ends && ends() ? -EINTR : ms ? 0 : -ETIMEDOUT;
-        if (rc)
-            break;
-        if (ends && ms > IBX_HANDSHAKE_ASK_MS)
-            ms = IBX_HANDSHAKE_ASK_MS;
-        limit = (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
-        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
-            connect(fd, (const struct sockaddr *)address, sizeof(*address)))
-            rc = -errno;
-    } while (rc == -EINTR || rc == -EAGAIN);
-    limit = (struct timeval){0};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    return rc;
-}
-
 /* Connects to a unix socket. With a timeout of 0 it tries once: -EAGAIN when the queue is full. */
 static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void), int *fd,
                         struct ibx_error *err)
@@ -244,7 +219,7 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, bool (*e
         return ibx_error_set(err, -errno, "no socket: %s%s", strerror(errno), remedy(uri, -errno));
     int rc = connect(s, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
     if (rc == -EAGAIN && timeout_ms)
-        rc = connect_in_turn(s, &address, ends, deadline);
+        rc = ibx_unix_connect_in_turn(s, &address, sizeof(address), ends, deadline);
     if (rc) {
         close(s);
         /* Nobody listens, whether a socket is left there or not. */

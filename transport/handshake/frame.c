@@ -3,6 +3,7 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
+#include "common/unix_connect.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,8 +18,8 @@ int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void), u
         const int ms = ibx_ms_until(deadline);
         if (ends && ends())
             return -EINTR;
-        const bool asks = ends && ms > IBX_HANDSHAKE_ASK_MS;
-        const int rc = poll(fds, count, asks ? IBX_HANDSHAKE_ASK_MS : ms);
+        const bool asks = ends && ms > IBX_ASK_MS;
+        const int rc = poll(fds, count, asks ? IBX_ASK_MS : ms);
         if (rc > 0 || (rc == 0 && !asks))
             return rc;
         if (rc < 0 && errno != EINTR)

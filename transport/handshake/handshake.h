@@ -121,7 +121,6 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
  * peer. */
 bool ibx_handshake_lacked(struct ibx_handshake *h);
 
-#define IBX_HANDSHAKE_ASK_MS 100 /* between two questions whether this process is to end */
 /* frame.c: poll(2) until the deadline, continued after a signal: how many descriptors are ready; 0:
  * none in time; -EINTR: ends() says that this process is to end (NULL: it is not asked); or another
  * negative errno. */

@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "common/descriptor.h"
+#include "common/unix_connect.h"
 #include "transport/core/crypto.h"
 
 #include <errno.h>
@@ -25,7 +26,6 @@
 
 #define NAME_PREFIX "ibx-"
 #define BACKLOG     128 /* room for many unauthenticated clients */
-#define ASK_MS      100 /* between two questions whether this process is to end */
 #define BY_OTHERS   (S_IWGRP | S_IWOTH)
 
 #ifndef SO_PASSRIGHTS
@@ -263,26 +263,6 @@ static int socket_find(const struct shm_place *place, const char *directory)
     return rc ? rc : fd;
 }
 
-/* With a full queue a blocking socket waits for its turn, and a nonblocking one is refused. */
-static int connect_in_turn(int fd, const struct sockaddr_un *address, socklen_t length,
-                           bool (*ends)(void), uint64_t deadline)
-{
-    int rc;
-    fcntl(fd, F_SETFL, 0);
-    do {
-        int ms = ibx_ms_until(deadline);
-        rc = ends && ends() ? -EINTR : ms ? 0 : -ETIMEDOUT;
-        if (rc)
-            break;
-        ms = ends && ms > ASK_MS ? ASK_MS : ms;
-        const struct timeval limit = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-        rc = connect(fd, (const struct sockaddr *)address, length) ? -errno : 0;
-    } while (rc == -EINTR || rc == -EAGAIN);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    return rc;
-}
-
 int ibx_shm_socket_connect(const struct shm_place *place, const char *directory, int fd,
                            bool (*ends)(void), uint64_t deadline, struct ibx_error *err)
 {
@@ -294,7 +274,7 @@ int ibx_shm_socket_connect(const struct shm_place *place, const char *directory,
         directory[0] ? file_address(file, "", &address) : abstract_address(place->name, &address);
     int rc = connect(fd, (struct sockaddr *)&address, length) ? -errno : 0;
     if (rc == -EAGAIN && deadline)
-        rc = connect_in_turn(fd, &address, length, ends, deadline);
+        rc = ibx_unix_connect_in_turn(fd, &address, length, ends, deadline);
     close_fd(&file);
     if (!rc || rc == -EAGAIN)
         return rc;

@@ -457,12 +457,16 @@ static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
 static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                      const struct ibx_cuda_memcpy3d *p)
 {
+    struct ibx_cuda_extent all; /* with what is before the copy's first byte */
     if (!memory->at)
         return false;
-    const size_t n = ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent);
-    const void *first = row_at(memory, at, 0, 0);
-    return ibx_frontend_only_device(memory->at) ? ibx_frontend_goes_beyond((uintptr_t)first, n)
-                                                : ibx_frontend_host_is_short(first, n);
+    const size_t n = __builtin_add_overflow(at->width, p->extent.width, &all.width) ||
+                             __builtin_add_overflow(at->height, p->extent.height, &all.height) ||
+                             __builtin_add_overflow(at->depth, p->extent.depth, &all.depth)
+                         ? SIZE_MAX
+                         : ibx_frontend_planes_extent(memory->pitch, memory->y, &all);
+    return ibx_frontend_only_device(memory->at) ? ibx_frontend_goes_beyond((uintptr_t)memory->at, n)
+                                                : ibx_frontend_host_is_short(memory->at, n);
 }
 
 /* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */
@@ -485,20 +489,24 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
                : rc;
 }
 
+/* A copy that was checked. `bytes`: the same in bytes. */
+static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda_memcpy3d *bytes)
+{
+    struct ibx_cuda_memcpy3d is = *p;
+    if (!ibx_frontend_copy_of_host(&is))
+        return planes_on_device(p);
+    return is.kind == CUDA_MEMCPY_ON_HOST
+               ? planes_on_host(p)
+               : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE);
+}
+
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
     struct ibx_cuda_memcpy3d bytes;
     if (p && is_empty(p))
         return CUDA_SUCCESS;
     const int rc = check_copy(p, &bytes);
-    if (rc)
-        return ibx_frontend_fail(rc);
-    struct ibx_cuda_memcpy3d is = *p;
-    if (!ibx_frontend_copy_of_host(&is))
-        return planes_on_device(p);
-    return is.kind == CUDA_MEMCPY_ON_HOST
-               ? planes_on_host(p)
-               : planes_by_bounce(p, &bytes, is.kind == CUDA_MEMCPY_TO_DEVICE);
+    return rc ? ibx_frontend_fail(rc) : copy_checked(p, &bytes);
 }
 
 /* The call's columns and width are in bytes, those of cudaMemcpy3D in elements. */
@@ -576,5 +584,5 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
     if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;
     rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(cudaMemcpy3D(p), stream);
+    return rc ? rc : over(copy_checked(p, &bytes), stream);
 }

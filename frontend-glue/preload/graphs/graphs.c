@@ -444,8 +444,6 @@ int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
     return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
 }
 
-#define EDGE_DATA 8u /* bytes of an edge's data; all edges are plain */
-
 /* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 static bool has_edges(void **edges, size_t **count)
 {
@@ -471,7 +469,7 @@ static int get_neighbours(const char *call, const void *node, int behind, void *
     if (!nodes || *count > found)
         *count = found;
     if (nodes && edges)
-        memset(edges, 0, *count * EDGE_DATA);
+        memset(edges, 0, *count * IBX_EDGE_BYTES);
     free(all);
     return CUDA_SUCCESS;
 }
@@ -514,7 +512,7 @@ int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *
     if (!from || *count > found)
         *count = found;
     if (from && edges)
-        memset(edges, 0, *count * EDGE_DATA);
+        memset(edges, 0, *count * IBX_EDGE_BYTES);
     return CUDA_SUCCESS;
 }
 
@@ -542,16 +540,15 @@ int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
     return rc;
 }
 
-#define EDGE_BYTES 8u
 enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdgeData */
 
 /* Programmatic edges let the later kernel begin before the earlier one has ended, if both kernels
  * ask for it. Plain edges are stricter, so they can replace these. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count)
 {
-    static const uint8_t none[EDGE_BYTES - EDGE_RESERVED] = {0};
+    static const uint8_t none[IBX_EDGE_BYTES - EDGE_RESERVED] = {0};
     const uint8_t *edge = edges;
-    for (size_t i = 0; edge && i < count; i++, edge += EDGE_BYTES)
+    for (size_t i = 0; edge && i < count; i++, edge += IBX_EDGE_BYTES)
         if (edge[EDGE_FROM_PORT] > 2 || edge[EDGE_TO_PORT] || edge[EDGE_TYPE] > 1 ||
             memcmp(edge + EDGE_RESERVED, none, sizeof(none)) != 0)
             return false;

@@ -189,14 +189,20 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 
 /* Adds an allocation. An older one at this address was freed by a call that this library does not
  * see. Without memory for the entry, an address that both sides have counts as the host's. */
+/* Locked. What is noted there is no longer there. */
+static void remove_within(uintptr_t begin, size_t n)
+{
+    const size_t at = ibx_frontend_ranges_find(&ranges, begin);
+    while (at < ranges.count && ranges.items[at].begin < begin + n)
+        ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
+}
+
 static void note_range(const struct range *range)
 {
     if (!range->n)
         return;
     ibx_frontend_ranges_lock();
-    size_t at = ibx_frontend_ranges_find(&ranges, range->begin);
-    while (at < ranges.count && ranges.items[at].begin < range->begin + range->n)
-        ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
+    remove_within(range->begin, range->n);
     ibx_frontend_ranges_add(&ranges, range);
     ibx_frontend_ranges_unlock();
 }
@@ -245,9 +251,8 @@ size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height)
 void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
 {
     ibx_frontend_ranges_lock();
-    const size_t i = ibx_frontend_ranges_find(&ranges, at);
-    while (n && i < ranges.count && ranges.items[i].begin < at + n)
-        ibx_frontend_ranges_remove(&ranges, &ranges.items[i]);
+    if (n)
+        remove_within(at, n);
     ibx_frontend_ranges_unlock();
 }
 

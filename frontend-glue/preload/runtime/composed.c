@@ -98,13 +98,11 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!flags)
         return cudaEventRecord(event, stream);
-    if (!ibx_frontend_captures(stream))
-        return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
     ibx_frontend_request_begin(&e, IBX_EXT_RECORD, "cudaEventRecordWithFlags");
     ibx_put_u64(&e.body, (uintptr_t)event);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_put_u32(&e.body, flags);
-    return ibx_frontend_captured(&e, stream, &rc) ? rc : cudaEventRecord(event, stream);
+    return ibx_frontend_captured(&e, stream, &rc) ? rc : ibx_frontend_fail(CUDA_ILLEGAL_STATE);
 }
 
 /* ----------------------------------------------------------------- copies between devices */

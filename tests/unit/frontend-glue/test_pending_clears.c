@@ -5,28 +5,27 @@
 
 #define MEMORY 0x1000u
 
-static char context, stream, event;
-static unsigned resets;
-static bool resets_meanwhile; /* a client resets a context while an event is recorded */
-static int recorded, waited;  /* what these calls of CUDA's return */
+static char contexts[2], stream, event;
+static void *context;                 /* of the stream */
+static int recorded, waited, is_over; /* what these calls of CUDA's return */
 static unsigned events, destroyed, errors_forgotten;
 
 static int get_context(void *of, void **its)
 {
     assert_ptr_equal(of, &stream);
-    *its = &context;
+    *its = context;
     return 0;
 }
 
 static int push(void *pushed)
 {
-    assert_ptr_equal(pushed, &context);
+    assert_ptr_equal(pushed, context);
     return 0;
 }
 
 static int pop(void **popped)
 {
-    *popped = &context;
+    *popped = context;
     return 0;
 }
 
@@ -41,14 +40,13 @@ static int create(void **made, unsigned flags)
 static int record(void *of, void *in)
 {
     assert_true(of == &event && in == &stream);
-    resets += resets_meanwhile;
     return recorded;
 }
 
 static int query(void *of)
 {
     assert_ptr_equal(of, &event);
-    return IBX_CUDA_NOT_READY;
+    return is_over;
 }
 
 static int destroy(void *of)
@@ -90,11 +88,6 @@ bool ibx_back_end_have_cuda(struct gpu_session *of)
     return of->cuda;
 }
 
-unsigned ibx_back_end_resets(void)
-{
-    return resets;
-}
-
 void ibx_back_end_forget_error(void)
 {
     errors_forgotten++;
@@ -103,14 +96,15 @@ void ibx_back_end_forget_error(void)
 void ibx_nap(uint64_t *ns)
 {
     (void)ns;
-    fail(); /* the event is never over */
+    is_over = 0;
 }
 
 static int set_up(void **state)
 {
     (void)state;
-    resets_meanwhile = false;
+    context = &contexts[0];
     recorded = waited = 0;
+    is_over = IBX_CUDA_NOT_READY;
     events = destroyed = errors_forgotten = 0;
     return 0;
 }
@@ -127,20 +121,40 @@ static void test_known_until_freed(void **state)
     assert_true(events == 1 && destroyed == 1 && !errors_forgotten);
 }
 
-/* Then the memory is not known as being cleared, and whoever clears it has to wait. A reset may
- * be another context's. */
+/* Then the memory is not known as being cleared, and whoever clears it has to wait. */
 static void test_not_noted(void **state)
 {
     (void)state;
-    resets_meanwhile = true;
-    assert_false(ibx_pending_clear_add(&x, MEMORY, &stream));
-    assert_false(ibx_pending_clear(&x, MEMORY));
-    assert_int_equal(destroyed, 0);
-    resets_meanwhile = false;
     recorded = 2;
     assert_false(ibx_pending_clear_add(&x, MEMORY, &stream));
     assert_false(ibx_pending_clear(&x, MEMORY));
-    assert_int_equal(destroyed, 1);
+    assert_true(events == 1 && destroyed == 1);
+}
+
+/* ... so that there are not more events than clears under way. */
+static void test_event_that_is_over_is_used_again(void **state)
+{
+    (void)state;
+    assert_true(ibx_pending_clear_add(&x, MEMORY, &stream));
+    ibx_pending_clear_wait(&x, MEMORY);
+    assert_int_equal(is_over, 0);
+    assert_true(ibx_pending_clear_add(&x, MEMORY, &stream));
+    assert_int_equal(events, 1);
+    context = &contexts[1]; /* an event is of its context */
+    assert_true(ibx_pending_clear_add(&x, MEMORY, &stream));
+    assert_int_equal(events, 2);
+    ibx_pending_clear_forget(NULL);
+    assert_int_equal(destroyed, 0); /* with their contexts */
+}
+
+static void test_reset_of_one_context(void **state)
+{
+    (void)state;
+    assert_true(ibx_pending_clear_add(&x, MEMORY, &stream));
+    ibx_pending_clear_forget(&contexts[1]);
+    assert_true(ibx_pending_clear(&x, MEMORY));
+    ibx_pending_clear_forget(&contexts[0]);
+    assert_false(ibx_pending_clear(&x, MEMORY));
 }
 
 /* The runtime keeps the error of a call, which is not the client's. */
@@ -152,7 +166,7 @@ static void test_stream_that_cannot_wait(void **state)
     assert_false(ibx_pending_clear_before(MEMORY, &stream));
     assert_int_equal(errors_forgotten, 1);
     assert_true(ibx_pending_clear_before(2 * MEMORY, &stream)); /* there is nothing to wait for */
-    ibx_pending_clear_forget(&context);
+    ibx_pending_clear_forget(&contexts[0]);
     assert_false(ibx_pending_clear(&x, MEMORY));
 }
 
@@ -161,6 +175,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_known_until_freed, set_up),
         cmocka_unit_test_setup(test_not_noted, set_up),
+        cmocka_unit_test_setup(test_event_that_is_over_is_used_again, set_up),
+        cmocka_unit_test_setup(test_reset_of_one_context, set_up),
         cmocka_unit_test_setup(test_stream_that_cannot_wait, set_up),
     };
     return cmocka_run_group_tests_name("pending_clears", tests, NULL, NULL);
