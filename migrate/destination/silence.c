@@ -57,7 +57,7 @@ static bool misses_pages(const struct destination *d)
 static void how_to_end(const struct ibx_record *record, char *text, size_t size)
 {
     if (record->libvirt)
-        snprintf(text, size, "virsh destroy %s", record->name);
+        snprintf(text, size, "virsh destroy %s", ibx_shell_word(record->name).text);
     else
         snprintf(text, size, "kill -9 %d", (int)record->pid);
 }
@@ -66,7 +66,7 @@ void ibx_destination_tell_away(struct destination *d)
 {
     const struct ibx_record *record = &d->status.record;
     const uint64_t now = ibx_now_ns(), away_s = (now - d->lost_ns) / (1000 * IBX_NS_PER_MS);
-    char since[64] = "", end[160];
+    char since[64] = "", end[4 * sizeof(record->name) + 32];
     if (!misses_pages(d))
         return;
     d->told_away_ns = now;

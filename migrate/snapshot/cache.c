@@ -57,12 +57,12 @@ static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *e
 }
 
 /* Connects to the next server, which with `known` has to serve the folder's snapshot: it may serve
- * another one by now. If there are several, none is waited for long. */
+ * another one by now. None is waited for long if there are several, or children wait. */
 static int connect_next(struct snapshot_cache *cache, bool known, struct ibx_error *err)
 {
     struct ibx_options options = *cache->options;
     const char *uri = cache->uris[(cache->first + cache->tried) % cache->uri_count];
-    if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
+    if ((known || cache->uri_count > 1) && options.timeout_ms > TRY_MS)
         options.timeout_ms = TRY_MS;
     options.ends = ibx_migration_signals_pending;
     int rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);

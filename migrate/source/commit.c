@@ -219,7 +219,7 @@ static int look_for_events(struct source *s, bool *any, struct ibx_error *err)
 {
     int rc = ibx_qmp_pump(s->vm.qmp, err);
     *any = !rc && ibx_qmp_has_events(s->vm.qmp);
-    if (*any && ++s->looks > EVENTS_MOST)
+    if (*any && ++s->looks >= EVENTS_MOST)
         rc = ibx_error_set(err, -EBUSY,
                            "QEMU has reported something each of the %u times that the VM was to go "
                            "to the destination",

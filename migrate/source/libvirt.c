@@ -5,6 +5,7 @@
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -225,5 +226,5 @@ void ibx_source_libvirt_tell_paused(struct source *s)
                              "libvirt has not continued VM %s, which stayed here (QEMU says %s): "
                              "see that libvirtd runs, and virsh resume %s unless it is to be "
                              "paused",
-                             name, status, name);
+                             name, status, ibx_shell_word(name).text);
 }

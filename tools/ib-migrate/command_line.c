@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARGUMENTS_MAX (4u << 20) /* bytes; the kernel allows 2 MiB */
+#define ARGUMENTS_MAX (6u << 20) /* bytes with which a program can be started, and a null byte */
 #define OWN_MONITOR   "/qmp,server=on,wait=off"
 
 /* The options without a value, of all versions of QEMU; all others have one. */
@@ -362,9 +362,13 @@ json_t *ibx_run_arguments_of(pid_t pid, struct ibx_error *err)
     size_t length = file && text ? fread(text, 1, ARGUMENTS_MAX - 1, file) : 0;
     if (file)
         fclose(file);
-    if (!length) {
-        ibx_error_set(err, -ESRCH, "%s cannot be read: QEMU has ended, or belongs to another user",
-                      path);
+    if (!length || length == ARGUMENTS_MAX - 1) {
+        if (length) /* cut, it would start another VM there */
+            ibx_error_set(err, -E2BIG, "%s is longer than any with which QEMU can be started",
+                          path);
+        else
+            ibx_error_set(err, -ESRCH,
+                          "%s cannot be read: QEMU has ended, or belongs to another user", path);
         json_decref(list);
         list = NULL;
     }

@@ -8,6 +8,7 @@
 
 #include "common/file_check.h"
 #include "common/fork_lock.h"
+#include "common/shell_word.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -207,7 +208,7 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
         return ibx_error_set(err, fd,
                              "key file %s cannot be read: %s; copy the other end's there, or make "
                              "one by \"openssl rand -hex 32 | install -m 600 /dev/stdin %s\"",
-                             path, strerror(-fd), path);
+                             path, strerror(-fd), ibx_shell_word(path).text);
     if (fd == -EACCES)
         return ibx_error_set(err, fd,
                              "key file %s cannot be read: %s; it must belong to the user of this "
