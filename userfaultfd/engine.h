@@ -129,6 +129,14 @@ struct flight {
     _Atomic uint64_t fault_ns;                /* when the latest fault was read */
 };
 
+/* What a worker knows of the userfaultfd: each unnecessary look is a system call, which delays a
+ * fault. */
+enum events_seen {
+    EVENTS_NONE,    /* poll(2) has just said that it is not readable */
+    EVENTS_PERHAPS, /* not known */
+    EVENTS_READABLE /* poll(2) has just said so */
+};
+
 struct fault_worker {
     struct ibx_fault *engine;
     struct ibx_fault_reader reader; /* changed by resume, under the lock, in STOPPED */
@@ -145,12 +153,11 @@ struct fault_worker {
     unsigned window_head, window_count;
     struct stride_prefetch strides[STRIDE_QUEUE]; /* a ring, too */
     unsigned stride_head, stride_count;
-    uint64_t scanned;      /* engine->changes when the list was last scanned */
-    bool rescan;           /* the list has to be scanned again, though it has not changed */
-    bool reader_full;      /* until the next arrival */
-    bool look_events;      /* false: poll(2) has just said that the descriptor is not readable */
-    bool look_reader;      /* likewise, of the reader */
-    bool sure_events;      /* poll(2) has just said that the descriptor is readable */
+    uint64_t scanned; /* engine->changes when the list was last scanned */
+    bool rescan;      /* the list has to be scanned again, though it has not changed */
+    bool reader_full; /* until the next arrival */
+    enum events_seen events;
+    bool look_reader;      /* false: poll(2) has just said that the reader has nothing */
     uint64_t seen_faults;  /* engine->faults at the last background request */
     uint32_t chunk;        /* bytes of a background request, now */
     unsigned depth;        /* background requests in flight, now */

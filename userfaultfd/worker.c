@@ -209,8 +209,8 @@ static int sleep_ms(const struct fault_worker *w, bool reader, int reader_fd)
 
 static void look_at_all(struct fault_worker *w)
 {
-    w->look_events = w->look_reader = true;
-    w->sure_events = false;
+    w->events = EVENTS_PERHAPS;
+    w->look_reader = true;
 }
 
 static void rest(struct fault_worker *w, bool reader)
@@ -239,9 +239,9 @@ static void rest(struct fault_worker *w, bool reader)
                            {.fd = reader_fd, .events = POLLIN}};
     if (poll(fds, 3, sleep_ms(w, reader, reader_fd)) <= 0)
         return;
-    /* Each unnecessary check is a system call, which delays a fault. */
-    w->sure_events = fds[1].revents & POLLIN;
-    w->look_events = fds[0].revents || fds[1].revents;
+    w->events = fds[1].revents & POLLIN            ? EVENTS_READABLE
+                : fds[0].revents || fds[1].revents ? EVENTS_PERHAPS
+                                                   : EVENTS_NONE;
     w->look_reader = fds[0].revents || fds[2].revents || reader_fd < 0;
     uint64_t woken;
     if (fds[0].revents && read(w->wake_fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
@@ -276,7 +276,8 @@ void *ibx_fault_worker_main(void *worker)
     look_at_all(w);
     while (true) {
         bool ending = atomic_load(&e->ending), more = false;
-        bool busy = !ending && faults && w->look_events && ibx_fault_events_read(e, w->sure_events);
+        bool busy = !ending && faults && w->events != EVENTS_NONE &&
+                    ibx_fault_events_read(e, w->events == EVENTS_READABLE);
         enum ibx_fault_state state = ibx_fault_state(e);
         bool serving = state == IBX_FAULT_SERVING && !ending;
         if (!ending && faults && (serving || state == IBX_FAULT_COMPLETE))

@@ -52,8 +52,9 @@ static bool step(struct ofi_endpoint *e, bool *sent)
         return false;
     ibx_ofi_msg_post(e);
     int taken = ibx_ofi_io_take(e);
-    e->send_again |= taken && e->send_refused; /* that may have been credit */
-    ibx_ofi_fence_answer(e);                   /* both may be fencing at once */
+    if (taken && e->send_turn == OFI_SEND_REFUSED)
+        e->send_turn = OFI_SEND_AGAIN; /* that may have been credit */
+    ibx_ofi_fence_answer(e);           /* both may be fencing at once */
     return taken || e->fenced == e->fence || ibx_ofi_io_nap(e);
 }
 

@@ -312,7 +312,8 @@ int ibx_ofi_io_progress(void *endpoint)
     int taken = ibx_ofi_io_take(e);
     if (taken) {
         e->idle_since = 0;
-        e->send_again = e->send_refused;
+        if (e->send_turn == OFI_SEND_REFUSED)
+            e->send_turn = OFI_SEND_AGAIN;
     }
     report(e);
     ibx_ofi_msg_deliver(e);
@@ -369,8 +370,8 @@ int ibx_ofi_io_arm(void *endpoint)
     struct ofi_endpoint *e = endpoint;
     if (ibx_ofi_stopped(e) || e->over)
         return 1;
-    if (e->send_again) { /* once: a refused sender may try again before it sleeps */
-        e->send_again = e->send_refused = false;
+    if (e->send_turn == OFI_SEND_AGAIN) { /* once */
+        e->send_turn = OFI_SEND_TAKEN;
         return 1;
     }
     if (e->idle_recvs || ibx_ofi_msg_deliverable(e) || (e->refused && !e->in_flight))

@@ -263,15 +263,14 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     struct ofi_endpoint *e = endpoint;
     if (ibx_ofi_stopped(e))
         return -ENOTCONN;
-    e->send_refused = true;
-    e->send_again = false;
+    e->send_turn = OFI_SEND_REFUSED;
     if (e->credits < (flags & IBX_SPARING ? 2 : 1))
         return -EAGAIN;
     struct header h = {.kind = OFI_DATA, .sequence = e->next_send, .length = (uint32_t)length};
     int rc = send_message(e, h, iov, iovcnt, cookie, flags & IBX_SIGNALED);
     if (rc)
         return rc;
-    e->send_refused = false;
+    e->send_turn = OFI_SEND_TAKEN;
     e->next_send++;
     e->credits--;
     return 0;

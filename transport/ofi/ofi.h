@@ -189,6 +189,13 @@ struct ofi_side {
  */
 enum ofi_state { OFI_SETUP, OFI_LIVE, OFI_STOPPED, OFI_CLOSED };
 
+/* Whether the user waits to send. */
+enum ofi_send_turn {
+    OFI_SEND_TAKEN,   /* its last send was taken, or it was told to try again */
+    OFI_SEND_REFUSED, /* its last send was refused */
+    OFI_SEND_AGAIN    /* something has completed since: it may try again before it sleeps */
+};
+
 struct ofi_endpoint {
     struct ibx_link *link;
     struct ibx_state_machine state; /* enum ofi_state */
@@ -235,8 +242,7 @@ struct ofi_endpoint {
     unsigned receives_lost; /* in a row */
     bool refused;           /* libfabric returned -FI_EAGAIN to a post since the last progress */
     bool retry_turn;
-    bool send_refused; /* the user's last send was refused */
-    bool send_again;   /* ... and something has completed since */
+    enum ofi_send_turn send_turn;
 
     uint32_t epoch;         /* grows with each FENCE of the peer */
     unsigned old_chunks;    /* chunks in flight since before the last FENCE of the peer */
