@@ -171,6 +171,17 @@ enum captures_use {
     CAPTURES_SPARED
 };
 
+/* What a handler does, where that matters when it has answered. */
+enum handler_task {
+    TASK_OTHER,
+    TASK_ALLOCATES, /* cudaMalloc */
+    TASK_SELECTS,   /* cudaSetDevice */
+    TASK_GRAPH,     /* returns a graph */
+    TASK_EXEC,      /* returns an executable graph */
+    TASK_REGISTERS, /* registers kernels, or resets the context, which has them */
+    TASK_UNLOADS    /* unregisters kernels */
+};
+
 /* Room that is reserved for a tenant. */
 struct ibx_room {
     struct ibx_quota *quota; /* NULL: nothing */
@@ -179,6 +190,7 @@ struct ibx_room {
 
 /* The handler of GVirtuS's that is about to run for the request in hand, or runs. */
 struct gvirtus_handler {
+    enum handler_task task;                   /* TASK_OTHER again once it has answered */
     enum captures_use captures;               /* about to run */
     enum captures_use captures_run;           /* runs: until it has answered */
     enum registrations_use registrations;     /* about to run */
@@ -189,14 +201,9 @@ struct gvirtus_handler {
     uint64_t made_of;                /* a module, of which it returns a function */
     enum ibx_handle_maker maker;     /* of what it makes, if that is a library's */
     struct ibx_load_options load;    /* with which it loads a module */
-    bool makes_graph, makes_exec;    /* it returns a graph; an executable graph */
-    struct ibx_graph_size exec_size; /* of the executable graph */
+    struct ibx_graph_size exec_size; /* of the executable graph that it returns */
     struct ibx_room exec_room;       /* for it, reserved */
-    bool changes_kernels;            /* it registers or unregisters kernels */
-    bool unloads;                    /* it unregisters kernels */
     bool launch_checked;             /* it launches, and has passed ibx_device_launch_check() */
-    bool allocates;                  /* it is cudaMalloc */
-    bool selects;                    /* it is cudaSetDevice */
     bool frees;                      /* it gives memory back: until ibx_frees_end() */
     bool may_reset;                  /* it may reset the context */
     bool takes_context;              /* it resets or destroys a context: */

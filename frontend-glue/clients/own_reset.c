@@ -121,7 +121,7 @@ void ibx_made_read(struct gpu_session *x, const char *name)
 
 bool ibx_made_room(const struct gpu_session *x)
 {
-    const bool graph = x->handler.makes_graph && x->handler.captures != CAPTURES_ENDED;
+    const bool graph = x->handler.task == TASK_GRAPH && x->handler.captures != CAPTURES_ENDED;
     const bool makes = x->handler.made == MADE_MAKES;
     const enum ibx_handle_kind kind = x->handler.made_kind;
     const enum ibx_hold hold = graph                        ? IBX_HOLD_GRAPHS

@@ -450,6 +450,33 @@ static bool may_hide_work(const char *name)
     return !is_cuda || strstr(plain, "Async") || strstr(plain, "Launch");
 }
 
+static enum handler_task find_task(const char *name, enum ibx_call_kind kind,
+                                   enum captures_use captures)
+{
+    static const struct {
+        const char *name;
+        enum handler_task task;
+    } tasks[] = {
+        {"cudaMalloc", TASK_ALLOCATES},
+        {"cudaSetDevice", TASK_SELECTS},
+        {"cudaGraphCreate", TASK_GRAPH},
+        {"cudaGraphInstantiate", TASK_EXEC},
+    };
+    for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); i++)
+        if (!strcmp(name, tasks[i].name))
+            return tasks[i].task;
+    if (captures == CAPTURES_ENDED)
+        return TASK_GRAPH;
+    if (strstr(name, "cudaUnregisterFatBinary"))
+        return TASK_UNLOADS;
+    return kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS ? TASK_REGISTERS : TASK_OTHER;
+}
+
+static bool changes_kernels(enum handler_task task)
+{
+    return task == TASK_REGISTERS || task == TASK_UNLOADS;
+}
+
 void ibx_device_call_read(struct gpu_session *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
@@ -457,15 +484,9 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
     ibx_made_read(x, name);
     if (ibx_call_is_open(kind) && may_hide_work(name))
         ibx_clients_hide_work(x);
-    x->handler.allocates = !strcmp(name, "cudaMalloc");
-    x->handler.selects = !strcmp(name, "cudaSetDevice");
     x->handler.registrations = ibx_registrations_use(name);
-    x->handler.makes_graph =
-        x->handler.captures == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
-    x->handler.makes_exec = !strcmp(name, "cudaGraphInstantiate");
-    x->handler.unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
-    x->handler.changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
-    if (x->handler.changes_kernels)
+    x->handler.task = find_task(name, kind, x->handler.captures);
+    if (changes_kernels(x->handler.task))
         ibx_registrations_changed();
 }
 
@@ -487,17 +508,17 @@ static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 void ibx_device_call_answered(struct gpu_session *x)
 {
     const int code = x->replies.exit_code;
-    if (x->handler.allocates && !code)
+    const enum handler_task task = x->handler.task;
+    if (task == TASK_ALLOCATES && !code)
         x->allocates_plainly = x->replies.last_size == 8;
     ibx_graph_joins_end(x); /* if that is too much, the next one ends the session */
     ibx_captures_answered(x, code);
     ibx_made_answered(x);
-    if ((x->handler.makes_graph || x->handler.makes_exec) && !code)
-        note_handle(x, x->handler.makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
+    if ((task == TASK_GRAPH || task == TASK_EXEC) && !code)
+        note_handle(x, task == TASK_GRAPH ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     ibx_room_end(&x->handler.exec_room);
     x->handler.captures = CAPTURES_UNUSED;
-    if (x->handler.changes_kernels) /* other sessions may have looked kernels up while it ran */
+    if (changes_kernels(task)) /* other sessions may have looked kernels up while it ran */
         ibx_registrations_changed();
-    x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =
-        x->handler.makes_exec = false;
+    x->handler.task = TASK_OTHER;
 }

@@ -156,7 +156,7 @@ static void handled(struct gpu_session *x)
     if (x->handler.frees)
         ibx_frees_end();
     ibx_held_end(x);
-    if (x->handler.frees && x->handler.unloads)
+    if (x->handler.frees && x->handler.task == TASK_UNLOADS)
         ibx_frees_unloaded();
     x->handler.frees = false;
     ibx_captures_ran(x);
@@ -243,7 +243,7 @@ static int note_read(void *context, void *bytes, size_t n)
     x->requests.freed = 0;
     rc = ibx_isolation_after_read(x, stage);
     if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME) {
-        if (x->handler.unloads && !x->handler.frees) {
+        if (x->handler.task == TASK_UNLOADS && !x->handler.frees) {
             ibx_frees_begin(x, 0);
             x->handler.frees = true;
         }
@@ -281,7 +281,7 @@ static bool has_context(const struct gpu_session *x)
  * errors it is not known which one is. */
 static void note_selection(struct gpu_session *x)
 {
-    if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
+    if (x->handler.task == TASK_SELECTS && x->replies.exit_code == INVALID_DEVICE)
         x->requests.device = x->selected;
     x->selected = x->requests.device;
     ibx_ready_context_selected(x->selected);

@@ -164,7 +164,7 @@ void ibx_named_tell(const struct gpu_session *x)
  * until it exists. */
 static bool has_room(struct gpu_session *x, uint64_t graph)
 {
-    if (!x->handler.makes_exec)
+    if (x->handler.task != TASK_EXEC)
         return true;
     x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
     ibx_room_end(&x->handler.exec_room);
