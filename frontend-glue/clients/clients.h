@@ -236,8 +236,9 @@ struct ibx_host_work {
     bool callback;
 };
 /* Enqueues a function in a stream. `enqueue` is the runtime's cudaLaunchHostFunc, or
- * cudaStreamAddCallback if `work->callback`. CUDA_NOT_SUPPORTED: the stream is being captured;
- * CUDA_INVALID_VALUE: the tenant has no such queue; CUDA_MEMORY_ALLOCATION: the queue is full. */
+ * cudaStreamAddCallback if `work->callback`. CUDA_NOT_SUPPORTED: the stream is being captured (for
+ * a callback CUDA's own error, and the capture has failed); CUDA_INVALID_VALUE: the tenant has no
+ * such queue; CUDA_MEMORY_ALLOCATION: the queue is full. */
 int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, void *enqueue);
 /* A function that a graph calls at each launch. Returns the argument with which CUDA is to call
  * ibx_host_work_call(); NULL: *rc is the error. The same number is the same function. The function

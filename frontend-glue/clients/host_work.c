@@ -223,6 +223,11 @@ static void call_back(void *stream, int status, void *id)
     wait_for_client(id, status);
 }
 
+static void call_nothing(void *stream, int status, void *id)
+{
+    (void)stream, (void)status, (void)id;
+}
+
 /* Locked. A new function of the queue, in that state; NULL: no memory. */
 static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum function_state state,
                               bool copies)
@@ -522,22 +527,35 @@ uint64_t ibx_host_work_number(const struct gpu_session *x, const void *repeated)
     return number;
 }
 
+typedef int add_callback(void *stream, void (*function)(void *stream, int status, void *id),
+                         void *id, unsigned flags);
+
+/* A graph would call the function more than once. CUDA itself refuses a callback, and the capture
+ * has failed then. */
+static int refuse_in_capture(const struct ibx_host_work *work, void *enqueue)
+{
+    add_callback *add_it = NULL;
+    memcpy(&add_it, &enqueue, sizeof(add_it));
+    const int rc =
+        work->callback ? add_it((void *)(uintptr_t)work->stream, call_nothing, NULL, 0) : 0;
+    return rc ? rc : CUDA_NOT_SUPPORTED;
+}
+
 int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, void *enqueue)
 {
     int (*launch)(void *stream, void (*function)(void *), void *argument) = NULL;
-    int (*add_callback)(void *stream, void (*function)(void *, int, void *), void *argument,
-                        unsigned flags) = NULL;
+    add_callback *add_it = NULL;
     int capturing = 0, rc = 0;
     if (work->stream > 1 && ibx_back_end_have_cuda(x)) /* the legacy stream is never captured */
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
-    if (rc || capturing) /* a graph would call the function more than once */
-        return rc ? rc : CUDA_NOT_SUPPORTED;
+    if (rc || capturing)
+        return rc ? rc : refuse_in_capture(work, enqueue);
     void *id = add(x, work->queue, work->number, FUNCTION_WAITING, &rc);
     if (!id)
         return rc;
     if (work->callback) {
-        memcpy(&add_callback, &enqueue, sizeof(add_callback));
-        rc = add_callback((void *)(uintptr_t)work->stream, call_back, id, 0);
+        memcpy(&add_it, &enqueue, sizeof(add_it));
+        rc = add_it((void *)(uintptr_t)work->stream, call_back, id, 0);
     } else {
         memcpy(&launch, &enqueue, sizeof(launch));
         rc = launch((void *)(uintptr_t)work->stream, call_function, id);

@@ -394,6 +394,7 @@ int main(int argc, char **argv)
         {"captures", captures},
         {"captures-of-planes", captures_of_planes},
         {"captures-of-events", captures_of_events},
+        {"captures-of-callbacks", captures_of_callbacks},
         {"conditions", conditions},
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},

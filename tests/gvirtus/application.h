@@ -282,6 +282,7 @@ bool questions_about_graphs();
 bool captures();
 bool captures_of_planes();
 bool captures_of_events();
+bool captures_of_callbacks();
 bool killed_in_graph();
 bool killed_while_mapped();
 bool lied_to();

@@ -440,6 +440,35 @@ bool captures_of_planes()
     return HOLDS(cudaFree(device) == 0);
 }
 
+static void never_called(void *, int, void *called)
+{
+    *static_cast<bool *>(called) = true;
+}
+
+// CUDA takes functions of cudaLaunchHostFunc into graphs, and those of cudaStreamAddCallback not:
+// a capture with one has failed.
+bool captures_of_callbacks()
+{
+    using Callback = void (*)(void *stream, int status, void *argument);
+    void *stream = nullptr, *graph = &stream;
+    bool called = false;
+    int status = 5;
+    const auto add = [&](Callback callback) {
+        return run<void *, Callback, void *, unsigned>("cudaStreamAddCallback", stream, callback,
+                                                       &called, 0);
+    };
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(fails(add(nullptr), 1));
+    REQUIRE(run("cudaStreamIsCapturing", stream, &status) == 0 && status == 1);
+    REQUIRE(fails(add(never_called), 900) && fails(add(never_called), 901));
+    REQUIRE(run("cudaStreamIsCapturing", stream, &status) == 0 && status == 2);
+    REQUIRE(fails(run("cudaStreamEndCapture", stream, &graph), 901) && !graph && !called);
+    // The stream takes callbacks again.
+    REQUIRE(add(never_called) == 0 && cudaStreamSynchronize(stream) == 0 && called);
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
 // of arrays have 64 bytes: nothing behind the last row of 64 is sent. A kernel is not launched,
 // either, if the back end says that it has more arguments than the program has pointers.

@@ -405,6 +405,7 @@ void check_what_the_provider_changes()
     check("captures", [] { return run("captures", true); });
     check("captures of planes", [] { return run("captures-of-planes", true); });
     check("captures of events", [] { return run("captures-of-events", true); });
+    check("captures of callbacks", [] { return run("captures-of-callbacks", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
     check("... and signals in the middle of calls", [] { return run("signals-in-calls", true); });

@@ -348,7 +348,8 @@ EXPORT int cudaStreamAddCallback(void *stream,
 {
     struct callback *c = malloc(sizeof(*c));
     *c = (struct callback){stream, argument, function};
-    int rc = flags ? INVALID_VALUE : cudaLaunchHostFunc(stream, call_back, c);
+    int rc = flags ? INVALID_VALUE : captures_nothing(stream);
+    rc = rc ? returns(rc) : cudaLaunchHostFunc(stream, call_back, c);
     if (rc)
         free(c);
     return rc;

@@ -255,18 +255,23 @@ EXPORT int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     return cudaMemset2DAsync(address, n, value, n, 1, stream);
 }
 
-/* CUDA permits no copy between devices in a capture, which has no graph then. */
+int captures_nothing(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool captured = stream && stream == capture.stream, lost = captured && capture.lost;
+    capture.lost = capture.lost || captured;
+    pthread_mutex_unlock(&mutex);
+    return lost ? INVALIDATED : captured ? UNSUPPORTED : 0;
+}
+
 EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
                                void *stream)
 {
     const struct ibx_cuda_memcpy3d copy = {
         .from = {(void *)(uintptr_t)from, n, n, 1}, .to = {to, n, n, 1}, .extent = {n, 1, 1}};
     (void)to_device, (void)from_device;
-    pthread_mutex_lock(&mutex);
-    const bool captured = stream && stream == capture.stream, lost = captured && capture.lost;
-    capture.lost = capture.lost || captured;
-    pthread_mutex_unlock(&mutex);
-    return returns(lost ? INVALIDATED : captured ? UNSUPPORTED : graph_run_copy(&copy, stream));
+    const int rc = captures_nothing(stream);
+    return returns(rc ? rc : graph_run_copy(&copy, stream));
 }
 
 EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)

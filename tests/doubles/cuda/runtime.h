@@ -35,6 +35,8 @@ int graph_malloc(void **address, size_t n);
 
 /* graphs.c: whether the stream is captured, and the function with it. */
 bool captures_function(void *stream, void (*function)(void *argument), void *argument);
+/* Of a call that CUDA permits in no capture: its error in this one, which has no graph then. */
+int captures_nothing(const void *stream);
 /* Likewise a node that records the event, or waits for it. */
 bool captures_event(void *stream, bool records, void *event);
 /* Around a wait for the device, which ends captures that are under way, or begin meanwhile. False:
