@@ -7,6 +7,7 @@
  *   C         committed                U  QEMU has refused that
  *   R         released                 M  it has completed, and was marked (hold.h)
  *   S         the guest sleeps (S3) in a QEMU that cannot continue it then       A  it is awake
+ *   I         the tool was interrupted, and says so itself
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  *
@@ -57,6 +58,7 @@ struct watchdog {
     struct ibx_options transport; /* only set with a folder */
     struct ibx_vm_undo vm;
     bool sleeps;        /* the guest, and this QEMU would end if it continued it */
+    bool interrupted;   /* the tool has said that the VM stays */
     const char *folder; /* NULL: nothing is recorded */
     int lock_fd;        /* the record's lock; -1: none */
     struct ibx_state_machine state;
@@ -84,6 +86,7 @@ static void on_letter(struct watchdog *w, char letter)
         w->vm.touched = letter == 'T' || (w->vm.touched && letter != 'U');
         w->vm.marked |= letter == 'M';
         w->sleeps = letter == 'S' || (w->sleeps && letter != 'A');
+        w->interrupted |= letter == 'I';
         w->vm.was_running = letter == 'G' || (w->vm.was_running && letter != 'P');
         if (letter == 'C')
             ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
@@ -158,7 +161,8 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
         else
             ibx_vm_say_stopped(qmp, status, why, sizeof(why), deadline);
     }
-    ibx_log(IBX_LOG_WARN, "ib-migrate ended before the %s: VM %s %s%s%s",
+    ibx_log(w->interrupted ? IBX_LOG_INFO : IBX_LOG_WARN,
+            "ib-migrate ended before the %s: VM %s %s%s%s",
             w->folder ? "commit" : "snapshot was whole", name_of(&w->record), where,
             *why ? ": " : "", why);
 }
@@ -375,6 +379,11 @@ int ibx_watchdog_sleeps(struct ibx_watchdog *watchdog, bool sleeps, struct ibx_e
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
     return tell(watchdog, "M", 1, err);
+}
+
+void ibx_watchdog_interrupted(struct ibx_watchdog *watchdog)
+{
+    tell(watchdog, "I", 1, NULL);
 }
 
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err)

@@ -45,6 +45,9 @@ int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error
 int ibx_watchdog_sleeps(struct ibx_watchdog *watchdog, bool sleeps, struct ibx_error *err);
 /* A snapshot's migration has completed and was marked (hold.h). */
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
+/* A signal ends the tool, which has changed nothing and says that the VM stays: a second message
+ * would only alarm. It is still logged as "info". */
+void ibx_watchdog_interrupted(struct ibx_watchdog *watchdog);
 /* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only
  * puts QEMU's settings back. */
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err);

@@ -160,6 +160,7 @@ struct managed_wait {
 
 struct signal_watch {
     struct migration_signals *signals;
+    struct ibx_watchdog *watchdog; /* NULL: it has something to undo, and says so */
     int over;
     const struct ibx_migrate_observer *observer;
     struct ibx_migrate_status last; /* a copy of the status */
@@ -184,6 +185,8 @@ static void *leave_on_signal(void *argument)
     if (watch->observer->leaving)
         watch->observer->leaving(watch->observer->context, &watch->last,
                                  "cancelled before the destination answered: the VM stays here");
+    if (watch->watchdog)
+        ibx_watchdog_interrupted(watch->watchdog);
     unlink(watch->socket);
     _exit(EXIT_FAILURE);
 }
@@ -193,6 +196,7 @@ static void *leave_on_signal(void *argument)
 static int ask(struct source *s, struct ibx_error *err)
 {
     struct signal_watch watch = {.signals = &s->signals,
+                                 .watchdog = source_managed(&s->vm) ? NULL : &s->vm.watchdog,
                                  .over = eventfd(0, EFD_CLOEXEC),
                                  .observer = &s->options->observer,
                                  .last = s->status};
