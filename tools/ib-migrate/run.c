@@ -29,8 +29,8 @@
 struct run {
     struct migrate_args args; /* of the send */
     struct run_tokens tokens;
-    char uri[600], key_path[PATH_MAX];
-    char key[2 * KEY_BYTES + 2]; /* a line */
+    char uri[IBX_URI_MAX + 2], key_path[PATH_MAX]; /* a URI that is cut is too long for the send */
+    char key[2 * KEY_BYTES + 2];                   /* a line */
     json_t *request;
     pid_t ssh;
     int to; /* the far end's standard input; -1 closed */
