@@ -160,6 +160,7 @@ def what_was_plugged_in_is_there_too(scene):
         ("object-del", {"id": "gone"}),
         ("object-add", {"qom-type": "iothread", "id": "io1", "poll-max-ns": 4711}),
         ("blockdev-add", {"driver": "raw", "node-name": "plugged", "cache": {"direct": False},
+                          "detect-zeroes": "unmap", "discard": "unmap",
                           "file": {"driver": "file", "filename": scene.here.path("plugged.img"),
                                    "locking": "off"}}),
         ("device_add", {"driver": "virtio-blk-pci", "id": "disk1", "drive": "plugged",
@@ -187,6 +188,9 @@ def what_was_plugged_in_is_there_too(scene):
     equal([far.ask(("qom-get", {"path": path, "property": name})) for path, name in (
         ("/objects/io1", "poll-max-ns"), ("/machine/peripheral/disk1", "serial"))],
         [4711, "a b"])
+    (zeroes,) = [one["detect_zeroes"] for one in far.ask("query-named-block-nodes")
+                 if one["node-name"] == "plugged"]
+    equal(zeroes, "unmap")
     present = [one["name"] for one in far.ask(("qom-list", {"path": "/objects"}))]
     assert "gone" not in present and "stays" in present, present
     tool.expect(source, far)
@@ -252,6 +256,25 @@ def what_cannot_be_is_refused_before_anything_starts(scene):
     equal((code, "--to is needed" in err), (2, True))
     for host in ("", "-oProxyCommand=x"):
         equal((host, scene.run("run", "--qmp", "Q", "--to", host)[0]), (host, 2))
+
+
+def plug_a_tap(scene, downscript):
+    vm = start_vm(scene, "-device", "pcie-root-port,id=port1")
+    vm.ask(("netdev_add", {"type": "tap", "id": "net1", "ifname": f"ibx{os.getpid()}",
+                           "script": "no", "downscript": downscript}),
+           ("device_add", {"driver": "virtio-net-pci", "id": "nic1", "netdev": "net1",
+                           "bus": "port1"}))
+    return vm
+
+
+@case
+def a_tap_whose_description_qemu_cuts_is_refused(scene):
+    fails(scene, plug_a_tap(scene, "/" + 300 * "a"), ("nic1", "not tell the whole names"))
+
+
+@case
+def a_tap_with_a_comma_in_the_name_of_its_script_is_refused(scene):
+    fails(scene, plug_a_tap(scene, "/a,b"), ("nic1", "not tell the whole names"))
 
 
 @case
@@ -417,6 +440,11 @@ def a_far_end_sets_no_options_here(scene):
         code, out, err = scene.run(*line)
         equal((code, out), (1, ""))
         assert words in err and "nonsense" not in err, err
+    # As long as a host and a query may be: nothing of it is cut off.
+    line = list(run_line(scene, "--address", "127.0.0." + 200 * "0" + "1"))
+    line[line.index("--ssh") + 1] = liar
+    line[line.index("--listen") + 1] += "?" + 24 * "timeout_ms=12345&" + "chunk=wrong"
+    assert '"wrong"' in scene.run(*line)[2]
     # A user's name may have an @, as that of a directory does: the host is behind the last one.
     line = list(run_line(scene))
     line[line.index("--ssh") + 1] = liar

@@ -17,6 +17,7 @@
 
 #define ASK_MS 20000
 #define PLACE  "/machine/peripheral"
+#define INFO   255 /* the longest description of a network; QEMU cuts what is longer */
 
 struct finding {
     struct ibx_qmp *qmp;
@@ -135,13 +136,21 @@ static const json_t *file_of(const struct finding *f, const json_t *top)
     return NULL;
 }
 
+/* QEMU does not tell "discard", "aio" and "locking". It takes detect-zeroes=unmap only together
+ * with discard=unmap. */
 static json_t *describe_node(const json_t *node)
 {
     const json_t *cache = json_object_get(node, "cache");
-    return json_pack("{s:s, s:b, s:{s:b, s:b}}", "driver", text_of(node, "drv"), "read-only",
-                     json_is_true(json_object_get(node, "ro")), "cache", "direct",
-                     json_is_true(json_object_get(cache, "direct")), "no-flush",
-                     json_is_true(json_object_get(cache, "no-flush")));
+    const char *zeroes = text_of(node, "detect_zeroes");
+    json_t *json = json_pack("{s:s, s:b, s:{s:b, s:b}}", "driver", text_of(node, "drv"),
+                             "read-only", json_is_true(json_object_get(node, "ro")), "cache",
+                             "direct", json_is_true(json_object_get(cache, "direct")), "no-flush",
+                             json_is_true(json_object_get(cache, "no-flush")));
+    if (*zeroes && strcmp(zeroes, "off") != 0)
+        json_object_set_new(json, "detect-zeroes", json_string(zeroes));
+    if (!strcmp(zeroes, "unmap"))
+        json_object_set_new(json, "discard", json_string(zeroes));
+    return json;
 }
 
 static int add_disk(const struct finding *f, const char *name)
@@ -217,36 +226,53 @@ static bool has_vhost(pid_t pid)
     return found;
 }
 
-/* Adds a tap, from "info network", which has a line for each queue:
- * "ID: index=0,type=tap,ifname=NAME,script=PATH,downscript=PATH". */
+struct tap {
+    char ifname[17], script[INFO + 1], down[INFO + 1];
+    unsigned queues;
+    bool partial; /* QEMU has cut the description, or a name in it has a comma */
+};
+
+/* Takes a line of "info network" behind the name of the network. A tap has one for each queue:
+ * ": index=0,type=tap,ifname=NAME,script=PATH,downscript=PATH". */
+static void read_tap(const char *line, struct tap *tap)
+{
+    int begin = 0, end = 0;
+    const int found = sscanf(line,
+                             ": index=%*u,type=tap,%nifname=%16[^,\r\n],script=%255[^,\r\n],"
+                             "downscript=%255[^,\r\n]%n",
+                             &begin, tap->ifname, tap->script, tap->down, &end);
+    const int length = (int)strcspn(line, "\r\n");
+    tap->queues += found == 3;
+    tap->partial |= begin && found > 0 && (length - begin >= INFO || length != end);
+}
+
+/* Adds a tap, from "info network". */
 static int add_tap(const struct finding *f, const char *id, const char *name)
 {
     json_t *text = NULL;
-    char ifname[17], script[256], down[256];
+    struct tap tap = {.queues = 0};
     const size_t length = strlen(name);
-    unsigned queues = 0;
     int rc =
         ask(f, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"), &text);
     const char *line = rc ? NULL : json_string_value(text);
     for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
         const char *at = line + strspn(line, " \\");
-        queues += !strncmp(at, name, length) &&
-                  sscanf(at + length,
-                         ": index=%*u,type=tap,ifname=%16[^,\r\n],script=%255[^,\r\n],"
-                         "downscript=%255[^,\r\n]",
-                         ifname, script, down) == 3;
+        if (!strncmp(at, name, length))
+            read_tap(at + length, &tap);
     }
     json_decref(text);
     if (rc)
         return rc;
-    if (!queues)
+    if (tap.partial)
+        return refuse(f, "device", id, "QEMU does not tell the whole names of its tap's scripts");
+    if (!tap.queues)
         return refuse(f, "device", id, "QEMU describes only networks of type tap");
     json_object_set_new(f->backends, name, json_true());
-    json_t *tap =
-        json_sprintf("tap,id=%s,ifname=%s,script=%s,downscript=%s,queues=%u%s", name, ifname,
-                     script, down, queues, has_vhost(ibx_qmp_pid(f->qmp)) ? ",vhost=on" : "");
-    return !tap || json_array_append_new(f->plugged, json_string("-netdev")) ||
-                   json_array_append_new(f->plugged, tap)
+    json_t *json = json_sprintf("tap,id=%s,ifname=%s,script=%s,downscript=%s,queues=%u%s", name,
+                                tap.ifname, tap.script, tap.down, tap.queues,
+                                has_vhost(ibx_qmp_pid(f->qmp)) ? ",vhost=on" : "");
+    return !json || json_array_append_new(f->plugged, json_string("-netdev")) ||
+                   json_array_append_new(f->plugged, json)
                ? no_memory(f)
                : 0;
 }
