@@ -254,36 +254,36 @@ static bool left(struct far *far, int wait_ms)
     return far->asker.now != ASKER_THERE;
 }
 
-/* Whether a program listens at this socket of a QEMU that runs in `folder`, or in / without it (see
- * become()), even if its backlog is full. A relative path may be as long as one that QEMU binds. */
-static bool is_taken(const char *folder, const char *path)
+/* Whether a program listens at this socket, even if its backlog is full. */
+static bool is_taken(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     const size_t length = strlen(path);
     bool taken = false;
-    if (here >= 0 && fd >= 0 && length < sizeof(address.sun_path) &&
-        (!chdir(*folder ? folder : ".") || !chdir("/"))) {
+    if (fd >= 0 && length < sizeof(address.sun_path)) {
         memcpy(address.sun_path, path, length + 1);
         taken = !connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN;
-        taken = fchdir(here) || taken;
     }
     if (fd >= 0)
         close(fd);
-    if (here >= 0)
-        close(here);
     return taken;
 }
 
 /* Checks that nobody listens at QEMU's sockets. QEMU unlinks an existing socket, and would take it
- * away from its listener, for instance from the source's QEMU if both run on one host. */
+ * away from its listener, for instance from the source's QEMU if both run on one host. The paths
+ * are those of a QEMU that runs in `folder`, or in / without it (see become()): a relative one may
+ * be as long as one that QEMU binds, so they are looked up from there. */
 static int check_sockets(const char *folder, char *const *arguments, struct ibx_error *err)
 {
-    int rc = 0;
+    const int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int rc = here < 0 || (chdir(*folder ? folder : ".") && chdir("/")) ? -errno : 0;
+    if (rc)
+        ibx_error_set(err, rc, "the folders of this command and of QEMU cannot be entered: %s",
+                      strerror(-rc));
     for (size_t i = 0; arguments[i] && !rc; i++) {
         char *path = ibx_run_socket_of(arguments[i]);
-        if (path && is_taken(folder, path))
+        if (path && is_taken(path))
             rc = ibx_error_set(err, -EADDRINUSE,
                                "a program already listens at %s%s%s, and QEMU would take that "
                                "socket over: give run --map to use another folder, or end that "
@@ -291,6 +291,12 @@ static int check_sockets(const char *folder, char *const *arguments, struct ibx_
                                path, *path == '/' ? "" : " in ", *path == '/' ? "" : folder);
         free(path);
     }
+    if (here >= 0 && fchdir(here) && !rc)
+        rc = ibx_error_set(err, -errno,
+                           "the folder in which ib-migrate was started cannot be entered again: %s",
+                           strerror(errno));
+    if (here >= 0)
+        close(here);
     return rc;
 }
 
