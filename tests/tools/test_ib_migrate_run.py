@@ -258,6 +258,23 @@ def what_cannot_be_is_refused_before_anything_starts(scene):
         equal((host, scene.run("run", "--qmp", "Q", "--to", host)[0]), (host, 2))
 
 
+@case
+def a_far_end_that_cannot_look_for_listeners_starts_no_qemu(scene):
+    """In a folder that even its user cannot enter any more."""
+    vm, taken, locked = start_vm(scene), scene.path("taken"), scene.path("locked")
+    os.mkdir(locked, mode=0o700)
+    with open(scene.path("ssh"), "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\ncd {locked} && chmod 0 . && exec setpriv --bounding-set "
+                   "-dac_override,-dac_read_search --inh-caps -dac_override,-dac_read_search "
+                   "sh -c \"$2\"\n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(taken)
+        listener.listen()
+        fails(scene, vm, ("cannot be entered",), "--qemu-arg=-monitor",
+              f"--qemu-arg=unix:{taken},server=on,wait=off")
+        assert listens(taken)
+
+
 def plug_a_tap(scene, downscript):
     vm = start_vm(scene, "-device", "pcie-root-port,id=port1")
     vm.ask(("netdev_add", {"type": "tap", "id": "net1", "ifname": f"ibx{os.getpid()}",
@@ -422,6 +439,23 @@ def a_far_end_that_lies_writes_no_control_characters(scene):
         assert any(word in err for word in ("why", "monitor")), err
         assert not [c for c in err if c != "\n" and not c.isprintable()], ascii(err)
         assert all(one.startswith("ib-migrate: ") for one in err.splitlines()), err
+    vm.runs_on()
+
+
+@case
+def a_far_end_that_says_too_much_is_cut_off(scene):
+    vm, liar = start_vm(scene), scene.path("liar")
+    with open(liar, "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\nread -r request\nfor i in 1 2 3 4 5 6 7 8 9; do for j in "
+                   f"{' '.join(map(str, range(200)))}; do\n"
+                   "echo '{\"far\": \"say\", \"text\": \"me again\"}'\ndone\ndone\n"
+                   "echo '{\"far\": \"ended\", \"error\": \"that was all\"}'\n")
+    os.chmod(liar, 0o700)
+    line = list(run_line(scene))
+    line[line.index("--ssh") + 1] = liar
+    code, _, err = scene.run(*line)
+    equal((code, "that was all" in err), (1, True))
+    assert 2 < err.count("me again") < 900 and "were left out" in err, err[-300:]
     vm.runs_on()
 
 

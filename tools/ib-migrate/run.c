@@ -3,6 +3,7 @@
 #include "tools/ib-migrate/run.h"
 
 #include "common/clock.h"
+#include "common/line_bound.h"
 #include "common/path_check.h"
 #include "common/shell_word.h"
 
@@ -12,6 +13,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -20,11 +22,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define ASK_MS     20000
-#define END_S      60 /* in which the far end has to clean up */
-#define KEY_BYTES  32u
-#define SSH_FAILED 255 /* exit status of ssh(1) if it failed itself */
-#define SSH_END_MS 5000
+#define ASK_MS      20000
+#define END_S       60 /* in which the far end has to clean up */
+#define KEY_BYTES   32u
+#define SSH_FAILED  255 /* exit status of ssh(1) if it failed itself */
+#define SSH_END_MS  5000
+#define FAR_LINE_NS (100 * IBX_NS_PER_MS) /* ten lines a second, a hundred at once */
 
 struct run {
     struct migrate_args args; /* of the send */
@@ -348,20 +351,44 @@ static int start_far_end(struct run *run, struct ibx_error *err)
     return ibx_error_set(err, rc, "%s took no request: %s", run->args.to, strerror(-rc));
 }
 
+static struct ibx_line_bound far_lines;
+
+static void say_left_out(const struct run *run, uint64_t count)
+{
+    char text[IBX_ERROR_MAX];
+    if (!count || run->args.quiet)
+        return;
+    snprintf(text, sizeof(text), "%.64s said too much: %llu lines were left out", run->args.to,
+             (unsigned long long)count);
+    ibx_text_sanitize(text);
+    ibx_cli_message(text);
+}
+
+/* Passes on what a receiver says. Its host must not fill the terminal or the log of this one. */
+static void say_of_far(const struct run *run, const char *said)
+{
+    char text[IBX_ERROR_MAX];
+    uint64_t before;
+    if (run->args.quiet || !ibx_line_bound_take(&far_lines, FAR_LINE_NS, &before))
+        return;
+    say_left_out(run, before);
+    snprintf(text, sizeof(text), "%.64s: %.600s", run->args.to, said);
+    ibx_text_sanitize(text);
+    ibx_cli_message(text);
+}
+
 /* Handles a line of the far end; true: it was the last one. */
 static bool on_far_line(struct run *run, json_t *line)
 {
     const char *what = text_of(line, "far");
-    char text[IBX_ERROR_MAX];
     if (!strcmp(what, "ready") && !run->ready)
         run->ready = json_incref(line);
-    if (!strcmp(what, "ended") && !run->ended)
+    if (!strcmp(what, "ended") && !run->ended) {
         run->ended = json_incref(line);
-    if (!strcmp(what, "say") && !run->args.quiet) {
-        snprintf(text, sizeof(text), "%.64s: %.600s", run->args.to, text_of(line, "text"));
-        ibx_text_sanitize(text);
-        ibx_cli_message(text);
+        say_left_out(run, atomic_exchange(&far_lines.left_out, 0));
     }
+    if (!strcmp(what, "say"))
+        say_of_far(run, text_of(line, "text"));
     json_decref(line);
     return run->ended != NULL;
 }
