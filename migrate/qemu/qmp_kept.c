@@ -10,6 +10,7 @@
 #define VALUES_MAX     393216u /* in a message: 8 MiB that list block nodes have so many */
 #define EVENT_MAX      65536u  /* weight of an event that is kept with its data */
 #define NAME_MAX_BYTES 64u     /* of an event that is kept without its data */
+#define PANIC          "GUEST_PANICKED"
 #define AHEAD_MAX      ((size_t)96 << 20) /* weight of such a list, and of one of their disks */
 #define REMEMBERED_MAX ((size_t)32 << 20)
 
@@ -70,19 +71,45 @@ bool ibx_qmp_may_parse(struct ibx_qmp *qmp, const char *text, size_t length)
 
 /* ------------------------------------------------------------ events */
 
+static const char *name_of(const json_t *event)
+{
+    return json_string_value(json_object_get(event, "event"));
+}
+
 /* Whether a migration needs this event. Others may be dropped: a guest can make its QEMU report
  * some of them as fast as it likes. */
 static bool matters(const json_t *event)
 {
-    static const char *const names[] = {
-        "STOP",      "RESUME",         "RESET",          "SHUTDOWN",
-        "MIGRATION", "MIGRATION_PASS", "BALLOON_CHANGE", "JOB_STATUS_CHANGE",
-        "SUSPEND",   "WAKEUP"};
-    const char *name = json_string_value(json_object_get(event, "event"));
+    static const char *const names[] = {"STOP",
+                                        "RESUME",
+                                        "RESET",
+                                        "SHUTDOWN",
+                                        "MIGRATION",
+                                        "MIGRATION_PASS",
+                                        "BALLOON_CHANGE",
+                                        "JOB_STATUS_CHANGE",
+                                        "SUSPEND",
+                                        "WAKEUP",
+                                        PANIC,
+                                        "WATCHDOG"};
+    const char *name = name_of(event);
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!strcmp(name, names[i]))
             return true;
     return false;
+}
+
+/* Of the panics only the last one is kept: with -action panic=none a guest can report them as fast
+ * as it likes. */
+static void forget_panic(struct ibx_qmp *qmp)
+{
+    for (size_t i = json_array_size(qmp->events); i-- > 0;) {
+        if (strcmp(name_of(json_array_get(qmp->events, i)), PANIC) != 0)
+            continue;
+        json_array_remove(qmp->events, i);
+        qmp->needed -= i < qmp->needed;
+        return;
+    }
 }
 
 /* Drops the oldest event that does not matter, or if all matter, the oldest. `needed` makes sure
@@ -111,6 +138,8 @@ void ibx_qmp_keep_event(struct ibx_qmp *qmp, json_t *event)
     json_t *kept = ibx_qmp_weight(event) <= EVENT_MAX ? json_incref(event) : without_data(event);
     if (!kept)
         return;
+    if (!strcmp(name_of(kept), PANIC))
+        forget_panic(qmp);
     if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
         forget_event(qmp);
     if (json_array_append_new(qmp->events, kept))

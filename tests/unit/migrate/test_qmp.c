@@ -477,6 +477,27 @@ static void test_keeps_what_migrations_need(NO_STATE)
     done();
 }
 
+/* They say why the VM is stopped, or its QEMU has ended. Of panics, which a guest can report
+ * without end, only the last one stays. */
+static void test_keeps_what_stops_a_vm(NO_STATE)
+{
+    attached(SCRIPT(
+        {"flood", "{\"event\": \"WATCHDOG\"}\n", 0}, {NULL, "{\"event\": \"GUEST_PANICKED\"}\n", 0},
+        {NULL, "{\"event\": \"STOP\"}\n", 0},
+        {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", 3 * IBX_QMP_EVENTS_MAX}, {NULL, READY(2), 0},
+        {"more", "{\"event\": \"GUEST_PANICKED\", \"data\": {}}\n", 3 * IBX_QMP_EVENTS_MAX},
+        {NULL, READY(3), 0}));
+    assert_int_equal(run("flood", NULL, GENEROUS), 0);
+    assert_true(next_is("WATCHDOG", false));
+    assert_int_equal(run("more", NULL, GENEROUS), 0);
+    assert_true(next_is("STOP", false));
+    for (unsigned i = 0; i < IBX_QMP_EVENTS_MAX - 3; i++)
+        assert_true(next_is("ACPI_DEVICE_OST", false));
+    assert_true(next_is("GUEST_PANICKED", true));
+    assert_false(ibx_qmp_has_events(qmp));
+    done();
+}
+
 /* A thousand events of megabytes each are not kept in full. */
 static void test_keeps_no_long_events(NO_STATE)
 {
@@ -514,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
         cmocka_unit_test(test_keeps_what_migrations_need),
+        cmocka_unit_test(test_keeps_what_stops_a_vm),
         cmocka_unit_test(test_keeps_no_long_events),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
