@@ -163,7 +163,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
                              job);
     const enum source_vm_event means =
         ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
-    if (means == VM_SHUT_DOWN && s->state.now >= SOURCE_STARTING)
+    if (means == VM_SHUT_DOWN)
         return shut_down(s, err);
     rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
     if (!rc)

@@ -320,6 +320,23 @@ static void test_block_export(void)
     vm_do(&vms[0], "nbd-server-stop", NULL);
 }
 
+/* Its QEMU stays, and would be migrated with a VM that is off. */
+static void test_a_guest_that_shuts_down(void)
+{
+    static const char *const states[] = {"source:asking", "source:exposing"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        pair_start(&(struct vm_options){.append = "button=1", .extra = {"-no-shutdown"}});
+        pair_run_to(states[i], NULL);
+        vm_do(&vms[0], "system_powerdown", NULL);
+        json_decref(vm_event(&vms[0], "SHUTDOWN", NULL));
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_must_print(&sender, "it is off, and its QEMU");
+        mover_ends(&receiver, 1);
+        mover_end_all(NULL);
+    }
+}
+
 int main(void)
 {
     pair_beats = 40;
@@ -336,6 +353,7 @@ int main(void)
                                            VM_TEST(test_late_devices),
                                            VM_TEST(test_a_device_that_cannot_be_loaded),
                                            VM_TEST(test_block_export),
+                                           VM_TEST(test_a_guest_that_shuts_down),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
