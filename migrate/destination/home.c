@@ -208,19 +208,12 @@ void ibx_destination_home_never_came(const struct destination *d)
 void ibx_destination_home_rename(struct destination *d)
 {
     struct ibx_error why = {0};
-    struct ibx_record *record = &d->status.record;
-    if (!is_home(d))
-        return;
-    if (ibx_journal_rename_base(&d->home.record, d->home.names, &why)) {
+    if (is_home(d) &&
+        ibx_journal_rename_base(&d->home.record, d->home.names, &d->status.record, &why))
         ibx_migration_notify(&d->options->observer,
                              "the VM's memory keeps the name that it had before (%s), which QEMU "
                              "does not know: the VM cannot be migrated from here",
                              why.message);
-        return;
-    }
-    for (unsigned i = 0; i < record->block_count; i++)
-        if (d->home.names[i][0])
-            memcpy(record->blocks[i].file.path, d->home.names[i], IBX_GUEST_FILE_PATH);
 }
 
 void ibx_destination_home_recover(struct destination *d)

@@ -231,22 +231,34 @@ static int replace_file(const char *path, const struct ibx_journal_block *block,
     return rc;
 }
 
-int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
-                            struct ibx_error *err)
+static int rename_block(const struct ibx_guest_block *guest, const struct ibx_journal_block *block,
+                        const char *suffix, const char *instead, struct ibx_error *err)
 {
-    char suffix[SUFFIX_BYTES], path[PATH_MAX];
+    char path[PATH_MAX];
+    struct stat st;
+    if (!stat(instead, &st) && st.st_dev == block->dev && st.st_ino == block->ino)
+        return 0;
+    int rc = ibx_guest_file_find(guest, &block->file, suffix, path, err);
+    return rc ? rc : replace_file(path, block, instead, err);
+}
+
+int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
+                            struct ibx_record *own, struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES];
     struct ibx_guest_ram ram;
     int rc = ibx_journal_recall_ram(record, &ram, err);
+    const unsigned count = rc ? 0 : record->block_count;
     suffix_of(record, suffix);
-    for (unsigned i = 0; !rc && i < record->block_count; i++) {
-        struct stat st;
-        const struct ibx_journal_block *at = &record->blocks[i];
-        if (!instead[i][0] ||
-            (!stat(instead[i], &st) && st.st_dev == at->dev && st.st_ino == at->ino))
-            continue;
-        rc = ibx_guest_file_find(&ram.blocks[i], &at->file, suffix, path, err);
-        if (!rc)
-            rc = replace_file(path, at, instead[i], err);
+    for (unsigned i = 0; i < count && i < own->block_count; i++) {
+        struct ibx_error why = {0};
+        const int one = instead[i][0] ? rename_block(&ram.blocks[i], &record->blocks[i], suffix,
+                                                     instead[i], &why)
+                                      : 0;
+        if (!one && instead[i][0])
+            memcpy(own->blocks[i].file.path, instead[i], IBX_GUEST_FILE_PATH);
+        else if (one && !rc)
+            rc = ibx_error_set(err, one, "%s", why.message);
     }
     ibx_guest_ram_fini(&ram);
     return rc;

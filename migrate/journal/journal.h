@@ -299,9 +299,11 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
                           struct ibx_error *err);
 /* Renames the files of that memory to the paths in `instead` (one a block; "": not this one), whose
  * files are replaced. These have to be regular files with one name that belong to the owner of the
- * memory, or symbolic links to such files; otherwise -EPERM. */
+ * memory, or symbolic links to such files; otherwise -EPERM. Puts the names that the files have
+ * then into `own`, the record of the QEMU that has the memory now. Goes on after a failure and
+ * returns the first one. */
 int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
-                            struct ibx_error *err);
+                            struct ibx_record *own, struct ibx_error *err);
 /* Opens the files of guest RAM whose QEMU has ended, as ibx_guest_ram_open_files(). -ENOENT also
  * for a record of an earlier version. */
 int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram *ram,

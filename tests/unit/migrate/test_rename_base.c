@@ -22,7 +22,7 @@
 #define TIMES 2000
 
 static char folder[32], base[64], names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH];
-static struct ibx_record record;
+static struct ibx_record record, own;
 
 static void make(const char *path, unsigned owner)
 {
@@ -60,6 +60,7 @@ static int begin(void **state)
     block->file.owner = st.st_uid;
     block->file.mode = st.st_mode;
     strcpy(block->file.path, base);
+    own = record;
     return 0;
 }
 
@@ -75,7 +76,7 @@ static int rename_to(const char *name)
 {
     struct ibx_error err = {0};
     snprintf(names[0], sizeof(names[0]), "%s/%s", folder, name);
-    const int rc = ibx_journal_rename_base(&record, names, &err);
+    const int rc = ibx_journal_rename_base(&record, names, &own, &err);
     assert_int_equal(rc, err.code);
     return rc;
 }
@@ -94,6 +95,7 @@ static void test_a_file_of_its_own(NO_STATE)
     make(names[0], QEMU);
     const int fds = open_fds();
     assert_int_equal(rename_to("own"), 0);
+    assert_string_equal(own.blocks[0].file.path, names[0]);
     assert_int_equal(inode(names[0]), is);
     assert_int_equal(inode(base), 0);
     assert_int_equal(rename_to("own"), 0); /* the memory has that name already */
@@ -118,6 +120,7 @@ static void test_files_of_others(NO_STATE)
     assert_int_equal(mkdir(link, 0700), 0);
     assert_int_equal(rename_to("folder"), -EPERM);
     assert_int_equal(inode(base), is);
+    assert_string_equal(own.blocks[0].file.path, base);
 }
 
 /* QEMU reports the name that it was given, which may be a link to the file. */
@@ -147,6 +150,38 @@ static void test_a_file_with_two_names(NO_STATE)
     make(path, QEMU);
     assert_int_equal(link(path, second), 0);
     assert_int_equal(rename_to("own"), -EPERM);
+}
+
+/* The first of two files cannot be renamed: the second one is, and the record of the QEMU that has
+ * both says which names they have. */
+static void test_one_of_two(NO_STATE)
+{
+    char root[64], two[64];
+    struct stat st;
+    struct ibx_error err = {0};
+    needs_root();
+    snprintf(root, sizeof(root), "%s/root", folder);
+    make(root, 0);
+    snprintf(two, sizeof(two), "%s/two", folder);
+    make(two, QEMU);
+    assert_int_equal(stat(two, &st), 0);
+    struct ibx_journal_block *block = &record.blocks[1];
+    *block = record.blocks[0];
+    strcpy(block->id, "mem1");
+    strcpy(block->file.path, two);
+    block->ino = st.st_ino;
+    block->file.file = ibx_guest_file_hash(st.st_dev, st.st_ino);
+    record.block_count = 2;
+    own = record;
+    snprintf(names[0], sizeof(names[0]), "%s", root);
+    snprintf(names[1], sizeof(names[1]), "%s/own", folder);
+    make(names[1], QEMU);
+    assert_int_equal(ibx_journal_rename_base(&record, names, &own, &err), -EPERM);
+    assert_non_null(strstr(err.message, root));
+    assert_int_equal(inode(names[1]), st.st_ino);
+    assert_string_equal(own.blocks[0].file.path, base);
+    assert_string_equal(own.blocks[1].file.path, names[1]);
+    names[1][0] = '\0';
 }
 
 static atomic_bool over;
@@ -192,6 +227,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_files_of_others, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_to_a_file_of_its_own, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end),
+        cmocka_unit_test_setup_teardown(test_one_of_two, begin, end),
         cmocka_unit_test_setup_teardown(test_another_file_in_its_place, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
