@@ -371,11 +371,16 @@ void ibx_source_link_close(struct source_link *link)
 int ibx_source_link_disown(struct source_link *link, const char *why)
 {
     ibx_source_link_close(link);
-    if (greet(link, IBX_PURPOSE_RESUME, NULL))
+    int rc = greet(link, IBX_PURPOSE_RESUME, NULL);
+    if (!rc)
+        rc = ibx_migration_check_key(link->record, link->control.conn, NULL);
+    if (rc) {
+        ibx_channel_fini(&link->control);
         return -EAGAIN;
-    int rc = link->answer.state == IBX_ANSWER_GIVEN_UP ? -EALREADY
-             : link->answer.accepted                   ? ibx_channel_send_abort(&link->control, why)
-                                                       : -EAGAIN;
+    }
+    rc = link->answer.state == IBX_ANSWER_GIVEN_UP ? -EALREADY
+         : link->answer.accepted                   ? ibx_channel_send_abort(&link->control, why)
+                                                   : -EAGAIN;
     if (!rc)
         ibx_channel_linger(
             &link->control,

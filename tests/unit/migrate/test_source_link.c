@@ -38,11 +38,25 @@ static int end(void **state)
 }
 
 /* The VM runs here, and no link can be made now. */
-static void *answer_main(void *unused)
+static const struct ibx_migrate_answer runs_here = {
+    .state = IBX_ANSWER_RUNNING, .host = "there", .count = 1, .reasons = {"not now"}};
+static const struct ibx_migrate_answer gave_up = {
+    .state = IBX_ANSWER_GIVEN_UP, .host = "there", .count = 1, .reasons = {"it was told to"}};
+static const struct ibx_migrate_answer waits = {
+    .accepted = true, .state = IBX_ANSWER_WAITING, .host = "there", .links = 1};
+
+static bool aborted;
+
+static int note_abort(void *context, const struct ibx_migrate_any *message)
 {
-    static const struct ibx_migrate_answer answer = {
-        .state = IBX_ANSWER_RUNNING, .host = "there", .count = 1, .reasons = {"not now"}};
-    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = &answer};
+    (void)context;
+    aborted = message->type == IBX_MIGRATE_ABORT;
+    return 0;
+}
+
+static void *answer_main(void *answer)
+{
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
     struct ibx_connection_request request;
@@ -52,35 +66,49 @@ static void *answer_main(void *unused)
     ibx_channel_init(&control, request.conn);
     ibx_migrate_message_free(&request.first);
     ibx_channel_send(&control, &message, NULL);
-    ibx_channel_linger(&control, deadline);
+    aborted = false;
+    ibx_channel_take_until(&control, note_abort, NULL, deadline, NULL);
     ibx_channel_fini(&control);
-    return unused;
+    return NULL;
+}
+
+static struct ibx_guest_block block = {.id = "ram0", .size = 4096, .page_size = 4096};
+static struct source_vm vm = {.ram = {.blocks = &block,
+                                      .count = 1,
+                                      .machine = "pc",
+                                      .uuid = "00000000-0000-0000-0000-000000000000"}};
+
+/* A source that has this key, of a migration that began with "ours". */
+struct side {
+    struct ibx_record record;
+    struct ibx_options own;
+    struct source_link link;
+    pthread_t other;
+};
+
+static void side_begin(struct side *side, const char *key, const struct ibx_migrate_answer *answer)
+{
+    *side = (struct side){
+        .record = {.id = {1}, .epoch = 2, .source_key_known = true, .source_key = "ours"},
+        .own = options};
+    snprintf(side->own.name, sizeof(side->own.name), "%s", key);
+    snprintf(side->record.uri, sizeof(side->record.uri), "%s", ibx_acceptor_uri(acceptor));
+    assert_int_equal(pthread_create(&side->other, NULL, answer_main, (void *)answer), 0);
+    ibx_source_link_init(&side->link, &side->record, &side->own, &vm, 1, false);
 }
 
 /* What the source takes as the state there when it connects with this key. */
 static enum ibx_answer_state there_for(const char *key, const char *words)
 {
-    static struct ibx_guest_block block = {.id = "ram0", .size = 4096, .page_size = 4096};
-    static struct source_vm vm = {.ram = {.blocks = &block,
-                                          .count = 1,
-                                          .machine = "pc",
-                                          .uuid = "00000000-0000-0000-0000-000000000000"}};
-    struct ibx_record record = {
-        .id = {1}, .epoch = 2, .source_key_known = true, .source_key = "ours"};
-    struct ibx_options own = options;
-    struct source_link link;
+    struct side side;
     struct ibx_error err = {0};
     enum ibx_answer_state there = (enum ibx_answer_state)0;
-    pthread_t thread;
-    snprintf(own.name, sizeof(own.name), "%s", key);
-    snprintf(record.uri, sizeof(record.uri), "%s", ibx_acceptor_uri(acceptor));
-    assert_int_equal(pthread_create(&thread, NULL, answer_main, NULL), 0);
-    ibx_source_link_init(&link, &record, &own, &vm, 1, false);
-    assert_int_equal(ibx_source_link_rejoin(&link, &there, &err), -EAGAIN);
+    side_begin(&side, key, &runs_here);
+    assert_int_equal(ibx_source_link_rejoin(&side.link, &there, &err), -EAGAIN);
     if (!strstr(err.message, words))
         fail_msg("%s", err.message);
-    assert_false(source_linked(&link));
-    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_false(source_linked(&side.link));
+    assert_int_equal(pthread_join(side.other, NULL), 0);
     return there;
 }
 
@@ -90,10 +118,33 @@ static void test_only_the_key_of_the_migration_counts(NO_STATE)
     assert_int_equal(there_for("other", "recover with the key that it began with"), 0);
 }
 
+/* What comes of telling the destination that the VM stays at the source. */
+static int told(const char *key, const struct ibx_migrate_answer *answer)
+{
+    struct side side;
+    side_begin(&side, key, answer);
+    const int rc = ibx_source_link_disown(&side.link, "it stays");
+    assert_null(side.link.control.conn);
+    assert_int_equal(pthread_join(side.other, NULL), 0);
+    return rc;
+}
+
+/* Otherwise the source takes whoever answers for told, and its destination waits with the VM. */
+static void test_nobody_else_is_told_that_the_vm_stays(NO_STATE)
+{
+    assert_int_equal(told("ours", &waits), 0);
+    assert_true(aborted);
+    assert_int_equal(told("ours", &gave_up), -EALREADY);
+    assert_int_equal(told("other", &gave_up), -EAGAIN);
+    assert_int_equal(told("other", &waits), -EAGAIN);
+    assert_false(aborted);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_the_key_of_the_migration_counts),
+        cmocka_unit_test(test_nobody_else_is_told_that_the_vm_stays),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
