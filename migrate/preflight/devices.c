@@ -232,8 +232,11 @@ static void begin_device(struct tree *tree, int depth, const char *type)
     level->properties = json_object();
     level->device = json_pack("{s:s, s:b, s:o}", "type", plain_type(level->type), "plugged",
                               pluggable(level->bus), "properties", level->properties);
-    tree->failed |= !level->device || json_array_append_new(tree->list, level->device) ||
-                    json_array_size(tree->list) > IBX_DESCRIBED_MAX;
+    if (!level->device || json_array_append_new(tree->list, level->device)) {
+        level->device = NULL; /* it is gone */
+        tree->failed = true;
+    }
+    tree->failed |= json_array_size(tree->list) > IBX_DESCRIBED_MAX;
 }
 
 /* Takes a property. A value is "text", a word, or a number followed by the same in other words. */
@@ -255,7 +258,7 @@ static void add_property(struct tree *tree, const struct level *level, const cha
     if (!strcmp(name, "port") && !strcmp(level->bus, "usb-bus"))
         return; /* the address as it was given; the place has the actual one */
     if (!strcmp(name, "drive") && value[0])
-        json_object_set_new(level->device, "drive", ibx_json_text(value));
+        tree->failed |= json_object_set_new(level->device, "drive", ibx_json_text(value)) != 0;
     if (!is_of_host(name, value) && !json_object_get(level->properties, name))
         tree->failed |= json_object_set_new(level->properties, name, ibx_json_text(value)) != 0;
 }

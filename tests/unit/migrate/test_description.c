@@ -5,6 +5,7 @@
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -672,6 +673,64 @@ static void description_with_long_lists_is_refused(NO_STATE)
     }
 }
 
+static unsigned allocations, fails_at;
+
+static void *allocate_or_fail(size_t n)
+{
+    return ++allocations == fails_at ? NULL : malloc(n);
+}
+
+/* What was freed stays as it is until the end, which shows what wrote to it. */
+static struct {
+    void *at, *was;
+    size_t n;
+} freed[512];
+static unsigned freed_count;
+
+static void free_later(void *at)
+{
+    const size_t n = malloc_usable_size(at);
+    if (!at)
+        return;
+    assert_true(freed_count < sizeof(freed) / sizeof(freed[0]));
+    freed[freed_count].at = at;
+    freed[freed_count].n = n;
+    freed[freed_count].was = malloc(n);
+    memcpy(freed[freed_count++].was, at, n);
+}
+
+static void free_now(void)
+{
+    while (freed_count--) {
+        assert_memory_equal(freed[freed_count].at, freed[freed_count].was, freed[freed_count].n);
+        free(freed[freed_count].at);
+        free(freed[freed_count].was);
+    }
+    freed_count = 0;
+}
+
+/* Whichever allocation fails, there is the whole list or none, and nothing that was freed is
+ * changed. */
+static void no_memory_for_a_tree(void **state)
+{
+    (void)state;
+    json_t *whole = ibx_devices_of_qtree(tree);
+    fails_at = 0;
+    do {
+        allocations = 0;
+        fails_at++;
+        json_set_alloc_funcs(allocate_or_fail, free_later);
+        json_t *made = ibx_devices_of_qtree(tree);
+        json_set_alloc_funcs(malloc, free);
+        free_now();
+        if (made && !json_equal(made, whole))
+            fail_msg("a tree without what allocation %u is for", fails_at);
+        json_decref(made);
+    } while (allocations >= fails_at);
+    assert_true(fails_at > 100);
+    json_decref(whole);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -680,6 +739,7 @@ int main(void)
         cmocka_unit_test(odd_trees_do_no_harm),
         cmocka_unit_test(deep_tree_of_long_names_does_no_harm),
         cmocka_unit_test(tree_of_too_many_devices_is_refused),
+        cmocka_unit_test(no_memory_for_a_tree),
         cmocka_unit_test(ram_blocks_have_two_sizes),
         cmocka_unit_test(size_taken_of_virtio_mem_does_not_matter),
         cmocka_unit_test(exchanged_backends_are_noticed),
