@@ -268,8 +268,9 @@ void *ibx_host_work_copy(struct gpu_session *x, uint64_t queue, uint64_t number,
                          struct ibx_host_copy *copy, int *rc);
 /* The slot has gone: forgets the function that copies by it, which no graph calls any more. */
 void ibx_host_work_unused(const void *repeated, uint64_t slot);
-/* The copy of the function of that number that the client is calling now; slot 0: there is none. */
-struct ibx_host_copy ibx_host_work_taken(const struct gpu_session *x, uint64_t number);
+/* The copy of the function that the client is calling now, by the lowest 31 bits of its number;
+ * slot 0: there is none. */
+struct ibx_host_copy ibx_host_work_taken(const struct gpu_session *x, uint32_t number);
 /* The client's number of such a function; 0: it is none of the tenant's. */
 uint64_t ibx_host_work_number(const struct gpu_session *x, const void *repeated);
 /* Whether the function copies by a slot: it ends without calls of CUDA then. */

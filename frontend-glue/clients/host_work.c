@@ -580,11 +580,12 @@ static struct function *in_state(const struct ibx_host_queue *q, enum function_s
     return f;
 }
 
-struct ibx_host_copy ibx_host_work_taken(const struct gpu_session *x, uint64_t number)
+struct ibx_host_copy ibx_host_work_taken(const struct gpu_session *x, uint32_t number)
 {
     pthread_mutex_lock(&lock);
-    const struct function *f =
-        x->host_queue && number ? in_state(x->host_queue, FUNCTION_TAKEN, number) : NULL;
+    const struct function *f = x->host_queue ? x->host_queue->reached : NULL;
+    while (f && (f->state.now != FUNCTION_TAKEN || (f->number & INT32_MAX) != number))
+        f = f->next;
     const struct ibx_host_copy copy = f ? f->copy : (struct ibx_host_copy){.slot = 0};
     pthread_mutex_unlock(&lock);
     return copy;

@@ -102,7 +102,7 @@ static uint64_t find(struct gpu_session *x, const struct ibx_frame *f,
                      struct ibx_slot_memory *memory)
 {
     const uint64_t name = name_of(f), at = name & UINT32_MAX;
-    const struct ibx_host_copy copy = ibx_host_work_taken(x, name << 1 >> 33);
+    const struct ibx_host_copy copy = ibx_host_work_taken(x, (uint32_t)(name << 1 >> 33));
     if (copy.to_device != (f->kind == IBX_FRAME_H2D) || at > copy.n || f->width > copy.n - at ||
         !ibx_slot_use(copy.slot, memory))
         return 0;

@@ -235,6 +235,41 @@ static void test_functions_come_and_go(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+static void *call_function(void *function)
+{
+    ibx_host_work_call(function);
+    return NULL;
+}
+
+/* The slot of a function that the client calls is found by 31 bits of a number that may have more.
+ */
+static void test_numbers_of_a_long_run(void **state)
+{
+    static const uint64_t numbers[] = {5, 0x80000006, 0x300000000, 0x123456789abcdef0};
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        const uint32_t bits = (uint32_t)numbers[i] & 0x7fffffff;
+        struct ibx_host_copy copy = {.n = 16, .to_device = true};
+        struct ibx_host_called called = {0};
+        uint64_t queue = 0;
+        pthread_t stream;
+        int rc = 0;
+        assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+        void *function = ibx_host_work_copy(&alice.x, queue, numbers[i], &copy, &rc);
+        assert_non_null(function);
+        assert_int_equal(pthread_create(&stream, NULL, call_function, function), 0);
+        while (!called.number)
+            assert_int_equal(ibx_host_work_ask(&alice.x, 0, true, &called), 0);
+        assert_true(called.number == numbers[i]);
+        assert_true(ibx_host_work_taken(&alice.x, bits).slot == copy.slot);
+        assert_true(ibx_host_work_taken(&alice.x, bits ^ 1).slot == 0);
+        ibx_host_work_end(&alice.x);
+        assert_int_equal(pthread_join(stream, NULL), 0);
+        assert_true(ibx_host_work_taken(&alice.x, bits).slot == 0);
+        release(copy.slot);
+    }
+}
+
 /* Another session of alice that names her graph. */
 struct other_session {
     struct gpu_session x;
@@ -483,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_work_of_ended_sessions),
         cmocka_unit_test(test_very_many_slots),
         cmocka_unit_test(test_functions_come_and_go),
+        cmocka_unit_test(test_numbers_of_a_long_run),
         cmocka_unit_test(test_dependencies_deep_down),
         cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_one_change_of_what_is_launched),
