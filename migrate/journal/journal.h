@@ -405,12 +405,16 @@ pid_t ibx_journal_worker(const char *folder, const struct ibx_record *record);
 /* Unlocks a migration; `fd` may be -1. If its record was never written, the lock file is removed,
  * because nothing else would remove it. */
 void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int fd);
-/* The start time of a process, as in pid_started; 0: there is none, or it is a zombie. */
+/* The start time of a process, as in pid_started; 0: there is none, it is a zombie, or its start
+ * time cannot be read. */
 uint64_t ibx_process_started(pid_t pid);
-/* Whether the QEMU of the record lives for certain; see also ibx_journal_qemu_gone(). */
+/* Whether the process that started then has ended for certain. */
+bool ibx_process_ended(pid_t pid, uint64_t started);
+/* Whether the QEMU of the record is known, and has not ended for certain; see also
+ * ibx_journal_qemu_gone(). */
 static inline bool ibx_journal_qemu_lives(const struct ibx_record *record)
 {
-    return record->pid_started && ibx_process_started(record->pid) == record->pid_started;
+    return record->pid_started && !ibx_process_ended(record->pid, record->pid_started);
 }
 /* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" the record, ".new" one that is
  * being written, ".lock", ".sock". */

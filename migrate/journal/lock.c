@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -21,27 +22,53 @@
 
 /* ------------------------------------------------------------ processes */
 
-uint64_t ibx_process_started(pid_t pid)
+/* Sets the start time of a process. -ESRCH: there is none, or it is a zombie. After any other error
+ * it is not known: this host may have no memory, or no more files. */
+static int read_started(pid_t pid, uint64_t *started)
 {
     char path[32], stat_line[1024];
-    if (pid <= 0)
-        return 0;
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, stat_line, sizeof(stat_line) - 1);
-    if (fd >= 0)
-        close(fd);
+    if (fd < 0 && errno != ENOENT)
+        return -errno;
+    if (fd < 0) /* others' processes may be hidden (hidepid of proc(5)) */
+        return kill(pid, 0) && errno == ESRCH ? -ESRCH : -EACCES;
+    ssize_t n = read(fd, stat_line, sizeof(stat_line) - 1);
+    const int code = errno;
+    close(fd);
     if (n <= 0)
-        return 0;
+        return n < 0 ? -code : -EIO;
     stat_line[n] = '\0';
     /* Field 2 is the name, which may hold anything: what follows its last bracket is regular. */
     const char *field = strrchr(stat_line, ')');
-    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X')
-        return 0;
+    if (!field || field[1] != ' ')
+        return -EIO;
+    if (field[2] == 'Z' || field[2] == 'X')
+        return -ESRCH;
     field++; /* at the blank before field 3 */
     for (int i = 3; i < 22 && field; i++)
         field = strchr(field + 1, ' ');
-    return field ? strtoull(field, NULL, 10) : 0;
+    *started = field ? strtoull(field, NULL, 10) : 0;
+    return *started ? 0 : -EIO;
+}
+
+uint64_t ibx_process_started(pid_t pid)
+{
+    uint64_t started;
+    return pid > 0 && !read_started(pid, &started) ? started : 0;
+}
+
+bool ibx_process_ended(pid_t pid, uint64_t started)
+{
+    uint64_t now = started;
+    const int rc = pid > 0 ? read_started(pid, &now) : -ESRCH;
+    return rc == -ESRCH || (!rc && now != started);
+}
+
+static bool is_there(pid_t pid)
+{
+    uint64_t started;
+    return pid > 0 && read_started(pid, &started) != -ESRCH;
 }
 
 /* ------------------------------------------------------------ a migration */
@@ -69,7 +96,7 @@ pid_t ibx_journal_worker(const char *folder, const struct ibx_record *record)
     if (flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK)
         pid = holder(lock);
     close(lock);
-    return ibx_process_started(pid) ? pid : 0;
+    return is_there(pid) ? pid : 0;
 }
 
 static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
@@ -77,7 +104,7 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
     const pid_t pid = holder(fd);
     if (!pid)
         return ibx_error_set(err, -EBUSY, "another ib-migrate works on this migration (%s)", path);
-    if (ibx_process_started(pid))
+    if (is_there(pid))
         return ibx_error_set(err, -EBUSY,
                              "another ib-migrate works on this migration: process %d (%s)",
                              (int)pid, path);

@@ -14,7 +14,7 @@
 bool ibx_journal_qemu_gone(const struct ibx_record *record)
 {
     return record->pid > 0 && record->pid_started &&
-           ibx_process_started(record->pid) != record->pid_started;
+           ibx_process_ended(record->pid, record->pid_started);
 }
 
 static bool is_away(const struct ibx_record *record)

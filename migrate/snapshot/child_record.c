@@ -88,7 +88,7 @@ static bool found(const struct ibx_snapshot_folder *folder, const char *name,
     const int rc = read_record(folder, name, child, &err);
     if (rc && rc != -ENOENT) /* who has removed it meanwhile has let the child go */
         ibx_log(IBX_LOG_ERROR, "a child in %s cannot be served: %s", name, err.message);
-    if (rc || ibx_process_started(child->pid) == child->started)
+    if (rc || !ibx_process_ended(child->pid, child->started))
         return !rc;
     unlinkat(folder->at, name, 0);
     return false;

@@ -354,8 +354,12 @@ static int take_descriptors(struct member *m, struct ibx_error *err)
 {
     const struct snapshot_child *child = &m->child;
     m->pidfd = (int)syscall(SYS_pidfd_open, child->pid, 0);
-    if (m->pidfd < 0 || ibx_process_started(child->pid) != child->started)
+    const int code = m->pidfd < 0 ? errno : 0;
+    if (code == ESRCH || ibx_process_ended(child->pid, child->started))
         return ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)child->pid);
+    if (code)
+        return ibx_error_set(err, -code, "QEMU (process %d) cannot be watched: %s", (int)child->pid,
+                             strerror(code));
     const int rc = check_memory(m, err);
     return rc ? rc : ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
 }

@@ -414,7 +414,7 @@ static bool qemu_has_ended(const struct freezing *f)
     bool lives;
     if (ibx_proc_dumps_core(f->ram.pid))
         return true;
-    while ((lives = f->started && ibx_process_started(f->ram.pid) == f->started) &&
+    while ((lives = f->started && !ibx_process_ended(f->ram.pid, f->started)) &&
            ibx_now_ns() < deadline)
         poll(NULL, 0, LOOK_MS);
     return !lives;

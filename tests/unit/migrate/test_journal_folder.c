@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The folder of the records: its permissions, damaged files in it, locks, and processes. */
+/* The folder of the records: its permissions, damaged files in it, and locks. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -526,38 +526,6 @@ static void files_may_not_grow(NO_STATE)
     error_has("too large; raise the limit on the size of files");
 }
 
-/* Takes a name that looks like the fields that follow it in /proc/PID/stat. */
-static bool has_an_odd_name(const struct ibx_record *r)
-{
-    (void)r;
-    int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
-    return fd >= 0 && write(fd, "a) Z 1 (", 8) == 8;
-}
-
-static void processes_with_one_number_are_distinguished(NO_STATE)
-{
-    const uint64_t mine = ibx_process_started(getpid());
-    assert_true(mine > 0);
-    assert_int_equal(ibx_process_started(getpid()), mine);
-    assert_true(ibx_process_started(1) <= mine);
-    assert_int_equal(ibx_process_started(0), 0);
-    assert_int_equal(ibx_process_started(-1), 0);
-    pid_t child = child_that(has_an_odd_name, NULL);
-    const uint64_t started = ibx_process_started(child);
-    assert_true(started >= mine);
-    /* A process with this number that started at another time is another process. */
-    struct ibx_record r = {.pid = child, .pid_started = started};
-    assert_false(ibx_journal_qemu_gone(&r));
-    r.pid_started++;
-    assert_true(ibx_journal_qemu_gone(&r));
-    kill(child, SIGKILL);
-    siginfo_t info;
-    assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
-    assert_int_equal(ibx_process_started(child), 0); /* a zombie does not count as running */
-    assert_int_equal(waitpid(child, NULL, 0), child);
-    assert_int_equal(ibx_process_started(child), 0);
-}
-
 /* Only the folder of a file counts, and it must be as mkdtemp(3) made it. */
 static void folders_of_run_are_recognized(NO_STATE)
 {
@@ -686,7 +654,6 @@ int main(void)
         TEST(ended_holder_of_a_lock_is_recognized),
         TEST(a_lock_that_cannot_be_made),
         TEST(files_may_not_grow),
-        TEST(processes_with_one_number_are_distinguished),
         TEST(folders_of_run_are_recognized),
         TEST(home_is_noted_by_its_own_file),
         TEST(a_lock_without_a_record),

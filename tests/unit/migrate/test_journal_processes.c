@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Whether the process that a record names has ended. */
+#include "migrate/journal/journal.h"
+#include "tests/fixtures/unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A process whose name looks like the fields that follow it in /proc/PID/stat. */
+static struct ibx_record child_of_odd_name(void)
+{
+    int named[2], byte;
+    assert_int_equal(pipe2(named, O_CLOEXEC), 0);
+    const pid_t child = fork();
+    if (!child) {
+        const int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
+        if (write(fd, "a) Z 1 (", 8) == 8 && write(named[1], "", 1) == 1)
+            alarm(60);
+        pause();
+    }
+    assert_true(child > 0);
+    close(named[1]);
+    assert_int_equal(read(named[0], &byte, 1), 1);
+    close(named[0]);
+    return (struct ibx_record){.pid = child, .pid_started = ibx_process_started(child)};
+}
+
+static void end(const struct ibx_record *r)
+{
+    siginfo_t info;
+    kill(r->pid, SIGKILL);
+    assert_int_equal(waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOWAIT), 0);
+    assert_int_equal(ibx_process_started(r->pid), 0); /* a zombie does not count as running */
+    assert_true(ibx_journal_qemu_gone(r));
+    assert_int_equal(waitpid(r->pid, NULL, 0), r->pid);
+    assert_int_equal(ibx_process_started(r->pid), 0);
+    assert_true(ibx_journal_qemu_gone(r));
+    assert_false(ibx_journal_qemu_lives(r));
+}
+
+static void processes_with_one_number_are_distinguished(NO_STATE)
+{
+    const uint64_t mine = ibx_process_started(getpid());
+    assert_true(mine > 0);
+    assert_int_equal(ibx_process_started(getpid()), mine);
+    assert_true(ibx_process_started(1) <= mine);
+    assert_int_equal(ibx_process_started(0), 0);
+    assert_int_equal(ibx_process_started(-1), 0);
+    struct ibx_record r = child_of_odd_name();
+    assert_true(r.pid_started >= mine);
+    assert_false(ibx_journal_qemu_gone(&r));
+    assert_true(ibx_journal_qemu_lives(&r));
+    /* A process with this number that started at another time is another process. */
+    r.pid_started++;
+    assert_true(ibx_journal_qemu_gone(&r));
+    assert_false(ibx_journal_qemu_lives(&r));
+    r.pid_started--;
+    end(&r);
+}
+
+/* A QEMU counts as ended only if that is certain: its record could be deleted otherwise, or its VM
+ * be continued elsewhere. */
+static void what_cannot_be_read_has_not_ended(NO_STATE)
+{
+    const struct ibx_record r = child_of_odd_name();
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const bool gone = ibx_journal_qemu_gone(&r), lives = ibx_journal_qemu_lives(&r);
+    const uint64_t started = ibx_process_started(r.pid);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(started, 0);
+    assert_false(gone);
+    assert_true(lives);
+    end(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(processes_with_one_number_are_distinguished),
+        cmocka_unit_test(what_cannot_be_read_has_not_ended),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
