@@ -49,7 +49,7 @@ static const char *remedy(int code)
     case EMFILE:
         return IBX_ERROR_RAISE_FILES;
     case ENFILE:
-        return "raise fs.file-max (sysctl)";
+        return "raise fs.file-max (sysctl), or see which processes have so many files open";
     case EFBIG:
         return IBX_ERROR_RAISE_SIZE;
     case EEXIST:
@@ -110,10 +110,19 @@ int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const c
     return rc;
 }
 
+/* Whether a note may be there all the same: it could not be opened for want of something. */
+static bool is_lack(int code)
+{
+    return code == EMFILE || code == ENFILE || code == ENOMEM || code == EINTR || code == EIO;
+}
+
 int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err)
 {
     struct stat st;
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && is_lack(errno))
+        return ibx_error_set(err, -errno, "%s cannot be opened: %s; %s, and try again", path,
+                             strerror(errno), remedy(errno));
     const bool good = fd >= 0 && !fstat(fd, &st) && is_file(&st) &&
                       (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
                       st.st_size == (off_t)bytes;

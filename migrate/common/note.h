@@ -20,7 +20,8 @@ struct ibx_note {
 int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
                   const char *without, struct ibx_error *err);
 /* Maps the note that an earlier tool has made. -ESTALE, without a sentence: it is gone, has another
- * size or several names, or another user owns it or may write to it. */
+ * size or several names, or another user owns it or may write to it. Other errors do not say that:
+ * it could not be opened or mapped. */
 int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err);
 /* Unmaps the note. The file stays. */
 void ibx_note_fini(struct ibx_note *note);

@@ -103,6 +103,21 @@ static void test_no_folder_for_notes(NO_STATE)
     assert_null(strstr(error.message, "make room"));
 }
 
+/* What the tools say when a note is gone makes people give up the VM's pages. */
+static void test_without_descriptors_it_is_not_gone(NO_STATE)
+{
+    struct ibx_note note = {0};
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const int rc = ibx_note_find(&note, BYTES, path, &error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_non_null(strstr(error.message, "cannot be opened: Too many open files; raise the"));
+    assert_int_equal(find(BYTES), 0);
+}
+
 static void test_wrong_length(NO_STATE)
 {
     assert_int_equal(find(BYTES * 2), -ESTALE);
@@ -174,6 +189,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_found, begin, end),
         cmocka_unit_test_setup_teardown(test_message_says_what_is_lacking, begin, end),
         cmocka_unit_test_setup_teardown(test_no_folder_for_notes, begin, end),
+        cmocka_unit_test_setup_teardown(test_without_descriptors_it_is_not_gone, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_length, begin, end),
         cmocka_unit_test_setup_teardown(test_file_that_others_can_write, begin, end),
         cmocka_unit_test_setup_teardown(test_file_of_another_user, begin, end),
