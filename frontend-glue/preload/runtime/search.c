@@ -144,7 +144,11 @@ static void add_value(struct token *token, const char *value)
         token->values[i] = value;
 }
 
-/* The folder of the program, and the processor's name, as the kernel tells them. */
+/* Whether the program has rights that its caller lacks: then the caller's variables must not choose
+ * its libraries. The loader has removed them, but they are still in /proc. */
+static bool secure = true;
+
+/* The folder of the program, the processor's name, and `secure`, as the kernel tells them. */
 static void read_values(void)
 {
     static char program[PATH_MAX];
@@ -159,9 +163,12 @@ static void read_values(void)
     }
     for (uint64_t at = 0;
          file >= 0 && ibx_early_read(file, &entry, sizeof(entry), at) && entry.a_type != AT_NULL;
-         at += sizeof(entry))
+         at += sizeof(entry)) {
         if (entry.a_type == AT_PLATFORM && entry.a_un.a_val)
             add_value(&tokens[PLATFORM], (const char *)entry.a_un.a_val);
+        if (entry.a_type == AT_SECURE)
+            secure = entry.a_un.a_val;
+    }
     if (file >= 0)
         ibx_early_close(file);
 }
@@ -264,8 +271,9 @@ SEEN char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag);
 /* All versions of the interface have these two functions. */
 unsigned la_version(unsigned version)
 {
-    read_variables();
     read_values();
+    if (!secure)
+        read_variables();
     return version;
 }
 
