@@ -87,15 +87,29 @@ int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     return err->code;
 }
 
+/* How many bytes the character of UTF-8 has that begins here; 1 if it is none. */
+static size_t character(const unsigned char *p)
+{
+    const size_t n = *p < 0xc2 ? 1 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 1;
+    if ((*p == 0xe0 && p[1] < 0xa0) || (*p == 0xf0 && p[1] < 0x90)) /* there is a shorter form */
+        return 1;
+    for (size_t i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 1;
+    return n;
+}
+
 /* The bytes 0xc2 0x80 to 0xc2 0x9f are UTF-8's other control characters. A terminal obeys them as
- * it obeys ESC. */
+ * it obeys ESC, and one of another character set the single bytes 0x80 to 0x9f. */
 void ibx_text_plain(char *text)
 {
-    for (unsigned char *p = (unsigned char *)text; *p; p++) {
-        if (*p < 0x20 || *p == 0x7f)
-            *p = '?';
-        else if (*p == 0xc2 && p[1] >= 0x80 && p[1] <= 0x9f)
-            p[0] = p[1] = '?';
+    size_t n;
+    for (unsigned char *p = (unsigned char *)text; *p; p += n) {
+        n = character(p);
+        const bool control =
+            n == 1 ? *p < 0x20 || (*p >= 0x7f && *p <= 0x9f) : n == 2 && *p == 0xc2 && p[1] <= 0x9f;
+        if (control)
+            memset(p, '?', n);
     }
 }
 

@@ -84,8 +84,8 @@ int ibx_error_set_task(struct ibx_error *err, int code, const char *format, ...)
 int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Replaces control characters with '?', in place, and leaves the rest of UTF-8 as it is: for a
- * sentence that may go to a terminal. */
+/* Replaces control characters with '?', in place, those of 8-bit character sets as well where they
+ * are no part of UTF-8, and leaves the rest as it is: for a sentence that may go to a terminal. */
 void ibx_text_plain(char *text);
 
 /* Replaces control characters and bytes above 0x7e with '?', in place: for text from a peer that

@@ -101,6 +101,13 @@ static void test_message_has_no_control_characters(void **state)
     assert_string_equal(err.message, "VM a??[2J??b? \xc3\xa4\xc2\xb0\xc2");
     ibx_error_prefix(&err, -EIO, "host\r%s", "\x1b");
     assert_string_equal(err.message, "host??: VM a??[2J??b? \xc3\xa4\xc2\xb0\xc2");
+    /* alone, behind the beginning of another character, and in forms that are too long */
+    ibx_error_set(&err, -EIO, "%s",
+                  "\x9bm \xc3\xa4\x9bm \xe2\x9bm \xc0\x9bm \xe0\x80\x9bm \xf0\x80\x80\x9bm");
+    assert_string_equal(err.message, "?m \xc3\xa4?m \xe2?m \xc0?m \xe0??m \xf0???m");
+    ibx_error_set(&err, -EIO, "%s",
+                  "\xe2\x82\xac \xe2\x9b\xb5 \xf0\x9f\x9b\xb0 \xe4\xf6"); /* but not in others */
+    assert_string_equal(err.message, "\xe2\x82\xac \xe2\x9b\xb5 \xf0\x9f\x9b\xb0 \xe4\xf6");
 }
 
 int main(void)
