@@ -363,6 +363,15 @@ static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, siz
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }
 
+/* The handler is about to destroy a graph or an executable graph: forgets it. */
+static void forget_graph(struct gpu_session *x, uint64_t value)
+{
+    if (!strcmp(x->requests.name, "cudaGraphDestroy"))
+        ibx_handles_gone(x, IBX_HANDLE_GRAPH, value);
+    else if (!strcmp(x->requests.name, "cudaGraphExecDestroy"))
+        ibx_handles_gone(x, IBX_HANDLE_EXEC, value);
+}
+
 static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -387,11 +396,12 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
     i->allocates = notes && ibx_naming_allocates(x->requests.name);
     if (i->allocates && !refuse_ownerless(x, body, n) && i->limited)
         reserve(x, body, n);
-    i->gone = frees ? named[0].address : 0;
+    /* What the handler gets: of something that is no array none, which it frees with success. */
+    i->gone = frees ? ibx_body_number(body, n, named[0].at, 8) : 0;
     i->freed = notes ? i->gone : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
     if (i->gone)
-        ibx_handles_gone(x, i->gone);
+        forget_graph(x, i->gone);
     return 0;
 }
 

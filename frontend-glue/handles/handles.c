@@ -568,12 +568,10 @@ unsigned ibx_handles_gone_so_far(void)
     return atomic_load(&gone);
 }
 
-void ibx_handles_gone(struct gpu_session *x, uint64_t value)
+void ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    if (ibx_handles_remove(x, IBX_HANDLE_GRAPH, value))
+    if (ibx_handles_remove(x, kind, value) && kind == IBX_HANDLE_GRAPH)
         ibx_handles_forget_nodes(value);
-    ibx_handles_remove(x, IBX_HANDLE_EXEC, value);
-    ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
 }
 
 /* Locked. Releases the handle if this request holds it, so that it does not wait for itself. */

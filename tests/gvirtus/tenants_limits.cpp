@@ -369,6 +369,21 @@ bool device_memory()
            device_memory_of("rdma.tenants : shared\n", "bob", "alice");
 }
 
+// Memory that a request takes for an array: the handler frees NULL, so it is still the tenant's.
+bool device_memory_freed_as_array()
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
+    Client alice(back, "alice"), bob(back, "bob");
+    char byte = 0;
+    const std::uint64_t device = alice.remote.malloc(4u << 20);
+    REQUIRE(device && bob.remote.malloc(1));
+    REQUIRE(alice.remote.call("cudaFreeArray", Body().u64(device)) == 0);
+    REQUIRE(allocate(&alice, 1) == out_of_memory);
+    REQUIRE(bob.remote.from_device(&byte, device, 1) == bad_pointer);
+    REQUIRE(alice.remote.from_device(&byte, device, 1) == 0);
+    return HOLDS(alice.remote.free(device) == 0 && alice.remote.malloc(4u << 20));
+}
+
 // A client that has gone left its memory in the back end: it counts until a client of its name
 // frees it.
 bool device_memory_left_behind()
@@ -491,6 +506,7 @@ void check_tenants_limits()
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);
+    check("... also if it is freed as an array", device_memory_freed_as_array);
     check("streams have a limit", streams);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
     check("... whose process has ended", device_memory_of_the_gone);

@@ -211,6 +211,28 @@ bool bodies_of_ours()
     return HOLDS(made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0)));
 }
 
+// An event that other processes can open.
+std::uint64_t event_of(Remote *remote)
+{
+    std::uint64_t event = 0;
+    if (!remote->call("cudaEventCreateWithFlags", Body().i32(6)) && remote->out.size() == 16)
+        std::memcpy(&event, remote->out.data() + 8, 8);
+    return event;
+}
+
+std::vector<char> handle(Remote *remote, int number, std::uint64_t of)
+{
+    const bool good = !remote->call(extra_name, extra(number).u64(of));
+    return good && remote->out.size() == 64 ? remote->out : std::vector<char>();
+}
+
+int open(Remote *remote, int number, const std::vector<char> &of)
+{
+    Body body = extra(number);
+    append(&body.bytes, of.data(), of.size());
+    return remote->call(extra_name, body);
+}
+
 // Handles for other processes are valid only for processes of the same tenant.
 bool handles_of_ours()
 {
@@ -220,24 +242,7 @@ bool handles_of_ours()
     Remote *a = &alice.remote, *b = &bob.remote;
     const std::uint64_t memory = a->malloc(5000), own = b->malloc(5000);
     REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
-    const auto create = [a] {
-        Body flags;
-        flags.put(6u);
-        std::uint64_t event = 0;
-        if (!a->call("cudaEventCreateWithFlags", flags) && a->out.size() == 16)
-            std::memcpy(&event, a->out.data() + 8, 8);
-        return event;
-    };
-    const std::uint64_t event = create();
-    const auto handle = [](Remote *remote, int number, std::uint64_t of) {
-        const bool good = !remote->call(extra_name, extra(number).u64(of));
-        return good && remote->out.size() == 64 ? remote->out : std::vector<char>();
-    };
-    const auto open = [](Remote *remote, int number, const std::vector<char> &of) {
-        Body body = extra(number);
-        append(&body.bytes, of.data(), of.size());
-        return remote->call(extra_name, body);
-    };
+    const std::uint64_t event = event_of(a);
     const auto one = handle(a, IBX_EXT_IPC_MEMORY, memory + 17);
     const auto two = handle(a, IBX_EXT_IPC_EVENT, event);
     REQUIRE(!one.empty() && !two.empty() && one != two);
@@ -307,6 +312,32 @@ bool pooled_memory_freed_at_once()
     return HOLDS(a->device_synchronize() == 0 && a->malloc(100));
 }
 
+// Handlers that free arrays get graphs, executable graphs, events and memory: what exists is still
+// known, and counts. In this GVirtuS cuArrayDestroy has no handler, and fails.
+bool freed_as_arrays()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote;
+    const std::uint64_t memory = a->malloc(5000);
+    REQUIRE(memory && bob.remote.malloc(1) && !a->get_last_error());
+    const std::uint64_t graph = made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0));
+    const std::uint64_t exec = made(a, extra(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0));
+    const std::uint64_t event = event_of(a);
+    REQUIRE(graph && exec && event);
+    const auto shared_memory = handle(a, IBX_EXT_IPC_MEMORY, memory),
+               shared_event = handle(a, IBX_EXT_IPC_EVENT, event);
+    REQUIRE(!shared_memory.empty() && !shared_event.empty());
+    for (std::uint64_t value : {graph, exec, event, memory}) {
+        REQUIRE(a->call("cudaFreeArray", Body().u64(value)) == 0); // of NULL
+        REQUIRE(a->call("cuArrayDestroy", Body().u64(value)) != 0);
+    }
+    REQUIRE(open(a, IBX_EXT_IPC_OPEN_MEMORY, shared_memory) == 0);
+    REQUIRE(open(a, IBX_EXT_IPC_OPEN_EVENT, shared_event) == 0);
+    REQUIRE(a->call(extra_name, extra(IBX_EXT_EXEC_DESTROY).u64(exec)) == 0);
+    return HOLDS(a->call(extra_name, extra(IBX_EXT_GRAPH_DESTROY).u64(graph)) == 0);
+}
+
 // If memory is counted, requests for memory that cannot be counted are refused.
 bool extension_requests_counted()
 {
@@ -332,4 +363,5 @@ void check_tenants_requests()
     check("memory of a pool that is freed before it is cleared", pooled_memory_freed_at_once);
     check("handles for other processes", handles_of_ours);
     check("the same where memory is counted", extension_requests_counted);
+    check("things that are freed as arrays", freed_as_arrays);
 }
