@@ -206,6 +206,7 @@ static const struct {
     {"nvmlEventSetCreate", IBX_BARRED}, /* handlers can make sets of events, and free addresses */
     {"nvmlEventSetFree", IBX_BARRED},
     {"cufftXtMemcpy", IBX_BARRED}, /* its handler copies what follows a request of one byte */
+    {"cuTensorMapEncodeTiled", IBX_BARRED}, /* its handler sends 128 maps, of which it has one */
     /* IPC handles of CUDA are not secrets: they hold a process's number and small ones. */
     {"cudaIpcOpenEventHandle", IBX_BARRED_TENANTS},
     {"cudaIpcOpenMemHandle", IBX_BARRED_TENANTS},

@@ -323,6 +323,7 @@ static void barred(void **state)
         "cuMemCreate", "cudnnSetCallback", "cudnnGetCallback", "cufftXtMemcpy",
         "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle", "cuCtxCreate", "cudaStreamAddCallback",
         "cudaGraphicsUnregisterResource", "cufftXtFree", "nvmlEventSetFree",
+        "cuTensorMapEncodeTiled",
         /* others */
         "cudaMemPoolGetAttribute", "cudaMemPoolDestroy", "cuCtxGetCurrent"};
     static const unsigned whys[] = {IBX_BARRED,         IBX_BARRED,
@@ -331,7 +332,8 @@ static void barred(void **state)
                                     IBX_BARRED,         IBX_BARRED_TENANTS,
                                     IBX_BARRED_TENANTS, IBX_BARRED_LIMITED,
                                     IBX_BARRED,         IBX_BARRED,
-                                    IBX_BARRED,         IBX_BARRED};
+                                    IBX_BARRED,         IBX_BARRED,
+                                    IBX_BARRED};
     const unsigned barred_names = sizeof(whys) / sizeof(whys[0]);
     (void)state;
     for (size_t step = 1; step < 30; step++) {
