@@ -197,7 +197,6 @@ static int free_held(struct gpu_session *x, void *address)
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (!address)
         return is_noted(x) ? PASSES : runtime.free(address);
-    ibx_isolation_allows(x, (uintptr_t)address, 1); /* logs it, if not */
     if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
         return is_noted(x) ? PASSES : runtime.free(NOWHERE);
     const int rc = free_noted(x, address);
@@ -205,10 +204,12 @@ static int free_held(struct gpu_session *x, void *address)
     return rc;
 }
 
+/* Others' memory is not freed, so their copies go on. */
 static int give_back(struct gpu_session *x, struct arguments *a)
 {
     void *address = pointer(&a->in);
-    ibx_held_by_free(x, (uintptr_t)address);
+    if (address && ibx_isolation_allows(x, (uintptr_t)address, 1)) /* logs it, if not */
+        ibx_held_by_free(x, (uintptr_t)address);
     const int rc = free_held(x, address);
     ibx_held_end(x);
     return rc;

@@ -112,12 +112,13 @@ static int map(struct extension_request *e)
     return ibx_virtual_map(e->x, at, n, number);
 }
 
-/* Waits until copies of the client that are under way there have ended. */
+/* Waits until copies of the client that are under way there have ended, but not for those of
+ * others. */
 static int unmap(struct extension_request *e)
 {
     const uint64_t at = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
     int rc = begins(e);
-    if (rc || at + n < at)
+    if (rc || at + n < at || !ibx_isolation_allows(e->x, at, n))
         return rc ? rc : CUDA_INVALID_VALUE;
     ibx_held_by_unmap(e->x, at, n);
     rc = ibx_virtual_unmap(e->x, at, n);

@@ -5,6 +5,8 @@
 //   test_tenants PLUGIN.so PROVIDER
 #include "tests/gvirtus/tenants_scene.h"
 
+#include "frontend-glue/session/extensions.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -110,6 +112,38 @@ bool freed_beside_a_copy(bool to_device)
     REQUIRE(rc == 0 && freed_rc == 0 && again == device && written);
     REQUIRE(bob.remote.from_device(now.data(), again + n - tail, tail) == 0 && now == secret);
     return HOLDS(buffer == std::vector<char>(n, 'a') && bob.remote.free(again) == 0);
+}
+
+// A client that frees another tenant's memory, or unmaps what is there, does not wait for the
+// copies of that tenant, nor keep them out.
+bool freed_beside_anothers_copy()
+{
+    constexpr std::size_t n = 48u << 20;
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = bob.remote.malloc(n);
+    std::vector<char> buffer(n, 'b');
+    REQUIRE(device && bob.remote.to_device(device, buffer.data(), n) == 0);
+    REQUIRE(alice.remote.malloc(1) && alice.remote.get_last_error() == 0);
+    REQUIRE(alice.remote.slow(30000));
+    Body unmap; // an extension request: what is mapped at these addresses
+    unmap.bytes = {static_cast<char>(IBX_EXT_VIRTUAL_UNMAP & 255), 0};
+    unmap.u64(device).u64(UINT64_MAX - device);
+    const auto copies = [&] { return alice.remote.stats().copies_async; };
+    const auto before = copies();
+    std::atomic<int> rc{-1};
+    std::thread copy([&] { rc = bob.remote.to_device(device, buffer.data(), n); });
+    while (copies() == before && rc < 0)
+        std::this_thread::yield();
+    const int freed = alice.remote.free(device);
+    const auto after_free = copies();
+    const int unmapped = alice.remote.call("ibxRuntime", unmap);
+    const auto after_unmap = copies();
+    alice.remote.slow(0);
+    copy.join();
+    REQUIRE(rc == 0 && freed == bad_pointer && unmapped == bad_pointer);
+    REQUIRE(after_free < copies() && after_unmap < copies());
+    return HOLDS(bob.remote.free(device) == 0);
 }
 
 bool ended()
@@ -279,6 +313,7 @@ int main(int argc, char **argv)
     check("frees", freed);
     for (bool to_device : {false, true})
         check("frees beside a copy", [=] { return freed_beside_a_copy(to_device); });
+    check("... of another tenant", freed_beside_anothers_copy);
     check("memory outlives its session", ended);
     check("the first request", first_request);
     check("arrays", arrays);
