@@ -339,6 +339,16 @@ static void let_leave(void)
                                &until);
 }
 
+/* Locked. Whether another client has no session, and may come again: it would miss what it has made
+ * in the context. */
+static bool any_is_away(const struct gpu_session *x)
+{
+    const struct ibx_client *c = ibx_client_list.all;
+    while (c && (c == x->client || c->sessions || ibx_client_has_ended(c)))
+        c = c->next;
+    return c;
+}
+
 bool ibx_clients_reset(struct gpu_session *x, bool broken)
 {
     ibx_clients_number(x);
@@ -346,8 +356,9 @@ bool ibx_clients_reset(struct gpu_session *x, bool broken)
     if (broken)
         let_leave();
     const bool alone =
-        broken || (!ibx_client_list.leaving &&
-                   (x->client ? x->client->sessions : 1) >= ibx_client_list.sessions);
+        broken ||
+        (!ibx_client_list.leaving &&
+         (x->client ? x->client->sessions : 1) >= ibx_client_list.sessions && !any_is_away(x));
     if (alone) {
         resetting = x;
         reset_until = ibx_deadline_in_ms(RESET_MS);

@@ -51,9 +51,9 @@ bool ibx_clients_apart(const struct gpu_session *x, uint64_t number);
 bool ibx_clients_were_several(void);
 /* Whether the session's client has said which process it is; after ibx_clients_number(). */
 bool ibx_clients_is_process(const struct gpu_session *x);
-/* Whether the client may reset the context: no other client has a session, and nothing is being
- * given back after an end, or the context is `broken`. If so, no session begins until
- * ibx_clients_reset_over(), or until that takes too long. */
+/* Whether the client may reset the context: no other client has a session or may come again, and
+ * nothing is being given back after an end, or the context is `broken`. If so, no session begins
+ * until ibx_clients_reset_over(), or until that takes too long. */
 bool ibx_clients_reset(struct gpu_session *x, bool broken);
 void ibx_clients_reset_over(const struct gpu_session *x);
 

@@ -213,8 +213,9 @@ int comes_again(const Gpu &gpu, int away, int go_on)
     end(End::exits, std::move(clients));
 }
 
-// All connections of a process end, each with its thread, and the process connects again.
-bool come_again(bool elsewhere)
+// All connections of a process end, each with its thread, and the process connects again. `resets`:
+// meanwhile the only client with a connection resets the device.
+bool come_again(bool elsewhere, bool resets)
 {
     OverTcp tcp(elsewhere);
     Gpu gpu(resume);
@@ -233,6 +234,7 @@ bool come_again(bool elsewhere)
         const Left now(gpu);
         return now.allocations == before.allocations + 1 && now.streams == before.streams + 1;
     }));
+    REQUIRE(!resets || gpu.remote.reset() == 0);
     REQUIRE(write(go_on[1], &byte, 1) == 1 && result_of(pid) == 0);
     for (int fd : {away[0], go_on[0], go_on[1]})
         close(fd);
@@ -573,8 +575,10 @@ void check_calls_ends()
     check("... whose threads end just before, on another host", threads_end_first);
     check("... beside a child, on another host", parent_is_killed);
     check("... beside others that wait for all work", left_beside_waits);
-    check("a client that has no connection for a while", [] { return come_again(false); });
-    check("... on another host", [] { return come_again(true); });
+    check("a client that has no connection for a while", [] { return come_again(false, false); });
+    check("... on another host", [] { return come_again(true, false); });
+    check("... while another client resets the device", [] { return come_again(false, true); });
+    check("... the same on another host", [] { return come_again(true, true); });
     check("clients that come and go on another host", many_are_away);
     check("a process that is killed between calls, of which a line tells", ends_between_calls);
     check("a client that is killed beside its endless work", [] { return endless_work(1); });
