@@ -312,6 +312,7 @@ int main(int argc, char **argv)
         {"refused", refused},
         {"launch", launch},
         {"launches", launches},
+        {"launches-after-modules", launches_after_modules},
         {"launches-of-new-threads", launches_of_new_threads},
         {"launches-unseen", launches_unseen},
         {"launches-of-many-bytes", launches_of_many_bytes},

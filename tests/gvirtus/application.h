@@ -314,6 +314,7 @@ bool loads_beside_graphs();
 // Kernels, by each of CUDA's calls for them.
 bool launch();
 bool launches();
+bool launches_after_modules();
 bool launches_of_new_threads();
 bool launches_unseen();
 

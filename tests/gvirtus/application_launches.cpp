@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <sys/mman.h>
 #include <thread>
 #include <vector>
 
@@ -93,6 +94,35 @@ bool launches()
     void *none[3] = {&device, &device, &n};
     REQUIRE(run(&other, {1, 1, 1}, {1, 1, 1}, none, 0, nullptr) == 98);
     return true;
+}
+
+// The names of a module's kernels end with it: dlclose(3) unmaps them.
+bool launches_after_modules()
+{
+    using Function = void(void **, const void *, char *, const char *, int, void *, void *, void *,
+                          void *, int *);
+    constexpr std::size_t n = 1000;
+    std::uint64_t wrapper[8] = {0}, other[8] = {0};
+    void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    auto *add = preloaded<Function>("__cudaRegisterFunction");
+    auto *load = preloaded<void **(void *)>("__cudaRegisterFatBinary");
+    char *device = device_memory(2 * n), *to = device + n, *from = device;
+    std::size_t size = n;
+    void *arguments[] = {&to, &from, &size};
+    const std::vector<char> bytes = random_bytes(n, 4);
+    REQUIRE(page != MAP_FAILED && cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+    char *name = static_cast<char *>(page);
+    std::strcpy(name, "ended");
+    void **module = load(wrapper);
+    add(module, wrapper, name, name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
+    preloaded<void(void **)>("__cudaUnregisterFatBinary")(module);
+    REQUIRE(munmap(page, 4096) == 0);
+    // Of this kernel's name there might be several.
+    add(load(other), &stub_kernel, nullptr, "kernel", -1, nullptr, nullptr, nullptr, nullptr,
+        nullptr);
+    REQUIRE(cudaLaunchKernel(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(to, bytes.data(), n));
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Threads begin together. The first call of each launches a known kernel, or frees page-locked

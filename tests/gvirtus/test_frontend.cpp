@@ -509,6 +509,7 @@ void check_what_it_does_not()
                              "drawings-of-graphs",
                              "stream-of-thread",
                              "queries",
+                             "launches-after-modules",
                              "launches-of-many-bytes",
                              "nodes-of-many-bytes",
                              "names-of-runtime",

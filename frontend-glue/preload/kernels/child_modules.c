@@ -218,6 +218,9 @@ void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expand
     if (!gone)
         return handle;
     void **there = gone->there;
+    const struct function *f = gone->functions.items;
+    for (size_t i = 0; i < gone->functions.count; i++)
+        ibx_frontend_kernel_gone(f[i].function); /* dlclose(3) unmaps its name */
     release(gone);
     return there;
 }
