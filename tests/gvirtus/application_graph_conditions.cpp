@@ -247,6 +247,34 @@ bool while_captured(char *device, void *stream)
     return true;
 }
 
+// A stream that has joined a capture has that one's number, by which PyTorch finds the pool of
+// memory that is for the capture alone.
+bool joined(void *stream)
+{
+    using Info = int(void *, int *, unsigned long long *, void **, void *const **, const void **,
+                     std::size_t *);
+    auto *info = preloaded<Info>("cudaStreamGetCaptureInfo");
+    const auto number = [&](void *of, unsigned long long *id) {
+        int status = 9;
+        const int rc = info(of, &status, id, nullptr, nullptr, nullptr, nullptr);
+        return rc ? rc : status == 1 ? 0 : -1;
+    };
+    void *other = nullptr, *third = nullptr, *event = nullptr, *graph = nullptr;
+    unsigned long long id = 0, same = 0;
+    REQUIRE(cudaStreamCreate(&other) == 0 && cudaStreamCreate(&third) == 0);
+    REQUIRE(cudaEventCreate(&event) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(cudaEventRecord(event, stream) == 0 && cudaStreamWaitEvent(other, event, 0) == 0);
+    REQUIRE(number(stream, &id) == 0 && id && number(other, &same) == 0 && same == id);
+    // It is not known which of two captures it has joined.
+    REQUIRE(cudaStreamBeginCapture(third, 2) == 0 && number(other, nullptr) == 0);
+    REQUIRE(fails(number(other, &same), 801) && number(stream, &same) == 0 && same == id);
+    REQUIRE(cudaStreamEndCapture(third, &graph) == 0);
+    REQUIRE(number(other, &same) == 0 && same == id && cudaStreamEndCapture(stream, &graph) == 0);
+    REQUIRE(number(other, &same) == -1 && run("cudaGraphDestroy", graph) == 0);
+    REQUIRE(cudaStreamDestroy(other) == 0 && cudaStreamDestroy(third) == 0);
+    return HOLDS(cudaEventDestroy(event) == 0);
+}
+
 } // namespace
 
 bool conditions()
@@ -256,5 +284,5 @@ bool conditions()
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
     REQUIRE(moved(device, stream) && moved_later(device));
-    return HOLDS(while_captured(device, stream));
+    return HOLDS(while_captured(device, stream) && joined(stream));
 }

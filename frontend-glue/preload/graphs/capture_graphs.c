@@ -283,6 +283,16 @@ void ibx_frontend_captures_reset(void)
     }
 }
 
+/* The number of the capture that a stream has joined by an event; 0: there are several, and only
+ * CUDA knows which one it is. */
+static unsigned long long only_id(void)
+{
+    ibx_frontend_ranges_lock();
+    const unsigned long long id = all && !all->next ? all->id : 0;
+    ibx_frontend_ranges_unlock();
+    return id;
+}
+
 /* `asks`: the caller wants more than the status and the number of the capture. */
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph,
                         void *const **behind, const void **edges, size_t *count, bool asks)
@@ -290,7 +300,9 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     int now = 0;
     int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct capture *c = rc || now != 1 ? NULL : find(stream, false);
-    if (!rc && now == 1 && !c && asks) /* the stream has joined the capture of another one */
+    const bool joined = !rc && now == 1 && !c; /* the stream is in the capture of another one */
+    const unsigned long long number = c ? c->id : joined && id ? only_id() : 0;
+    if (joined && (asks || (id && !number)))
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!rc && c && asks)
         rc = cut(c);
@@ -298,7 +310,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
         return rc;
     *status = now;
     if (id)
-        *id = c ? c->id : 0;
+        *id = number;
     if (!asks || !c)
         return CUDA_SUCCESS;
     if (graph)

@@ -16,6 +16,8 @@ static struct capture {
     uintptr_t work; /* how much was captured */
     size_t behind;  /* how many nodes the next one would come behind */
     uint64_t id;
+    /* Only of the runtime's: an event that was recorded in it, and a stream that waits for that. */
+    const void *event, *joined;
 } captures[CAPTURES];
 static struct capture of_runtime; /* graphs.c */
 static uint64_t ids;
@@ -120,7 +122,11 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
     for (unsigned i = 0; i < CAPTURES; i++) {
         if (captures[i].stream)
             continue;
-        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0, 0, ++ids};
+        captures[i] = (struct capture){.stream = stream,
+                                       .blocking = blocking,
+                                       .mode = mode,
+                                       .thread = pthread_self(),
+                                       .id = ++ids};
         return leave(SUCCESS);
     }
     return leave(OUT_OF_MEMORY);
@@ -132,6 +138,27 @@ EXPORT void ibx_double_runtime_captures(void *stream)
     pthread_mutex_lock(&mutex);
     of_runtime = (struct capture){.stream = stream, .id = ++ids};
     pthread_mutex_unlock(&mutex);
+}
+
+void capture_records(const void *stream, const void *event)
+{
+    if (stream && stream == of_runtime.stream)
+        of_runtime.event = event;
+}
+
+void capture_joins(const void *stream, const void *event)
+{
+    if (of_runtime.event == event)
+        of_runtime.joined = stream;
+}
+
+/* Whether the stream has joined the capture of the runtime's double. */
+EXPORT bool ibx_double_joined(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool joined = stream && stream == of_runtime.joined;
+    pthread_mutex_unlock(&mutex);
+    return joined;
 }
 
 EXPORT void ibx_double_captures_behind(void *stream, size_t nodes)

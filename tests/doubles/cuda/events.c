@@ -161,6 +161,7 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
         marker->records = event->shared;
         marker->times = ++event->shared->recorded;
     }
+    capture_records(stream_handle, handle);
     submit(stream, marker);
     event->stream = stream;
     event->job = stream->submitted;
@@ -227,6 +228,7 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     } else if (event->stream) {
         marker->needs[event->stream->number] = event->job;
     }
+    capture_joins(handle, event_handle);
     submit(stream, marker);
     return leave(SUCCESS);
 }

@@ -224,8 +224,11 @@ EXPORT void ibx_double_stream_destroyed(void *stream)
 
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)
 {
+    bool (*joined)(const void *stream) = NULL;
+    *(void **)&joined = driver_function("ibx_double_joined");
+    const bool has_joined = joined(stream);
     pthread_mutex_lock(&mutex);
-    *status = stream && stream == capture.stream ? 1 + capture.lost : 0;
+    *status = stream && (stream == capture.stream || has_joined) ? 1 + capture.lost : 0;
     pthread_mutex_unlock(&mutex);
     return returns(0);
 }

@@ -158,6 +158,10 @@ int capture_status(const void *stream);
  * This ends a capture in any mode. For streams that were made, the double does not do this yet, as
  * CUDA does. */
 bool capture_spoilt(const void *stream);
+/* An event is recorded in a stream, and a stream waits for one: that joins it to the capture of the
+ * runtime's double. */
+void capture_records(const void *stream, const void *event);
+void capture_joins(const void *stream, const void *event);
 /* Whether work for a stream is captured, or forbidden: then it is not run, and the call has to
  * return *code. */
 bool capture_takes(const void *stream, bool legacy, int *code);
