@@ -116,6 +116,34 @@ bool copies_and_sets()
     return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0);
 }
 
+// Managed memory ends in the order of a stream: nothing of it is left here. Whoever gets the
+// address next gets other memory.
+bool freed_in_stream()
+{
+    constexpr std::size_t n = 100 * K;
+    auto *give_back = preloaded<int(void *, void *)>("cudaFreeAsync");
+    char *other = managed_memory(n);
+    const std::vector<char> bytes = random_bytes(n, 9);
+    void *stream = nullptr, *graph = nullptr;
+    REQUIRE(other && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (int i = 0; i < 20; i++) {
+        char *m = managed_memory(n), *device = nullptr;
+        REQUIRE(m);
+        std::memcpy(m, bytes.data(), n);
+        stub_remote()->slow(1000);
+        REQUIRE(stub_launch(other, m, n, stream) == 0);
+        REQUIRE(fails(give_back(m + 8, stream), 1) && give_back(m, stream) == 0);
+        stub_remote()->slow(0);
+        unsigned char resident = 0;
+        REQUIRE(has(other, bytes) && mincore(m, page, &resident) != 0);
+        device = device_memory(n);
+        REQUIRE(device && cudaFree(device) == 0);
+    }
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && fails(give_back(other, stream), 1));
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
+    return HOLDS(give_back(other, nullptr) == 0 && fails(give_back(other, nullptr), 1));
+}
+
 // Each thread with a stream and memory of its own, as with cudaStreamAttachMemAsync.
 bool threads_of_streams()
 {
@@ -424,6 +452,7 @@ bool managed()
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
+    REQUIRE(!taken || freed_in_stream());
     REQUIRE(!taken || managed_beside_captures());
     REQUIRE(taken_addresses());
     return HOLDS(managed_system_calls() && managed_signals());

@@ -110,6 +110,15 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
     return allocate(&e, address, n, device_of_stream(stream));
 }
 
+/* Managed memory is mapped in this process, too, where work of the stream may still need it. */
+static int free_managed(void *address, void *stream)
+{
+    if (ibx_frontend_captures(stream))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaFree(address);
+}
+
 int cudaFreeAsync(void *address, void *stream)
 {
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
@@ -117,6 +126,8 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ASYNC, "cudaFreeAsync");
     if (!address)
         return CUDA_SUCCESS;
+    if (ibx_frontend_is_managed(address))
+        return free_managed(address, stream);
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
