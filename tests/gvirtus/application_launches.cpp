@@ -230,6 +230,12 @@ bool launches_of_many_bytes()
             }
         }
     }
+    // Many kernels whose addresses have the same hash.
+    for (std::size_t n = 6000; n < 6040; n++) {
+        Wide wide(n, ++seed, device);
+        REQUIRE(wide.launch("cudaLaunchKernel", stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && wide.there());
+    }
     // In the order of their stream, among other calls; the bytes are those at the time of the call.
     for (int round = 0; round < 10; round++) {
         Wide first(most, ++seed, device), second(9000, ++seed, device), third(100, ++seed, device);

@@ -34,8 +34,7 @@
 #define HEAD       56u    /* bytes of a launch's body before the arguments */
 #define BODY_MAX   4480u  /* bytes of a body that is written here, at most */
 #define PACKED_MAX 4096u  /* bytes of arguments that fit into GVirtuS's request */
-#define KERNELS    4096u  /* places of a hash table; a power of two */
-#define TRIES      8u     /* places to which a kernel may hash */
+#define BUCKETS    4096u  /* of a hash table; a power of two */
 #define MARKS      254u   /* arguments that can be distinguished by their number */
 #define MARK_LAST  255u   /* the bytes of all further arguments */
 #define MARKED     4480u  /* bytes of each marked argument; longer ones fit into no body */
@@ -55,9 +54,9 @@ enum way {
  * changes: if the kernel's module is loaded again, and the same is found out, it is valid again. */
 struct kernel {
     const void *function;
-    atomic_uint since; /* ibx_frontend_modules_gone() when that was found out */
-    struct kernel *older;
-    uint8_t name[8]; /* its name in requests */
+    atomic_uint since;    /* ibx_frontend_modules_gone() when that was found out */
+    struct kernel *older; /* in its bucket */
+    uint8_t name[8];      /* its name in requests */
     enum way way;
     bool asked;   /* the rest comes from the back end, for extension requests */
     size_t bytes; /* bytes of all arguments */
@@ -67,8 +66,8 @@ struct kernel {
     } arguments[];
 };
 
-static _Atomic(struct kernel *) kernels[KERNELS];
-static struct kernel *all; /* a list, for leak checkers; protected by the lock */
+/* Lists, to which entries are added under the lock. */
+static _Atomic(struct kernel *) kernels[BUCKETS];
 static struct ibx_fork_lock lock = IBX_FORK_LOCK;
 static atomic_uint modules; /* number of modules that were unloaded */
 
@@ -141,23 +140,25 @@ int ibx_frontend_no_kernel(const void *function)
     return ibx_frontend_before_13() ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
 }
 
-static size_t place_of(const void *function, unsigned try)
+static size_t bucket_of(const void *function)
 {
     const uintptr_t at = (uintptr_t)function;
-    return (at >> 4 ^ at >> 14) + try;
+    return (at >> 4 ^ at >> 14) % BUCKETS;
 }
 
-/* NULL: not launched yet, or there was no place for it. */
+static struct kernel *newest_in(size_t bucket)
+{
+    return atomic_load_explicit(&kernels[bucket], memory_order_acquire);
+}
+
+/* NULL: not launched yet. */
 static const struct kernel *find(const void *function)
 {
     const unsigned since = atomic_load(&modules);
-    for (unsigned i = 0; i < TRIES; i++) {
-        const struct kernel *k =
-            atomic_load_explicit(&kernels[place_of(function, i) % KERNELS], memory_order_acquire);
-        if (k && k->function == function && k->since == since)
-            return k;
-    }
-    return NULL;
+    const struct kernel *k = newest_in(bucket_of(function));
+    while (k && !(k->function == function && k->since == since))
+        k = k->older;
+    return k;
 }
 
 static bool is_same(const struct kernel *a, const struct kernel *b)
@@ -171,34 +172,26 @@ static bool is_same(const struct kernel *a, const struct kernel *b)
 /* Locked. Whether the same was known already, and is valid again. */
 static bool renew(const struct kernel *k)
 {
-    for (unsigned i = 0; i < TRIES; i++) {
-        struct kernel *there = atomic_load(&kernels[place_of(k->function, i) % KERNELS]);
-        if (there && is_same(there, k)) {
-            atomic_store(&there->since, atomic_load(&k->since));
-            return true;
-        }
-    }
-    return false;
+    struct kernel *there = newest_in(bucket_of(k->function));
+    while (there && !is_same(there, k))
+        there = there->older;
+    if (there)
+        atomic_store(&there->since, atomic_load(&k->since));
+    return there;
 }
 
-/* Puts it into a free place, or that of a kernel of an unloaded module; else frees it. */
+/* Puts it into its bucket, or frees it if the same is there already. */
 static void add(struct kernel *k)
 {
+    const size_t bucket = bucket_of(k->function);
     struct kernel *shorter = realloc(k, sizeof(*k) + k->count * sizeof(k->arguments[0]));
     k = shorter ? shorter : k;
     ibx_frontend_look_for_libraries(); /* each kernel's first launch may be the last call before a
                                           library uses a GPU */
     ibx_fork_lock_take(&lock);
-    unsigned i = 0;
-    const struct kernel *there = NULL;
-    while (i < TRIES && (there = atomic_load(&kernels[place_of(k->function, i) % KERNELS])) &&
-           there->since == k->since)
-        i++;
-    if (i < TRIES && !find(k->function) && !renew(k)) {
-        k->older = all;
-        all = k;
-        atomic_store_explicit(&kernels[place_of(k->function, i) % KERNELS], k,
-                              memory_order_release);
+    if (!find(k->function) && !renew(k)) {
+        k->older = newest_in(bucket);
+        atomic_store_explicit(&kernels[bucket], k, memory_order_release);
     } else {
         free(k);
     }
@@ -458,10 +451,11 @@ const void *ibx_frontend_kernel_of_name(uint64_t name)
     uint8_t bytes[8];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     ibx_put_u64(&w, name);
-    for (size_t i = 0; i < KERNELS; i++) {
-        const struct kernel *k = atomic_load_explicit(&kernels[i], memory_order_acquire);
-        if (k && k->since == since && !memcmp(k->name, bytes, sizeof(bytes)))
-            return k->function;
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (const struct kernel *k = newest_in(i); k; k = k->older) {
+            if (k->since == since && !memcmp(k->name, bytes, sizeof(bytes)))
+                return k->function;
+        }
     }
     return (const void *)(uintptr_t)name;
 }
