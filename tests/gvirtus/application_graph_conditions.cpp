@@ -160,12 +160,21 @@ int add_graph(void **node, void *graph, void *child, int ownership)
     return add_node(node, graph, nullptr, 0, &p);
 }
 
-// A graph that is moved into another one is that one's, with the nodes that the program knows.
+// A graph that is moved into another one is that one's, with the nodes that the program knows, and
+// with its objects.
 bool moved(char *device, void *stream)
 {
     void *graphs[3], *set = nullptr, *node = nullptr, *child = nullptr, *exec = nullptr;
+    void *object = nullptr;
+    bool ended = false;
+    const auto end = [](void *what) { *static_cast<bool *>(what) = true; };
     for (void *&graph : graphs)
         REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+    REQUIRE((run<void **, void *, void (*)(void *), unsigned, unsigned>(
+                 "cudaUserObjectCreate", &object, &ended, end, 4, 1) == 0));
+    for (int i : {0, 1})
+        REQUIRE((run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", graphs[i],
+                                                         object, 2, 1) == 0));
     REQUIRE(add_set(&set, graphs[0], nullptr, 0, device, 'a') == 0);
     REQUIRE(fails(add_graph(&node, graphs[1], graphs[0], 2), 1));
     REQUIRE(fails(add_graph(&node, graphs[0], graphs[0], 1), 1));
@@ -186,7 +195,9 @@ bool moved(char *device, void *stream)
     REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device, "bbbbbbbbbb", 10) && run("cudaGraphExecDestroy", exec) == 0);
     // It goes with the other one.
-    REQUIRE(run("cudaGraphDestroy", graphs[2]) == 0);
+    REQUIRE(
+        (run<void *, void *, unsigned>("cudaGraphReleaseUserObject", graphs[2], object, 3) == 0));
+    REQUIRE(!ended && run("cudaGraphDestroy", graphs[2]) == 0 && ended);
     REQUIRE(fails(add_set(&node, graphs[0], nullptr, 0, device, 'd'), 1));
     return HOLDS(fails(run("cudaGraphDestroy", graphs[1]), 1));
 }

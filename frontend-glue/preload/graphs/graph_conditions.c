@@ -90,7 +90,7 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
     if (rc)
         return rc;
     *node = (void *)(uintptr_t)made;
-    ibx_frontend_objects_share(child, graph);
+    ibx_frontend_objects_move(child, graph);
     return CUDA_SUCCESS;
 }
 

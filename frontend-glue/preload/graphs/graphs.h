@@ -48,6 +48,8 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
 /* `to` was made from graph `from`, or contains it: it gets the same objects. */
 void ibx_frontend_objects_share(const void *from, const void *to);
+/* `from` is a part of `to` now, and ends with it. */
+void ibx_frontend_objects_move(const void *from, const void *to);
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);

@@ -4,7 +4,8 @@
  * graph has a reference any more, the object's function is called. The function and all references
  * are in this process, and the back end does not know of them:
  *
- *   a graph has the objects that it was given, and those of its child graphs
+ *   a graph has the objects that it was given, and those of its child graphs; of one that was moved
+ *     there, instead of that one
  *   a clone, and an executable graph, has the objects of the graph
  *   an executable graph that is updated has those of the new graph
  *
@@ -171,6 +172,32 @@ void ibx_frontend_objects_share(const void *from, const void *to)
             h->object->references += h->count;
     }
     pthread_mutex_unlock(&lock);
+}
+
+void ibx_frontend_objects_move(const void *from, const void *to)
+{
+    struct holding *gone = NULL;
+    if (!any())
+        return;
+    pthread_mutex_lock(&lock);
+    for (struct holding **at = &holdings, *h; (h = *at);) {
+        struct holding *same = h->holder == from ? *place_of(to, h->object) : NULL;
+        if (!same) {
+            h->holder = h->holder == from ? to : h->holder;
+            at = &h->next;
+            continue;
+        }
+        same->count += h->count;
+        *at = h->next;
+        h->next = gone;
+        gone = h;
+        atomic_fetch_sub(&holding_count, 1);
+    }
+    pthread_mutex_unlock(&lock);
+    for (struct holding *h; (h = gone);) {
+        gone = h->next;
+        free(h);
+    }
 }
 
 void ibx_frontend_objects_launched(const void *exec, void *stream)
