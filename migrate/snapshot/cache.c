@@ -404,10 +404,16 @@ int ibx_snapshot_cache_fd(const struct snapshot_cache *cache)
 
 /* ------------------------------------------------------------ what becomes of it */
 
+/* By the map of the files, which may have pages that are zero in the snapshot: nobody has compared
+ * those that an earlier process left. */
 static void *check_main(void *argument)
 {
     struct snapshot_cache *cache = argument;
-    ibx_snapshot_digest(cache->folder, &cache->map, cache->digest, &cache->check_error);
+    struct ibx_page_map there;
+    if (!ibx_snapshot_folder_map(cache->folder, &there, &cache->check_error)) {
+        ibx_snapshot_digest(cache->folder, &there, cache->digest, &cache->check_error);
+        ibx_page_map_fini(&there);
+    }
     eventfd_write(cache->checked_fd, 1);
     return NULL;
 }

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from firecracker_scene import (PAGE, PAGES, URIS, MicroVM, copied, ended, event, handler_of,
-                               listening, main, offered, served_by, snapshot)
+from firecracker_scene import (MORE, PAGE, PAGES, URIS, MicroVM, copied, ended, event,
+                               handler_of, listening, main, offered, served_by, snapshot)
 from harness import LIMIT, Skip, equal, test
 
 
@@ -57,6 +57,29 @@ def a_cache_that_has_not_all_pages_serves(scene):
             equal(process.wait(LIMIT), 0)
     finally:
         subprocess.run(["rm", "-rf", folder], check=False)
+
+
+@test
+def a_cache_whose_file_was_changed_is_not_whole(scene):
+    """While nobody filled it: a page with data, and one that is zero in the snapshot."""
+    memory, folder = snapshot(scene), f"/dev/shm/ibx-cache-test-{os.getpid()}"
+    _, there = offered(scene, memory)
+    for page in (16, 3 * 16 + 5):
+        try:
+            cache, _ = offered(scene, folder, None, "--cache", there, "--on-demand")
+            cache.kill()
+            cache.wait(LIMIT)
+            with open(folder + "/ram.0", "r+b") as file:
+                file.seek(page * PAGE + 5)
+                file.write(b"changed")
+            cache = scene.start("serve", "--json", "--cache", there, folder, *MORE)
+            for line in cache.stdout:
+                assert not json.loads(line).get("serving", {}).get("whole"), page
+            _, err = cache.communicate(timeout=LIMIT)
+            equal(cache.returncode, 1)
+            assert "their digest differs" in err, err
+        finally:
+            subprocess.run(["rm", "-rf", folder], check=False)
 
 
 @test
