@@ -38,7 +38,10 @@ scheme = open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri)
 native = "GVIRTUS_HOME" not in os.environ
 wrong, option = os.environ.get("FAKE_WRONG", "none none").split()
 if sys.argv[0].endswith("bench-calls"):
-    if not native and scheme == os.environ.get("FAKE_CALLS"):
+    once = os.environ.get("FAKE_ONCE", "/nowhere")
+    if not native and scheme == os.environ.get("FAKE_CALLS") and not os.path.exists(once):
+        if "FAKE_ONCE" in os.environ:
+            open(once, "w", encoding="ascii").close()
         sys.exit("a launch: error 9")
     off = os.path.exists(uri) and "pipeline=off" in open(uri, encoding="ascii").read()
     print("CALL %s 1.000 9.000 a launch" % ("2.000" if native else "9.0" if off else "3.000"))
@@ -155,6 +158,15 @@ def calls_alone(scene):
               ("native", "2.00", "1.00"), ("shm-off", "9.00", "4.50"), ("shm", "3.00", "1.50"),
               ("shm-preload", "3.00", "1.50"), ("tcp-off", "9.00", "4.50"),
               ("tcp", "3.00", "1.50"), ("tcp-preload", "3.00", "1.50"))])
+
+
+@test
+def a_round_of_calls_that_fails_is_told_in_the_table(scene):
+    rc, out, err, _ = bench(scene, "--calls", "2", FAKE_CALLS="rdma", FAKE_ONCE=scene.path("once"))
+    equal(rc, 0), err
+    table = out[out.index("a launch\n"):].split("\n")[1:]
+    equal({line.split()[0]: line.split()[-1] for line in table if "round" in line},
+          {"shm-off": "1"}), out
 
 
 SAMPLE = """import os, sys, time
