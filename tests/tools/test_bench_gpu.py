@@ -231,6 +231,15 @@ def chosen_paths_of_samples(scene):
 
 
 @test
+def samples_of_one_name_are_refused(scene):
+    """Their results would be one, that of the last of them."""
+    write(scene.path("samples") + "/two/one", SAMPLE)
+    rc, out, err, found = sampled(scene, "--rounds", "1", "--paths", "native")
+    equal((rc, out, found), (1, "", None))
+    assert "has several programs named one:" in err, err
+
+
+@test
 def a_folder_without_samples(scene):
     os.mkdir(scene.path("empty"))
     rc, _, err, _ = bench(scene, "--samples", scene.path("empty"))
