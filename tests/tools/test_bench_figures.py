@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What programs of tools/bench compute from what others have printed or the kernel tells. Runs no
 benchmark. The argument is tools/bench/samples."""
+import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
@@ -41,6 +43,43 @@ def without_the_native_programs_ratios_are_named_by_what_they_are_to(scene):
     assert "to shm" in out and "to native" not in out, out
     _, found = sampled(scene, "shm,tcp", shm=(0, "Result = FAILED\n"), tcp=(0, "Result = FAILED\n"))
     equal([verdict for verdict, _ in found.values()], ["says failed"] * 2)
+
+
+def loaded(name):
+    """A program of that folder as a module."""
+    folder = os.path.dirname(os.path.abspath(sys.argv[1]))
+    sys.path.insert(0, folder)
+    loader = importlib.machinery.SourceFileLoader(name, os.path.join(folder, name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+SMAPS = """7f0000000000-7f0000800000 rw-p 00000000 00:00 0
+Private_Dirty:        64 kB
+Anonymous:            64 kB
+7f0000800000-7f0000900000 rw-p 00000000 00:1b 274700                     /dev/shm/cache-1/ram.0
+Private_Dirty:        12 kB
+Anonymous:            12 kB
+7f0000900000-7f0000c00000 rw-p 00000000 00:00 0
+Private_Dirty:         0 kB
+Anonymous:            20 kB
+7f0000c00000-7f0001000000 rw-p 00400000 00:1b 274700                     /dev/shm/cache-1/ram.0
+Private_Dirty:       256 kB
+Anonymous:           256 kB
+7f0001000000-7f0001800000 rw-p 00000000 00:00 0
+Private_Dirty:         8 kB
+Anonymous:             8 kB
+7f0001800000-7f0001900000 rw-p 00000000 00:00 0                          [heap]
+Private_Dirty:        32 kB
+Anonymous:            32 kB
+"""
+
+
+@test
+def private_memory_of_a_child_is_that_of_all_parts_of_its_ram(_):
+    """Also of those that are zero in the snapshot, which are mappings without a file."""
+    equal(loaded("clone").private_kib(SMAPS.splitlines(), 16 << 20), 12 + 20 + 256 + 8)
 
 
 if __name__ == "__main__":
