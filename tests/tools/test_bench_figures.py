@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 
 from harness import equal, run_all, test
@@ -80,6 +81,17 @@ Anonymous:            32 kB
 def private_memory_of_a_child_is_that_of_all_parts_of_its_ram(_):
     """Also of those that are zero in the snapshot, which are mappings without a file."""
     equal(loaded("clone").private_kib(SMAPS.splitlines(), 16 << 20), 12 + 20 + 256 + 8)
+
+
+@test
+def a_way_that_there_is_not_is_refused(_):
+    """It would be measured as another one, under its name."""
+    program = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "multicast")
+    for ways in ("multcast", "parent,tree", "trees", "tree2x", "", "parent,"):
+        done = subprocess.run([program, "--build", "/nowhere", "--ways", ways], check=False,
+                              capture_output=True, text=True)
+        equal((ways, done.returncode, done.stdout), (ways, 2, ""))
+        assert "argument --ways" in done.stderr, done.stderr
 
 
 if __name__ == "__main__":
