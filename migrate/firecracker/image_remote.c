@@ -144,6 +144,8 @@ int ibx_image_open_remote(const char *uri, const struct ibx_options *options, un
     image->is.bytes = m->ram[0].size;
     memcpy(image->is.identity, m->id, sizeof(m->id));
     image->is.identity[IMAGE_BYTES] = m->ram[0].size;
+    /* The id of a memory file is made of its times, which somebody may have reset. */
+    memcpy(image->is.identity + IMAGE_BYTES + 1, m->digest, 2 * sizeof(image->is.identity[0]));
     *out = &image->is;
     return 0;
 }

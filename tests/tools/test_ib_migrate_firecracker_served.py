@@ -253,6 +253,41 @@ def a_killed_handler_and_a_lost_server_are_waited_for(scene):
 
 
 @test
+def the_next_handler_takes_no_other_bytes(scene):
+    """The file that is served later has the times of the first one, but not its bytes."""
+    memory = snapshot(scene, holes=False)
+    right, before = copied(scene, memory), os.stat(memory)
+    server, uri = offered(scene, memory)
+    vm, tool = served_by(scene, uri, right)
+    vm.do("touch 0 100")
+    server.kill()
+    server.wait(LIMIT)
+    event(tool, "lost")
+    os.kill(handler_of(tool), signal.SIGKILL)
+    event(tool, "restarted")
+    assert "no server answers" in event(tool, "lost")["reason"]
+    with open(memory, "r+b") as file:
+        file.seek(1000 * PAGE + 5)
+        file.write(b"changed")
+    os.utime(memory, ns=(before.st_atime_ns, before.st_mtime_ns))
+    vm.ask("touch 1000 1")  # waits for it
+    server, _ = offered(scene, memory, uri)
+    while "is another snapshot than the one" not in event(tool, "lost")["reason"]:
+        pass
+    server.kill()
+    server.wait(LIMIT)
+    with open(memory, "wb") as file, open(right, "rb") as copy:
+        file.write(copy.read())
+    os.utime(memory, ns=(before.st_atime_ns, before.st_mtime_ns))
+    offered(scene, memory, uri)
+    equal(vm.answer()["wrong"], 0)
+    vm.do("check")
+    vm.end()
+    tool.stdout.read()
+    equal(tool.wait(LIMIT), 0)
+
+
+@test
 def a_microvm_that_ends_while_the_server_is_lost_is_noticed(scene):
     memory = snapshot(scene)
     for args in ((), ("--record", scene.path("record"))):
