@@ -360,6 +360,7 @@ int main(int argc, char **argv)
         {"textures-beyond", textures_beyond},
         {"capture-modes", capture_modes},
         {"pools", pools},
+        {"pools-of-host", pools_of_host},
         {"stream-of-thread", stream_of_thread},
         {"queries", queries},
         {"printed", printed},

@@ -212,6 +212,7 @@ bool descriptions();
 bool textures_beyond();
 bool capture_modes();
 bool pools();
+bool pools_of_host();
 bool meanwhile();
 bool cooperative();
 // The same calls with a back end that does not know them.

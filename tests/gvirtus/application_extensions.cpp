@@ -515,13 +515,12 @@ bool made_pools(void *stream, void *own)
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == pool);
     auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
     REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
-    // Here CUDA's memory of the host and managed memory come from no pool; other places are wrong.
+    // Here managed memory comes from no pool; other places are wrong.
     const struct {
         int allocation, type, id, code;
-    } wrong[] = {{1, 0, 0, 1},   {1, 1, 9, 1},   {1, 2, 0, 801}, {1, 2, -1, 801},  {1, 3, 0, 801},
-                 {1, 3, -1, 1},  {1, 4, 0, 1},   {1, 5, 0, 1},   {2, 0, 0, 801},   {2, 1, 0, 801},
-                 {2, 1, 9, 1},   {2, 2, 0, 801}, {2, 3, 0, 801}, {2, 3, 99999, 1}, {2, 4, 0, 801},
-                 {2, 5, 0, 801}, {0, 1, 0, 1},   {3, 1, 0, 1}};
+    } wrong[] = {{1, 0, 0, 1},     {1, 1, 9, 1},   {1, 3, -1, 1},  {1, 4, 0, 1},   {1, 5, 0, 1},
+                 {2, 0, 0, 801},   {2, 1, 0, 801}, {2, 1, 9, 1},   {2, 2, 0, 801}, {2, 3, 0, 801},
+                 {2, 3, 99999, 1}, {2, 4, 0, 801}, {2, 5, 0, 801}, {0, 1, 0, 1},   {3, 1, 0, 1}};
     for (const auto &w : wrong) {
         wish.allocation = w.allocation;
         wish.location = {w.type, w.id};

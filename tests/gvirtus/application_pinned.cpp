@@ -8,6 +8,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <functional>
+#include <sched.h>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -320,4 +321,170 @@ bool stale_registration()
     REQUIRE(cudaFreeHost(page_locked) == 0);
     REQUIRE(stub_hosts() == 0);
     return true;
+}
+
+namespace
+{
+
+struct Place {
+    int type, id;
+};
+struct PoolOf {
+    int allocation, handles;
+    Place location;
+    void *security;
+    std::size_t most;
+    char rest[56];
+};
+struct Access {
+    Place location;
+    int flags;
+};
+
+std::uint64_t number_of(void *pool, int attribute)
+{
+    std::uint64_t found = ~std::uint64_t{0};
+    const int rc =
+        preloaded<int(void *, int, void *)>("cudaMemPoolGetAttribute")(pool, attribute, &found);
+    return rc ? ~std::uint64_t{0} : found;
+}
+
+int access_of(void *pool, Place place)
+{
+    int flags = -1;
+    const auto get = preloaded<int(int *, void *, const Place *)>("cudaMemPoolGetAccess");
+    return get(&flags, pool, &place) ? -1 : flags;
+}
+
+struct HostPools {
+    int (*make)(void **,
+                const PoolOf *) = preloaded<int(void **, const PoolOf *)>("cudaMemPoolCreate");
+    int (*end)(void *) = preloaded<int(void *)>("cudaMemPoolDestroy");
+    int (*allocate)(void **, std::size_t, void *, void *) =
+        preloaded<int(void **, std::size_t, void *, void *)>("cudaMallocFromPoolAsync");
+    int (*give_back)(void *, void *) = preloaded<int(void *, void *)>("cudaFreeAsync");
+    int (*set)(void *, int,
+               const void *) = preloaded<int(void *, int, const void *)>("cudaMemPoolSetAttribute");
+    int (*query)(void *) = preloaded<int(void *)>("cudaStreamQuery");
+    void *stream = nullptr, *other = nullptr;
+};
+constexpr std::size_t of_pool = 5000, rounded = 5120; // bytes that are asked for, and that it has
+constexpr std::size_t pool_most = 32u << 20;          // to which a lower limit is rounded up
+
+// Memory of the pool is page-locked, and copies use it in the order of their streams.
+bool host_pool_is_page_locked(const HostPools &h, char *a, char *b)
+{
+    char *device = device_memory(of_pool);
+    const std::vector<char> bytes = random_bytes(of_pool, 31);
+    std::memcpy(a, bytes.data(), of_pool);
+    REQUIRE(cudaMemcpyAsync(device, a, of_pool, H2D, h.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(b, device, of_pool, D2H, h.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(h.stream) == 0 && cudaFree(device) == 0);
+    return HOLDS(has(b, bytes) && fails(cudaFreeHost(a), 1));
+}
+
+// What a stream has freed it gets again. Another one that gets it waits for the work before its
+// end, unless the pool forbids that.
+bool host_pool_is_used_again(const HostPools &h, void *pool, void *a)
+{
+    const auto call = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    const auto waits = [](void *flag) {
+        while (!*static_cast<std::atomic<int> *>(flag))
+            sched_yield();
+    };
+    std::atomic<int> gate{0};
+    void *c = nullptr, *d = nullptr;
+    REQUIRE(call(h.stream, waits, &gate) == 0 && h.give_back(a, h.stream) == 0);
+    REQUIRE(fails(h.give_back(a, h.stream), 1) && fails(cudaFreeHost(a), 1));
+    REQUIRE(number_of(pool, 7) == of_pool && number_of(pool, 5) == 2 * rounded);
+    REQUIRE(h.allocate(&d, of_pool, pool, h.stream) == 0 && d == a);
+    REQUIRE(h.give_back(d, h.stream) == 0);
+    REQUIRE(h.allocate(&c, pool_most - 2 * rounded, pool, h.other) == 0 && h.query(h.other) == 0);
+    const int no = 0, yes = 1;
+    REQUIRE(h.set(pool, 3, &no) == 0);
+    REQUIRE(fails(h.allocate(&d, of_pool, pool, h.other), 2)); // the pool has no more
+    REQUIRE(h.set(pool, 3, &yes) == 0 && h.allocate(&d, of_pool, pool, h.other) == 0 && d == a);
+    REQUIRE(h.query(h.other) == 600);
+    gate = 1;
+    REQUIRE(cudaStreamSynchronize(h.other) == 0);
+    return HOLDS(h.give_back(d, h.other) == 0 && h.give_back(c, h.other) == 0);
+}
+
+// A wait for the device; the threshold; a trim.
+bool host_pool_gives_back(const HostPools &h, void *pool)
+{
+    const auto trim = preloaded<int(void *, std::size_t)>("cudaMemPoolTrimTo");
+    const std::uint64_t keep = 2 * rounded, none = 0, wrong = 1;
+    REQUIRE(h.set(pool, 4, &keep) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(number_of(pool, 5) == 2 * rounded && number_of(pool, 7) == of_pool);
+    REQUIRE(number_of(pool, 6) == pool_most);
+    REQUIRE(number_of(pool, 8) == pool_most - 2 * rounded + 2 * of_pool);
+    REQUIRE(h.set(pool, 6, &none) == 0 && number_of(pool, 6) == 2 * rounded);
+    REQUIRE(fails(h.set(pool, 6, &wrong), 1) && fails(h.set(pool, 5, &none), 1));
+    return HOLDS(trim(pool, 0) == 0 && number_of(pool, 5) == rounded);
+}
+
+// Who has access; the current pool of the host. *standard: its default pool.
+bool host_pool_is_found(const HostPools &h, void *pool, void **standard)
+{
+    const Access device_gets = {{1, 0}, 3}, host_loses = {{2, 0}, 0};
+    const auto allow = preloaded<int(void *, const Access *, std::size_t)>("cudaMemPoolSetAccess");
+    REQUIRE(access_of(pool, {1, 0}) == 0 && access_of(pool, {2, 0}) == 3);
+    REQUIRE(allow(pool, &device_gets, 1) == 0 && access_of(pool, {1, 0}) == 3);
+    REQUIRE(fails(allow(pool, &host_loses, 1), 1));
+    const Place host = {2, 0};
+    void *found = nullptr;
+    using Get = int(void **, const Place *, int);
+    REQUIRE(preloaded<Get>("cudaMemGetDefaultMemPool")(standard, &host, 1) == 0 && *standard);
+    REQUIRE(preloaded<int(const Place *, int, void *)>("cudaMemSetMemPool")(&host, 1, pool) == 0);
+    REQUIRE(preloaded<Get>("cudaMemGetMemPool")(&found, &host, 1) == 0 && found == pool);
+    REQUIRE(fails(preloaded<int(int, void *)>("cudaDeviceSetMemPool")(0, pool), 1));
+    REQUIRE(fails(h.end(*standard), 1) && h.end(pool) == 0);
+    REQUIRE(preloaded<Get>("cudaMemGetMemPool")(&found, &host, 1) == 0);
+    return HOLDS(found == *standard);
+}
+
+// Streams that come and go, and the stream of a thread, do not let a pool grow on and on. cudaFree
+// is another end of its memory.
+bool host_pool_stays_small(const HostPools &h, void *pool)
+{
+    void *memory = nullptr, *passing = nullptr, *const own = reinterpret_cast<void *>(2);
+    for (int i = 0; i < 40; i++) {
+        REQUIRE(cudaStreamCreate(&passing) == 0);
+        REQUIRE(h.allocate(&memory, of_pool, pool, passing) == 0);
+        REQUIRE(h.give_back(memory, passing) == 0 && cudaStreamDestroy(passing) == 0);
+        REQUIRE(h.allocate(&memory, of_pool, pool, own) == 0 && h.give_back(memory, own) == 0);
+    }
+    REQUIRE(number_of(pool, 6) == 16 * rounded);
+    REQUIRE(h.allocate(&memory, of_pool, pool, nullptr) == 0);
+    REQUIRE(cudaFree(memory) == 0 && number_of(pool, 7) == 0 && cudaDeviceSynchronize() == 0);
+    return HOLDS(number_of(pool, 5) == 0);
+}
+
+} // namespace
+
+bool pools_of_host()
+{
+    HostPools h;
+    PoolOf of = {1, 0, {2, 0}, nullptr, 1, {}};
+    void *pool = nullptr, *standard = nullptr, *a = nullptr, *b = nullptr;
+    void *c = &h;
+    REQUIRE(cudaStreamCreate(&h.stream) == 0 && cudaStreamCreate(&h.other) == 0);
+    REQUIRE(h.make(&pool, &of) == 0);
+    of.handles = 1; // no other process can have it
+    REQUIRE(fails(h.make(&a, &of), 1));
+    REQUIRE(h.allocate(&a, of_pool, pool, h.stream) == 0 && a);
+    REQUIRE(h.allocate(&b, of_pool, pool, h.stream) == 0 && a != b);
+    REQUIRE(number_of(pool, 5) == 2 * rounded && number_of(pool, 7) == 2 * of_pool);
+    REQUIRE(h.allocate(&c, 0, pool, h.stream) == 0 && !c);
+    REQUIRE(host_pool_is_page_locked(h, static_cast<char *>(a), static_cast<char *>(b)));
+    REQUIRE(host_pool_is_used_again(h, pool, a) && host_pool_gives_back(h, pool));
+    std::memset(b, 7, of_pool);
+    REQUIRE(host_pool_is_found(h, pool, &standard));
+    // Memory outlives its pool.
+    REQUIRE(fails(h.allocate(&a, of_pool, pool, h.stream), 1));
+    REQUIRE(has(static_cast<char *>(b), std::vector<char>(of_pool, 7)));
+    REQUIRE(h.give_back(b, h.stream) == 0 && fails(h.give_back(b, h.stream), 1));
+    REQUIRE(host_pool_stays_small(h, standard));
+    return HOLDS(cudaGetLastError() == 0);
 }

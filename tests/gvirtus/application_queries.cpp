@@ -310,7 +310,7 @@ bool batches_of_planes()
     return HOLDS(ask("cudaFreeArray", array) == 0 && cudaFree(device) == 0);
 }
 
-// Pools of a place: a device has one, memory of the host has none here.
+// Pools of a place: a device has one, and the host. Managed memory has none here.
 bool pools_at_places()
 {
     void *pool = nullptr, *of_device = nullptr;
@@ -319,7 +319,8 @@ bool pools_at_places()
     REQUIRE(ask("cudaMemGetDefaultMemPool", &pool, &device, 1) == 0 && pool == of_device);
     REQUIRE(ask("cudaMemGetMemPool", &pool, &device, 1) == 0 && pool == of_device);
     REQUIRE(ask("cudaMemSetMemPool", &device, 1, pool) == 0);
-    return HOLDS(refused(ask("cudaMemGetMemPool", &pool, &host, 1), 801));
+    REQUIRE(ask("cudaMemGetMemPool", &pool, &host, 1) == 0 && pool != of_device);
+    return HOLDS(refused(ask("cudaMemGetMemPool", &pool, &host, 2), 801));
 }
 
 struct Instantiate {

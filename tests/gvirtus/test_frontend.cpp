@@ -495,6 +495,7 @@ void check_what_it_does_not()
                              "textures-beyond",
                              "capture-modes",
                              "pools",
+                             "pools-of-host",
                              "meanwhile",
                              "cooperative",
                              "nodes-of-graphs",

@@ -12,6 +12,7 @@
  *   both, otherwise                             device at the beginning of an allocation, as
  * GVirtuS decides it; after that host, unless the other side of the copy is host memory
  */
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -385,6 +386,10 @@ int cudaFree(void *address)
         return code;
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
+    if (ibx_host_pool_has(address)) {
+        code = cudaDeviceSynchronize();
+        return code ? code : ibx_host_pool_free(address, NULL);
+    }
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))

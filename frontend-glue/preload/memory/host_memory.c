@@ -4,6 +4,7 @@
  * is memory that the fabric can access. What GVirtuS allocated before the plugin attached is freed
  * by GVirtuS, which would pass any other address to free(3), too.
  */
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -234,6 +235,17 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
+int ibx_frontend_host_make(void **address, size_t n)
+{
+    int rc;
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    if (!ibx_frontend_plugin())
+        return CUDA_NOT_SUPPORTED;
+    *address = make(ibx_frontend_plugin(), n, 0, &rc);
+    return rc;
+}
+
 int cudaMallocHost(void **address, size_t n)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -355,6 +367,13 @@ static void free_range(const struct range *range)
         give_back(&before[i]);
 }
 
+void ibx_frontend_host_drop(void *address)
+{
+    struct range range;
+    if (take_out(address, true, &range))
+        give_back(&range);
+}
+
 int cudaFreeHost(void *address)
 {
     ibx_frontend_owned_gone(OWNED_HOST, address);
@@ -364,6 +383,8 @@ int cudaFreeHost(void *address)
         return CUDA_SUCCESS;
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
+    if (ibx_host_pool_has(address))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (take_out(address, true, &range)) {
         free_range(&range);
         return CUDA_SUCCESS;

@@ -6,7 +6,7 @@
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
  *   sets.c           cudaMemset*
  *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
- *   pools.c          memory pools
+ *   pools.c, host_pools.c  memory pools
  *   ipc.c            memory and events of other processes
  *   managed.h        lists the files of cudaMallocManaged
  */
@@ -60,6 +60,10 @@ bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range);
 enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 /* What kind of memory all these bytes are, for a copy that may stay under way. */
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
+/* As cudaMallocHost(), but the CUDA error that it returns is not the thread's last one. The memory
+ * is freed by _drop() when nothing uses it any more: that does not wait. */
+int ibx_frontend_host_make(void **address, size_t n);
+void ibx_frontend_host_drop(void *address);
 /* A device was reset, which frees or unregisters page-locked memory of its context. */
 void ibx_frontend_host_memory_reset(int device);
 /* Whether all of it is page-locked memory that this library has allocated. */
@@ -151,6 +155,9 @@ bool ibx_frontend_allocation(const void *address, struct range *range);
 
 /* A device was reset, which destroys its pools. */
 void ibx_frontend_pools_reset(int device);
+/* Streams up to CUDA_STREAM_PER_THREAD are of the current device. The back end is asked only if
+ * this process uses several devices. If it cannot tell, the answer is the current device. */
+int ibx_frontend_device_of_stream(const void *stream);
 
 /* ------------------------------------------------------------------------------- managed_list.c */
 

@@ -2,9 +2,11 @@
 /*
  * Memory pools, as extension requests. The current pool of a device is a setting of this
  * process, and kept here, because to CUDA all clients of a process of the back end are one process.
+ * Pools of this host's memory are not the back end's: see host_pools.c.
  * A pool that this process exports has a handle by which another process opens it (ipc.c). CUDA's
  * file descriptor for it is here one of a file that contains the handle.
  */
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -39,6 +41,7 @@ static void in_child(void)
 {
     for (int i = 0; i < DEVICES; i++)
         atomic_store(&set_for[i], NULL);
+    ibx_host_pools_in_child();
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -53,9 +56,7 @@ void ibx_frontend_pools_reset(int device)
         atomic_store(&set_for[device], NULL);
 }
 
-/* Streams up to CUDA_STREAM_PER_THREAD are of the current device. The back end is asked only if
- * this process uses several devices. If it cannot tell, the answer is the current device. */
-static int device_of_stream(const void *stream)
+int ibx_frontend_device_of_stream(const void *stream)
 {
     struct extension_request e;
     uint8_t bytes[8] = {0};
@@ -86,7 +87,7 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 {
     struct extension_request e;
     ibx_frontend_look_for_libraries();
-    const int device = device_of_stream(stream);
+    const int device = ibx_frontend_device_of_stream(stream);
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
@@ -100,6 +101,8 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extension_request e;
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_allocate(address, n, pool, stream);
     /* A pool of another process, from which this one cannot allocate. */
     if (ibx_frontend_opened(OPENED_POOL, pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -107,7 +110,7 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n, device_of_stream(stream));
+    return allocate(&e, address, n, ibx_frontend_device_of_stream(stream));
 }
 
 /* Managed memory is mapped in this process, too, where work of the stream may still need it. */
@@ -128,6 +131,8 @@ int cudaFreeAsync(void *address, void *stream)
         return CUDA_SUCCESS;
     if (ibx_frontend_is_managed(address))
         return free_managed(address, stream);
+    if (ibx_host_pool_has(address))
+        return ibx_host_pool_free(address, stream);
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
@@ -177,6 +182,8 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_set(pool, attribute, number);
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET, "cudaMemPoolSetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
@@ -191,7 +198,9 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET, "cudaMemPoolGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    int rc = value ? ibx_frontend_request_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = !value                   ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+             : ibx_host_pool_is(pool) ? ibx_host_pool_get(pool, attribute, &number)
+                                      : ibx_frontend_request_ask(&e, &number);
     if (!rc)
         memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
     return rc;
@@ -200,6 +209,8 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 int cudaMemPoolTrimTo(void *pool, size_t keep)
 {
     struct extension_request e;
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_trim(pool, keep);
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_TRIM, "cudaMemPoolTrimTo");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, keep);
@@ -223,7 +234,7 @@ static int wrong_pool(const struct pool_properties *p)
     case AT_NODE:
         return ibx_frontend_host_node(p->location.id) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     case AT_HOST:
-        return CUDA_SUCCESS;
+        return managed || !p->handles ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     default:
         return managed ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     }
@@ -236,8 +247,10 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
-        properties->handles & ~POSIX_FILE)
+    const bool device = properties->location.type == AT_DEVICE;
+    if (properties->allocation == PAGE_LOCKED && !device && !properties->handles)
+        return ibx_host_pool_create(pool, properties->most);
+    if (properties->allocation != PAGE_LOCKED || !device || properties->handles & ~POSIX_FILE)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     ibx_put_u32(&e.body, (uint32_t)properties->location.id);
     ibx_put_u64(&e.body, properties->most);
@@ -256,6 +269,8 @@ int cudaMemPoolDestroy(void *pool)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_destroy(pool);
     if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -265,7 +280,7 @@ int cudaMemPoolDestroy(void *pool)
 int cudaDeviceSetMemPool(int device, void *pool)
 {
     uint64_t unused = 0;
-    if (!pool || device < 0 || device >= DEVICES)
+    if (!pool || device < 0 || device >= DEVICES || ibx_host_pool_is(pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* Checks that it is a pool. */
     const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused);
@@ -279,7 +294,9 @@ int cudaDeviceSetMemPool(int device, void *pool)
 int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count)
 {
     int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
-    for (size_t i = 0; i < count && !rc; i++) {
+    for (size_t i = 0; i < count && !rc && ibx_host_pool_is(pool); i++)
+        rc = ibx_host_pool_access(pool, &list[i].location, &list[i].flags, NULL);
+    for (size_t i = 0; i < count && !rc && !ibx_host_pool_is(pool); i++) {
         struct extension_request e;
         ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
         ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -297,6 +314,8 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
+    if (flags && location && ibx_host_pool_is(pool))
+        return ibx_host_pool_access(pool, location, NULL, flags);
     if (!flags || !location || location->type != AT_DEVICE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -337,8 +356,9 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
     struct extension_request e;
     uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
     ibx_frontend_request_begin(&e, IBX_EXT_IPC_POOL, "cudaMemPoolExportToShareableHandle");
-    if (!made || flags || type != POSIX_FILE)
-        return ibx_frontend_fail(!made || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
+    const bool wrong = !made || flags || ibx_host_pool_is(pool);
+    if (wrong || type != POSIX_FILE)
+        return ibx_frontend_fail(wrong ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     memcpy(bytes, magic, sizeof(magic));
     const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_EXT_HANDLE);

@@ -5,6 +5,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/streams/streams.h"
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/memory/memory.h"
 
@@ -191,35 +192,59 @@ int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n,
 
 /* ------------------------------------------------------------------------ pools at a place */
 
-#define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
+#define AT_DEVICE   1 /* cudaMemLocationType */
+#define AT_HOST     2
+#define AT_NODE     3 /* cudaMemLocationTypeHostNuma */
 #define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
 
-/* Only pools in the memory of a device are supported. */
-static int check_place(const struct memory_location *location, int type)
+/* Only pools of page-locked memory and of a device's are supported. *host: the former. This host's
+ * memory is in one place here, also if it has several NUMA nodes. */
+static int check_place(const struct memory_location *location, int type, bool *host)
 {
+    *host = false;
     if (!location)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return location->type == AT_DEVICE && type == PAGE_LOCKED
+    *host = location->type == AT_HOST ||
+            (location->type == AT_NODE && ibx_frontend_host_node(location->id));
+    return (*host || location->type == AT_DEVICE) && type == PAGE_LOCKED
                ? CUDA_SUCCESS
                : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }
 
 int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type)
 {
-    const int rc = check_place(location, type);
-    return rc ? rc : cudaDeviceGetDefaultMemPool(pool, location->id);
+    bool host;
+    const int rc = check_place(location, type, &host);
+    if (rc || !host)
+        return rc ? rc : cudaDeviceGetDefaultMemPool(pool, location->id);
+    if (!pool)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *pool = ibx_host_pool_standard();
+    return CUDA_SUCCESS;
 }
 
 int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type)
 {
-    const int rc = check_place(location, type);
-    return rc ? rc : cudaDeviceGetMemPool(pool, location->id);
+    bool host;
+    const int rc = check_place(location, type, &host);
+    if (rc || !host)
+        return rc ? rc : cudaDeviceGetMemPool(pool, location->id);
+    if (!pool)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *pool = ibx_host_pool_current();
+    return CUDA_SUCCESS;
 }
 
 int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool)
 {
-    const int rc = check_place(location, type);
-    return rc ? rc : cudaDeviceSetMemPool(location->id, pool);
+    bool host;
+    const int rc = check_place(location, type, &host);
+    if (rc || !host)
+        return rc ? rc : cudaDeviceSetMemPool(location->id, pool);
+    if (!ibx_host_pool_is(pool))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_host_pool_set_current(pool);
+    return CUDA_SUCCESS;
 }
 
 /* -------------------------------------------------------------------------------- graphs */

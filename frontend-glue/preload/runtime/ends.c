@@ -4,6 +4,7 @@
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -26,6 +27,7 @@ int cudaDeviceReset(void)
         ibx_frontend_owned_reset(ibx_frontend_current_device());
         ibx_frontend_device_memory_reset(ibx_frontend_current_device());
         ibx_frontend_host_memory_reset(ibx_frontend_current_device());
+        ibx_host_pools_reset(ibx_frontend_current_device());
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();

@@ -177,8 +177,16 @@ int cudaEventQuery(void *event)
     return event_waited(rc, event);
 }
 
+static int (*_Atomic after_device_wait)(void);
+
+void ibx_frontend_after_device_wait(int (*function)(void))
+{
+    atomic_store(&after_device_wait, function);
+}
+
 int cudaDeviceSynchronize(void)
 {
+    int (*const after)(void) = atomic_load(&after_device_wait);
     const uint64_t mark = ibx_frontend_host_enqueued();
     BODY(body);
     int rc;
@@ -188,5 +196,6 @@ int cudaDeviceSynchronize(void)
         ibx_frontend_stream_rests(NULL);
     /* Waits for the current device only, and it is not known here to which device a stream belongs.
      */
-    return waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
+    rc = waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
+    return rc || !after || !ibx_frontend_one_device() ? rc : after();
 }

@@ -41,6 +41,10 @@ bool ibx_frontend_captured(const struct extension_request *request, void *stream
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
                                    int *rc);
 
+/* A function to be called when cudaDeviceSynchronize has succeeded in a process with one device. It
+ * returns what that returns then. */
+void ibx_frontend_after_device_wait(int (*function)(void));
+
 /* A stream is to wait for a word in memory; whether one ever was. Others may wait for that stream.
  */
 void ibx_frontend_word_awaited(void);
