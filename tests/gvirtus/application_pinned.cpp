@@ -461,6 +461,44 @@ bool host_pool_stays_small(const HostPools &h, void *pool)
     return HOLDS(number_of(pool, 5) == 0);
 }
 
+// A pool ends while one thread frees its memory, and another one's wait gives memory of it back.
+bool host_pool_ends_beside_others(const HostPools &h)
+{
+    const PoolOf of = {1, 0, {2, 0}, nullptr, 0, {}};
+    std::atomic<void *> handed{nullptr};
+    std::atomic<bool> over{false}, freed{true}, waited{true};
+    std::thread frees([&] {
+        while (!over || handed) {
+            void *memory = handed;
+            if (!memory) {
+                sched_yield();
+            } else {
+                freed = h.give_back(memory, h.other) == 0 && freed;
+                handed = nullptr;
+            }
+        }
+    });
+    std::thread waits([&] {
+        while (!over)
+            waited = cudaDeviceSynchronize() == 0 && waited;
+    });
+    bool good = true;
+    for (int i = 0; i < 100 && good; i++) {
+        void *pool = nullptr, *first = nullptr, *second = nullptr;
+        good = h.make(&pool, &of) == 0 && h.allocate(&first, of_pool, pool, h.stream) == 0 &&
+               h.allocate(&second, of_pool, pool, h.stream) == 0 &&
+               h.give_back(first, h.stream) == 0;
+        handed = second;
+        good = h.end(pool) == 0 && good;
+        while (handed)
+            sched_yield();
+    }
+    over = true;
+    frees.join();
+    waits.join();
+    return HOLDS(good && freed && waited);
+}
+
 } // namespace
 
 bool pools_of_host()
@@ -485,6 +523,6 @@ bool pools_of_host()
     REQUIRE(fails(h.allocate(&a, of_pool, pool, h.stream), 1));
     REQUIRE(has(static_cast<char *>(b), std::vector<char>(of_pool, 7)));
     REQUIRE(h.give_back(b, h.stream) == 0 && fails(h.give_back(b, h.stream), 1));
-    REQUIRE(host_pool_stays_small(h, standard));
+    REQUIRE(host_pool_stays_small(h, standard) && host_pool_ends_beside_others(h));
     return HOLDS(cudaGetLastError() == 0);
 }

@@ -52,17 +52,18 @@ struct block {
 
 static struct pool {
     struct pool *next;
-    size_t most; /* 0: no limit */
+    unsigned holds; /* by the program, and by calls that use it at the moment */
+    size_t most;    /* 0: no limit */
     int reuses[INSERTS_ORDER + 1];
     uint64_t numbers[USED_MOST + 1];
     int access[DEVICES];  /* of devices */
     struct block *unused; /* the latest first */
-} standard = {.reuses = {0, 1, 1, 1}};
+} standard = {.holds = 1, .reuses = {0, 1, 1, 1}};
 
 /* All protected by the lock of ranges. */
 static struct pool *pools = &standard;
 static struct pool *current = &standard;
-static struct pool left; /* has what destroyed pools had */
+static struct pool left = {.holds = 1}; /* has what destroyed pools had */
 static struct block *used[BUCKETS];
 static atomic_bool any; /* there were blocks */
 
@@ -134,6 +135,31 @@ static void count(struct pool *p, unsigned attribute, size_t less, size_t more)
     *most = *now > *most ? *now : *most;
 }
 
+/* Locked. What the pool has goes to `left`. */
+static void leave(struct pool *from)
+{
+    struct block *b;
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        for (b = used[i]; b; b = b->next)
+            b->pool = b->pool == from ? &left : b->pool;
+    }
+    while ((b = pop(&from->unused))) {
+        b->pool = &left;
+        push(&left.unused, b);
+    }
+    count(&left, RESERVED, 0, from->numbers[RESERVED]);
+    count(&left, USED, 0, from->numbers[USED]);
+}
+
+/* Locked. Nobody uses a pool without holding it: other threads may destroy it. */
+static void let_go(struct pool *p)
+{
+    if (--p->holds)
+        return;
+    leave(p);
+    free(p);
+}
+
 static size_t rounded(size_t n)
 {
     return (n + GRAIN - 1) / GRAIN * GRAIN;
@@ -191,17 +217,15 @@ static bool holds_more(const struct pool *pool, uint64_t keep)
     return more;
 }
 
-/* Gives memory back whose event is over, as long as the pool holds more than `keep`. Other threads
- * do not see the pool's unused memory meanwhile. An error of other work ends it. */
-static int release(struct pool *pool, uint64_t keep)
+/* Locked; lets the lock go meanwhile, and holds the pool. Gives memory back whose event is over, as
+ * long as the pool has more than `keep`. Other threads do not see its unused memory meanwhile. An
+ * error of other work ends it. */
+static int release_of(struct pool *pool, uint64_t keep)
 {
-    struct block *kept = NULL, *b;
+    struct block *all = pool->unused, *kept = NULL, *b;
     int rc = CUDA_SUCCESS;
-    if (ibx_frontend_capturing())
-        return rc;
-    ibx_frontend_ranges_lock();
-    struct block *all = pool->unused;
     pool->unused = NULL;
+    pool->holds++;
     ibx_frontend_ranges_unlock();
     while ((b = pop(&all))) {
         const int found = rc || !holds_more(pool, keep) ? CUDA_NOT_READY : look(b);
@@ -214,6 +238,16 @@ static int release(struct pool *pool, uint64_t keep)
     ibx_frontend_ranges_lock();
     while ((b = pop(&kept)))
         push(&pool->unused, b);
+    let_go(pool);
+    return rc;
+}
+
+static int release(struct pool *pool, uint64_t keep)
+{
+    if (ibx_frontend_capturing())
+        return CUDA_SUCCESS;
+    ibx_frontend_ranges_lock();
+    const int rc = release_of(pool, keep);
     ibx_frontend_ranges_unlock();
     return rc;
 }
@@ -221,16 +255,19 @@ static int release(struct pool *pool, uint64_t keep)
 /* The program has waited for the only device. */
 static int device_rests(void)
 {
+    if (ibx_frontend_capturing())
+        return CUDA_SUCCESS;
     int rc = release(&left, 0);
     ibx_frontend_ranges_lock();
     for (struct pool *p = pools; p && !rc; p = p->next) {
         const uint64_t keep = p->numbers[THRESHOLD];
         if (!p->unused || p->numbers[RESERVED] <= keep)
             continue;
-        ibx_frontend_ranges_unlock();
-        rc = release(p, keep);
-        ibx_frontend_ranges_lock();
-        if (!pool_of(p)) /* destroyed meanwhile */
+        p->holds++;
+        rc = release_of(p, keep);
+        const bool there = pool_of(p);
+        let_go(p);
+        if (!there) /* destroyed meanwhile */
             break;
     }
     ibx_frontend_ranges_unlock();
@@ -376,6 +413,8 @@ int ibx_host_pool_free(void *address, void *stream)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     ibx_frontend_ranges_lock();
     struct block **at = place_of(address), *b = *at ? pop(at) : NULL;
+    if (b)
+        b->pool->holds++;
     ibx_frontend_ranges_unlock();
     if (!b)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -385,6 +424,7 @@ int ibx_host_pool_free(void *address, void *stream)
     if (!rc)
         count(b->pool, USED, b->asked, 0);
     push(rc ? bucket_of(address) : &b->pool->unused, b);
+    let_go(b->pool);
     ibx_frontend_ranges_unlock();
     return rc;
 }
@@ -424,8 +464,8 @@ void ibx_host_pools_in_child(void)
 {
     memset(used, 0, sizeof(used));
     pools = current = &standard;
-    standard = (struct pool){.reuses = {0, 1, 1, 1}};
-    left = (struct pool){0};
+    standard = (struct pool){.holds = 1, .reuses = {0, 1, 1, 1}};
+    left = (struct pool){.holds = 1};
 }
 
 /* ---------------------------------------------------------------------------------- the pools */
@@ -457,29 +497,14 @@ int ibx_host_pool_create(void **handle, size_t most)
     struct pool *made = malloc(sizeof(*made));
     if (!made)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    *made = (struct pool){.most = (most + UNIT - 1) / UNIT * UNIT, .reuses = {0, 1, 1, 1}};
+    *made =
+        (struct pool){.holds = 1, .most = (most + UNIT - 1) / UNIT * UNIT, .reuses = {0, 1, 1, 1}};
     ibx_frontend_ranges_lock();
     made->next = pools;
     pools = made;
     ibx_frontend_ranges_unlock();
     *handle = made;
     return CUDA_SUCCESS;
-}
-
-/* Locked. */
-static void leave(struct pool *from)
-{
-    struct block *b;
-    for (unsigned i = 0; i < BUCKETS; i++) {
-        for (b = used[i]; b; b = b->next)
-            b->pool = b->pool == from ? &left : b->pool;
-    }
-    while ((b = pop(&from->unused))) {
-        b->pool = &left;
-        push(&left.unused, b);
-    }
-    count(&left, RESERVED, 0, from->numbers[RESERVED]);
-    count(&left, USED, 0, from->numbers[USED]);
 }
 
 int ibx_host_pool_destroy(void *handle)
@@ -493,12 +518,10 @@ int ibx_host_pool_destroy(void *handle)
     struct pool *pool = *at;
     if (pool) {
         *at = pool->next;
-        leave(pool);
+        current = current == pool ? &standard : current;
+        let_go(pool);
     }
-    if (current == pool)
-        current = &standard;
     ibx_frontend_ranges_unlock();
-    free(pool);
     return pool ? release(&left, 0) : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
