@@ -6,7 +6,7 @@
  *
  * - u8 n, and n steps of two bytes: a call and its arguments, see run_step();
  * - the answers, see fake_frontend.h. */
-#include "frontend-glue/preload/copies/device_objects.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
 

@@ -5,7 +5,7 @@
  * array through device memory, in rows without gaps, so that they take the path of all copies. The
  * asynchronous calls run after all that is in their stream, and are complete when they return.
  */
-#include "frontend-glue/preload/copies/device_objects.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"

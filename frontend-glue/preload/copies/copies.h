@@ -6,7 +6,6 @@
  *   batches.c        cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync
  *   symbols.c        copies to and from variables; the profiler's calls
  *   arrays.c, mipmaps.c, textures.c  arrays, textures and surfaces, as extension requests
- *   device_objects.c  the list of these objects, and their end when a device is reset
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H

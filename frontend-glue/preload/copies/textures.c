@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Textures and surfaces, as extension requests. Their descriptions are kept here. */
-#include "frontend-glue/preload/copies/device_objects.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 

@@ -7,6 +7,7 @@
  *   sets.c           cudaMemset*
  *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
  *   pools.c, host_pools.c  memory pools
+ *   device_objects.c  the list of arrays, textures and surfaces, and their end at a reset
  *   ipc.c            memory and events of other processes
  *   managed.h        lists the files of cudaMallocManaged
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The end of a device's context and of a stream, of which every folder keeps something. */
-#include "frontend-glue/preload/copies/device_objects.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
