@@ -178,20 +178,25 @@ static int rows_from_array(struct extension_request *e)
     return copy(to, pitch, array, x, y, width, height, ON_DEVICE);
 }
 
-/* What the copy counts in. */
-static bool unit_of(const struct ibx_cuda_memcpy3d *p, struct ibx_array_unit *unit)
+bool ibx_extension_array_unit(const struct extension_request *e, const void *array,
+                              struct ibx_array_unit *unit)
 {
     int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
-    const void *array = p->from_array ? p->from_array : p->to_array;
     struct ibx_cuda_channel c = {0};
-    *unit = (struct ibx_array_unit){1, 1};
-    if (!array)
-        return true;
     *(void **)&get = ibx_back_end_runtime("cudaGetChannelDesc");
-    if (!get || get(&c, array))
+    if (!is_array(e, array) || !get || get(&c, array))
         return false;
     *unit = ibx_array_unit_of(&c);
     return unit->bytes;
+}
+
+/* What the copy counts in. */
+static bool unit_of(const struct extension_request *e, const struct ibx_cuda_memcpy3d *p,
+                    struct ibx_array_unit *unit)
+{
+    const void *array = p->from_array ? p->from_array : p->to_array;
+    *unit = (struct ibx_array_unit){1, 1};
+    return !array || ibx_extension_array_unit(e, array, unit);
 }
 
 /* Checks from the memory's first byte, also before the first row, to the last row that is
@@ -239,7 +244,7 @@ bool ibx_extension_is_copy(const struct extension_request *e, const struct ibx_c
         return false;
     if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
         return true; /* nothing is copied */
-    return unit_of(p, &unit) &&
+    return unit_of(e, p, &unit) &&
            (p->from_array || holds_units(e, &p->from, &p->from_at, n, &unit)) &&
            (p->to_array || holds_units(e, &p->to, &p->to_at, n, &unit));
 }

@@ -34,6 +34,7 @@ struct host_node {
 struct asked {
     uint64_t queue, number;
     struct ibx_cuda_memcpy3d p; /* with the slot in place of host memory */
+    size_t row, rows;           /* bytes of a row in the slot, and rows of a plane */
     struct host_node host;
     struct ibx_host_copy copy;
 };
@@ -75,21 +76,37 @@ static void get_asked(struct extension_request *e, struct asked *a)
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &a->p);
 }
 
-/* Whether the copy is between the host and device memory that the client may name. */
+/* Whether the device's side is memory or an array that the client may name. Says how long the rows
+ * are. */
+static bool is_of_client(const struct extension_request *e, struct asked *a)
+{
+    const struct ibx_cuda_memcpy3d *p = &a->p;
+    const bool to_device = p->kind == TO_DEVICE;
+    const struct ibx_cuda_pitched *memory = to_device ? &p->to : &p->from;
+    const void *array = to_device ? p->to_array : p->from_array;
+    struct ibx_array_unit unit = {1, 1};
+    if (!array == !memory->at || (array && !ibx_extension_array_unit(e, array, &unit)) ||
+        __builtin_mul_overflow(ibx_array_units(&unit, p->extent.width), unit.bytes, &a->row))
+        return false;
+    a->rows = ibx_array_units(&unit, p->extent.height);
+    return array ||
+           ibx_extension_holds(e, memory, to_device ? &p->to_at : &p->from_at, &p->extent, a->row);
+}
+
+/* Whether the copy is between the host and what the client may name on the device. */
 static bool is_asked(const struct extension_request *e, struct asked *a)
 {
     const struct ibx_cuda_memcpy3d *p = &a->p;
     const bool to_device = p->kind == TO_DEVICE;
-    const struct ibx_cuda_pitched *device = to_device ? &p->to : &p->from,
-                                  *host = to_device ? &p->from : &p->to;
+    const struct ibx_cuda_pitched *host = to_device ? &p->from : &p->to;
     size_t n;
-    if ((!to_device && p->kind != FROM_DEVICE) || p->from_array || p->to_array || !device->at ||
-        host->at || __builtin_mul_overflow(p->extent.width, p->extent.height, &n) ||
+    if ((!to_device && p->kind != FROM_DEVICE) || host->at ||
+        (to_device ? p->from_array : p->to_array) || !is_of_client(e, a) ||
+        __builtin_mul_overflow(a->row, a->rows, &n) ||
         __builtin_mul_overflow(n, p->extent.depth, &n) || !n)
         return false;
     a->copy = (struct ibx_host_copy){.n = n, .to_device = to_device};
-    return ibx_extension_holds(e, device, to_device ? &p->to_at : &p->from_at, &p->extent,
-                               p->extent.width);
+    return true;
 }
 
 /* Makes or finds the slot. *object holds it, and the caller gives *object to a graph. */
@@ -109,8 +126,7 @@ static int take_slot(struct extension_request *e, const struct runtime *r, struc
     if (!ibx_slot_use(a->copy.slot, &memory))
         return CUDA_MEMORY_ALLOCATION;
     ibx_slot_stop_using(a->copy.slot);
-    const struct ibx_cuda_pitched at = {memory.at, a->p.extent.width, a->p.extent.width,
-                                        a->p.extent.height};
+    const struct ibx_cuda_pitched at = {memory.at, a->row, a->row, a->rows};
     *(a->copy.to_device ? &a->p.from : &a->p.to) = at;
     *(a->copy.to_device ? &a->p.from_at : &a->p.to_at) = (struct ibx_cuda_extent){0};
     rc = r->make_object(object, pointer_to(a->copy.slot), ibx_slot_release, 1, NO_SYNC);

@@ -146,6 +146,9 @@ static inline bool ready(const struct extension_request *e)
 
 /* Whether a copy within the device is between arrays and memory that the client may name. */
 bool ibx_extension_is_copy(const struct extension_request *e, const struct ibx_cuda_memcpy3d *copy);
+/* What copies of an array that the client may name count in; false: it is no such array. */
+bool ibx_extension_array_unit(const struct extension_request *e, const void *array,
+                              struct ibx_array_unit *unit);
 /* Whether `extent`, in rows of `row` bytes, at `at` in `memory` is within memory that the client
  * may name. */
 bool ibx_extension_holds(const struct extension_request *e, const struct ibx_cuda_pitched *memory,

@@ -270,6 +270,7 @@ bool printed();
 // application_graph_copies.cpp
 bool copies_in_graphs();
 bool copies_in_graphs_by_calls();
+bool copies_with_arrays();
 
 // application_graphs.cpp
 

@@ -357,7 +357,198 @@ bool deep_within(unsigned depth, char *device, void *stream)
     return true;
 }
 
+// Rows between memory and an array, by the calls for rows or for planes. Columns are in bytes.
+struct Rows {
+    char *memory;
+    std::size_t pitch, width, height, x, y;
+    bool to_array;
+    int kind;
+
+    Planes planes(void *array, std::size_t element) const
+    {
+        Planes p = {};
+        p.extent = {width / element, height, 1};
+        p.kind = kind;
+        (to_array ? p.from : p.to) = {memory, pitch, width, height};
+        (to_array ? p.to_array : p.from_array) = array;
+        (to_array ? p.to_at : p.from_at) = {x / element, y, 0};
+        return p;
+    }
+    int in(void *stream, void *array) const
+    {
+        if (to_array)
+            return run<void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                       std::size_t, int, void *>("cudaMemcpy2DToArrayAsync", array, x, y, memory,
+                                                 pitch, width, height, kind, stream);
+        return run<void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                   std::size_t, int, void *>("cudaMemcpy2DFromArrayAsync", memory, pitch, array, x,
+                                             y, width, height, kind, stream);
+    }
+};
+
+void *array_of(int bits, std::size_t width, std::size_t height)
+{
+    void *array = nullptr;
+    const int channel[5] = {bits, 0, 0, 0, 0};
+    run<void **, const void *, std::size_t, std::size_t, unsigned>("cudaMallocArray", &array,
+                                                                   channel, width, height, 0);
+    return array;
+}
+
+// What the array of 16 rows of 256 bytes has there.
+bool array_has(void *array, std::size_t x, std::size_t y, std::size_t width, std::size_t height,
+               char letter)
+{
+    std::vector<char> all(4096);
+    REQUIRE(
+        (run<void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, std::size_t,
+             int>("cudaMemcpy2DFromArray", all.data(), 256, array, 0, 0, 256, 16, D2H) == 0));
+    for (std::size_t i = 0; i < 4096; i++) {
+        const bool inside = i % 256 - x < width && i / 256 - y < height;
+        REQUIRE((all[i] == letter) == inside);
+    }
+    return true;
+}
+
+enum class Way { nodes, rows, planes };
+
+// The graph of a copy to an array and one from it, nodes or captured.
+bool of_two(Way way, void *stream, void *array, std::size_t element, const Rows &in,
+            const Rows &out, void **exec)
+{
+    void *graph = nullptr;
+    const Planes to = in.planes(array, element), from = out.planes(array, element);
+    if (way == Way::nodes) {
+        Graph two;
+        REQUIRE(two.add("cudaGraphAddMemcpyNode", {}, &to) == 0);
+        REQUIRE(two.add("cudaGraphAddMemcpyNode", {two.nodes[0]}, &from) == 0);
+        Planes told = {};
+        REQUIRE((run<void *, Planes *>("cudaGraphMemcpyNodeGetParams", two.nodes[0], &told) == 0));
+        REQUIRE(told.to_array == array && told.from.at == in.memory && told.kind == in.kind);
+        REQUIRE(told.extent.width == to.extent.width && told.to_at.width == to.to_at.width);
+        *exec = two.made();
+        return HOLDS(two.destroy() == 0);
+    }
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    if (way == Way::rows)
+        REQUIRE(in.in(stream, array) == 0 && out.in(stream, array) == 0);
+    else
+        REQUIRE((run<const Planes *, void *>("cudaMemcpy3DAsync", &to, stream) == 0 &&
+                 run<const Planes *, void *>("cudaMemcpy3DAsync", &from, stream) == 0));
+    REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, &graph) == 0));
+    std::size_t nodes = 0;
+    REQUIRE(
+        (run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nullptr, &nodes) == 0));
+    REQUIRE(nodes == 2);
+    run<void **, void *, unsigned long long>("cudaGraphInstantiate", exec, graph, 0);
+    return HOLDS(run("cudaGraphDestroy", graph) == 0);
+}
+
+bool fill(char *memory, char letter, bool of_host)
+{
+    if (of_host)
+        std::memset(memory, letter, 4096);
+    return of_host || (cudaMemset(memory, letter, 4096) == 0 && cudaDeviceSynchronize() == 0);
+}
+
+// Of the host, and of the device: bytes are those of each launch, and others are left alone.
+bool array_trips(void *stream, void *array, std::size_t element, char *there, char *back,
+                 bool of_host)
+{
+    const Rows clear = {there, 256, 256, 16, 0, 0, true, of_host ? H2D : D2D},
+               in = {there + 3, 100, 40, 5, 16, 2, true, of_host ? H2D : D2D},
+               out = {back, 70, 48, 6, 8, 1, false, of_host ? D2H : D2D};
+    for (Way way : {Way::nodes, Way::rows, Way::planes}) {
+        void *exec = nullptr;
+        REQUIRE(of_two(way, stream, array, element, in, out, &exec));
+        for (char letter : {'a', 'b'}) {
+            REQUIRE(fill(there, '.', of_host) && clear.in(stream, array) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0);
+            REQUIRE(fill(there, letter, of_host) && fill(back, 'x', of_host));
+            REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+            REQUIRE(array_has(array, 16, 2, 40, 5, letter));
+            std::vector<char> got(4096), expected(4096, 'x');
+            REQUIRE(cudaMemcpy(got.data(), back, 4096, DEFAULT) == 0);
+            for (std::size_t i = 0; i < 6; i++)
+                for (std::size_t j = 0; j < 48; j++)
+                    expected[i * 70 + j] = i >= 1 && j >= 8 ? letter : '.';
+            REQUIRE(got == expected);
+        }
+        REQUIRE(run("cudaGraphExecDestroy", exec) == 0);
+    }
+    return true;
+}
+
+// Blocks of 4 x 4 elements have 8 bytes.
+bool array_of_blocks(void *stream, char *there)
+{
+    void *array = nullptr;
+    const int channel[5] = {8, 8, 8, 8, 17}; // cudaChannelFormatKindUnsignedBlockCompressed1
+    REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
+                 "cudaMallocArray", &array, channel, 64, 32, 0) == 0));
+    Planes to = {}, from = {};
+    to.extent = from.extent = {64, 32, 1};
+    to.from = {there, 128, 128, 8}, from.to = {there + 2048, 128, 128, 8};
+    to.to_array = from.from_array = array;
+    to.kind = H2D, from.kind = D2H;
+    Graph graph;
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &to) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &from) == 0);
+    void *exec = graph.made();
+    for (int i = 0; i < 1024; i++)
+        there[i] = static_cast<char>(i * 7);
+    std::memset(there + 1024, 'x', 3072);
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(!std::memcmp(there, there + 2048, 1024) && there[3072] == 'x' && there[1024] == 'x');
+    REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
+    return HOLDS(run("cudaFreeArray", array) == 0);
+}
+
+// A node gets another copy, in its graph and in an executable one. An array that is not there, and
+// a copy beyond the array, are refused at the latest by the launch.
+bool array_changes(void *stream, void *array, char *there)
+{
+    const Rows rows = {there, 256, 64, 4, 0, 0, true, H2D},
+               more = {there, 256, 128, 8, 64, 8, true, H2D};
+    const Planes first = rows.planes(array, 4), second = more.planes(array, 4);
+    Graph graph;
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &first) == 0);
+    void *exec = graph.made(), *node = graph.nodes[0];
+    REQUIRE((run<void *, void *, const Planes *>("cudaGraphExecMemcpyNodeSetParams", exec, node,
+                                                 &second) == 0));
+    std::memset(there, '.', 4096);
+    const Rows clear = {there, 256, 256, 16, 0, 0, true, H2D};
+    REQUIRE(clear.in(stream, array) == 0 && cudaStreamSynchronize(stream) == 0);
+    std::memset(there, 'c', 4096);
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(array_has(array, 64, 8, 128, 8, 'c'));
+    Planes none = first;
+    none.to_array = there;
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &none) != 0 && cudaGetLastError() != 0);
+    return HOLDS(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
+}
+
 } // namespace
+
+// Copies between memory and arrays, in graphs and in captures.
+bool copies_with_arrays()
+{
+    void *stream = nullptr;
+    char *device = device_memory(8192), *pinned = nullptr;
+    std::vector<char> pageable(8192);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&pinned), 8192) == 0);
+    for (int bits : {8, 16, 32}) {
+        const auto element = static_cast<std::size_t>(bits) / 8;
+        void *array = array_of(bits, 256 / element, 16);
+        REQUIRE(array_trips(stream, array, element, pinned, pinned + 4096, true));
+        REQUIRE(array_trips(stream, array, element, device, device + 4096, false));
+        REQUIRE(bits < 32 || array_changes(stream, array, pageable.data()));
+        REQUIRE(run("cudaFreeArray", array) == 0);
+    }
+    REQUIRE(array_of_blocks(stream, pageable.data()) && cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
+}
 
 // As deep as graphs may be within each other, with the one that each copy is.
 bool graphs_within_graphs()

@@ -399,6 +399,7 @@ void check_what_the_provider_changes()
     check("graphs", [] { return run("graphs", true); });
     check("copies in graphs", [] { return run("copies-in-graphs", true); });
     check("copies in graphs, by other calls", copies_in_graphs_by_calls);
+    check("copies with arrays in graphs", [] { return run("copies-with-arrays", true); });
     check("graphs within graphs", [] { return run("graphs-within-graphs", true); });
     check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });

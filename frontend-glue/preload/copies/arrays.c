@@ -16,47 +16,12 @@
 
 /* ----------------------------------------------------------------- how large elements are */
 
-/* An array that this process has made. How much of the application's memory is copied depends on
- * its element size, so that must not come from the back end. */
-struct shape {
-    struct thing thing;
-    struct ibx_frontend_array is;
-};
-
-void ibx_frontend_array_gone(const void *array)
-{
-    free(ibx_frontend_thing_take(THING_ARRAY, (uintptr_t)array));
-}
-
-/* If there is no memory, the back end is asked for the size later. */
-void ibx_frontend_array_made(const struct ibx_frontend_array *array)
-{
-    struct shape *made = malloc(sizeof(*made));
-    ibx_frontend_array_gone(array->array); /* an array of the same address whose end was not seen */
-    if (!made)
-        return;
-    *made = (struct shape){
-        .thing = {.kind = THING_ARRAY, .device = array->device, .handle = (uintptr_t)array->array},
-        .is = *array};
-    ibx_frontend_thing_made(&made->thing);
-}
-
-static bool shape_of(const void *array, struct ibx_frontend_array *shape)
-{
-    const struct shape *found =
-        (const struct shape *)ibx_frontend_thing_hold(THING_ARRAY, (uintptr_t)array);
-    if (found)
-        *shape = found->is;
-    ibx_frontend_things_let_go();
-    return found;
-}
-
 /* The units in which copies of an array count. *known: as for ibx_frontend_array_element(). False:
  * they are unknown. */
 static bool unit_of(const void *array, struct ibx_array_unit *unit, bool *known)
 {
     struct ibx_frontend_array shape;
-    *known = shape_of(array, &shape);
+    *known = ibx_frontend_array_known(array, &shape);
     if (!*known && cudaGetChannelDesc(&shape.channel, array))
         return false;
     *unit = ibx_array_unit_of(&shape.channel);
@@ -121,7 +86,7 @@ int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *e
                      unsigned *flags, void *array)
 {
     struct ibx_frontend_array shape;
-    if (!shape_of(array, &shape)) {
+    if (!ibx_frontend_array_known(array, &shape)) {
         const int rc = cudaGetChannelDesc(&shape.channel, array);
         return rc ? rc : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     }
@@ -319,14 +284,9 @@ static struct ibx_cuda_memcpy3d in_bytes(const struct ibx_cuda_memcpy3d *p, bool
     *known = !array;
     if (!array)
         return b;
-    if (!unit_of(array, &unit, known) ||
-        __builtin_mul_overflow(p->from_at.width, unit.bytes, &b.from_at.width) ||
-        __builtin_mul_overflow(p->to_at.width, unit.bytes, &b.to_at.width) ||
-        __builtin_mul_overflow(ibx_array_units(&unit, p->extent.width), unit.bytes,
-                               &b.extent.width))
-        b.extent.width = 0;
-    else
-        b.extent.height = ibx_array_units(&unit, p->extent.height);
+    if (unit_of(array, &unit, known))
+        return ibx_frontend_planes_in_bytes(p, &unit);
+    b.extent.width = 0;
     return b;
 }
 
@@ -552,9 +512,33 @@ int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, si
     return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
 }
 
+/* Rows between memory and an array, as a copy of planes; its columns and its width are in bytes.
+ * False: the array's elements are not known here, or it has blocks of them, or parts of elements
+ * are copied. */
+static bool as_planes(struct ibx_cuda_memcpy3d *rows)
+{
+    bool known;
+    const bool to_array = rows->to_array;
+    const size_t n =
+        ibx_frontend_array_element(to_array ? rows->to_array : rows->from_array, &known);
+    struct ibx_cuda_extent *at = to_array ? &rows->to_at : &rows->from_at;
+    if (!n || !known || at->width % n || rows->extent.width % n)
+        return false;
+    at->width /= n;
+    rows->extent.width /= n;
+    return true;
+}
+
 int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
                              size_t width, size_t height, int kind, void *stream)
 {
+    struct ibx_cuda_memcpy3d p = {.from = {(void *)(uintptr_t)from, pitch, width, height},
+                                  .to_array = array,
+                                  .to_at = {x, y, 0},
+                                  .extent = {width, height, 1},
+                                  .kind = kind};
+    if (array && as_planes(&p))
+        return cudaMemcpy3DAsync(&p, stream);
     const int rc = cudaStreamSynchronize(stream);
     return rc ? rc
               : over(cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind), stream);
@@ -563,6 +547,13 @@ int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, 
 int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
                                size_t width, size_t height, int kind, void *stream)
 {
+    struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)array,
+                                  .from_at = {x, y, 0},
+                                  .to = {to, pitch, width, height},
+                                  .extent = {width, height, 1},
+                                  .kind = kind};
+    if (array && as_planes(&p))
+        return cudaMemcpy3DAsync(&p, stream);
     const int rc = cudaStreamSynchronize(stream);
     return rc ? rc
               : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);

@@ -36,16 +36,6 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
 
 /* ------------------------------------------------------------------------------------- arrays.c */
 
-struct ibx_frontend_array {
-    const void *array;
-    struct ibx_cuda_channel channel;
-    struct ibx_cuda_extent extent;
-    unsigned flags;
-    int device;
-};
-/* Notes an array that was allocated, until _gone() or a reset of its device. */
-void ibx_frontend_array_made(const struct ibx_frontend_array *array);
-void ibx_frontend_array_gone(const void *array);
 /* Bytes of an element; 0: unknown. *known: this process has made the array, so the size does not
  * come from the back end, which could say another one each time. */
 size_t ibx_frontend_array_element(const void *array, bool *known);

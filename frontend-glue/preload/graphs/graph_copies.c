@@ -15,6 +15,7 @@
  */
 #include "frontend-glue/preload/streams/host_copies.h"
 #include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
@@ -65,25 +66,31 @@ __attribute__((constructor)) static void begin(void)
 
 /* ------------------------------------------------------------------------------ in a graph */
 
+static int compare_planes(const struct ibx_cuda_memcpy3d *left,
+                          const struct ibx_cuda_memcpy3d *right)
+{
+    return memcmp(left, right, offsetof(struct ibx_cuda_memcpy3d, kind));
+}
+
+/* An array may have the number of one that had other elements. */
 static int compare(const void *a, const void *b)
 {
     const struct ibx_host_copy *left = a, *right = b;
-    const int copies_differ =
-        memcmp(&left->parameters, &right->parameters, offsetof(struct ibx_cuda_memcpy3d, kind));
-    if (copies_differ)
-        return copies_differ;
+    const int copies_differ = compare_planes(&left->parameters, &right->parameters);
+    const int bytes_differ = copies_differ ? 0 : compare_planes(&left->bytes, &right->bytes);
+    if (copies_differ || bytes_differ)
+        return copies_differ ? copies_differ : bytes_differ;
     return left->device != right->device ? left->device - right->device
                                          : left->parameters.kind - right->parameters.kind;
 }
 
-static struct ibx_host_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int device)
+static struct ibx_host_copy *find_or_make(const struct ibx_host_copy *wanted)
 {
-    const struct ibx_host_copy wanted = {.parameters = *p, .device = device};
     pthread_mutex_lock(&lock);
-    struct ibx_host_copy *const *found = tfind(&wanted, &copies, compare);
+    struct ibx_host_copy *const *found = tfind(wanted, &copies, compare);
     struct ibx_host_copy *made = found ? NULL : malloc(sizeof(*made));
     if (made) {
-        *made = wanted;
+        *made = *wanted;
         found = tsearch(made, &copies, compare);
     }
     struct ibx_host_copy *copy = found ? *found : NULL;
@@ -95,25 +102,40 @@ static struct ibx_host_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int
     return copy;
 }
 
+/* Of an array that this process has not made, only the back end could say how large its elements
+ * are, and so how much of this process's memory is copied. */
+static bool in_bytes(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d *bytes)
+{
+    const void *array = p->from_array ? p->from_array : p->to_array;
+    struct ibx_frontend_array is;
+    struct ibx_array_unit unit = {1, 1};
+    if (array && !ibx_frontend_array_known(array, &is))
+        return false;
+    if (array)
+        unit = ibx_array_unit_of(&is.channel);
+    *bytes = ibx_frontend_planes_in_bytes(p, &unit);
+    return unit.bytes && (bytes->extent.width || !p->extent.width);
+}
+
 static struct ibx_host_copy *copy_of(const struct ibx_cuda_memcpy3d *p, int *rc)
 {
-    int device = 0;
+    struct ibx_host_copy wanted = {.parameters = *p};
     *rc = CUDA_NOT_SUPPORTED;
-    /* Not for arrays: their element size is not known here, and copies of them run in the legacy
-     * stream. */
-    if (p->from_array || p->to_array || !NEXT(cudaStreamCreateWithFlags))
+    if (!in_bytes(p, &wanted.bytes) || !NEXT(cudaStreamCreateWithFlags))
         return NULL;
-    if (cudaGetDevice(&device) || device < 0 || device >= IBX_HOST_COPY_DEVICES)
+    if (cudaGetDevice(&wanted.device) || wanted.device < 0 ||
+        wanted.device >= IBX_HOST_COPY_DEVICES)
         return NULL;
     *rc = CUDA_MEMORY_ALLOCATION;
-    return find_or_make(p, device);
+    return find_or_make(&wanted);
 }
 
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *p, uint64_t *queue, int *rc)
 {
-    struct ibx_host_copy *copy = copy_of(p, rc);
+    /* Copies of arrays run in the legacy stream, for which a function must not wait. */
+    struct ibx_host_copy *copy = p->from_array || p->to_array ? NULL : copy_of(p, rc);
     const uint64_t number = copy ? ibx_frontend_host_repeated(ibx_host_copy_make, copy, queue) : 0;
-    if (copy && !number)
+    if (!number && (copy || p->from_array || p->to_array))
         *rc = CUDA_NOT_SUPPORTED;
     ibx_frontend_device_used();
     return number;
@@ -162,14 +184,14 @@ static struct behind take_behind(unsigned at)
 {
     const struct behind taken = behind[at];
     behind[at] = behind[--behind_count];
-    behind_bytes -= ibx_host_copy_bytes(&taken.copy->parameters);
+    behind_bytes -= ibx_host_copy_bytes(&taken.copy->bytes);
     return taken;
 }
 
 static void put_behind(const struct behind *last)
 {
     behind[behind_count++] = *last;
-    behind_bytes += ibx_host_copy_bytes(&last->copy->parameters);
+    behind_bytes += ibx_host_copy_bytes(&last->copy->bytes);
 }
 
 static bool is_over(const struct behind *b)
@@ -232,7 +254,7 @@ void ibx_frontend_graph_behind_trim(void)
 static bool has_room(const struct ibx_host_copy *copy)
 {
     return behind_count < BEHIND &&
-           ibx_host_copy_bytes(&copy->parameters) <= BEHIND_BYTES - behind_bytes;
+           ibx_host_copy_bytes(&copy->bytes) <= BEHIND_BYTES - behind_bytes;
 }
 
 /* Called under the lock. Makes the graph; false: it cannot be made. */
@@ -272,7 +294,7 @@ static struct ibx_host_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
     for (unsigned i = 0; i < behind_count && !cudaGetDevice(&device); i++) {
         struct ibx_host_copy *copy = behind[i].copy;
         if (copy->taken && copy->device == device && copy->parameters.to.at == p->to.at &&
-            ibx_host_copy_bytes(&copy->parameters) == ibx_host_copy_bytes(p) && is_over(&behind[i]))
+            ibx_host_copy_bytes(&copy->bytes) == ibx_host_copy_bytes(p) && is_over(&behind[i]))
             return copy;
     }
     return NULL;

@@ -78,3 +78,52 @@ void ibx_frontend_things_reset(int device)
     }
     pthread_mutex_unlock(&lock);
 }
+
+/* ------------------------------------------------------------------------------------- arrays */
+
+struct shape {
+    struct thing thing;
+    struct ibx_frontend_array is;
+};
+
+void ibx_frontend_array_gone(const void *array)
+{
+    free(ibx_frontend_thing_take(THING_ARRAY, (uintptr_t)array));
+}
+
+/* If there is no memory, the back end is asked for the size later. */
+void ibx_frontend_array_made(const struct ibx_frontend_array *array)
+{
+    struct shape *made = malloc(sizeof(*made));
+    ibx_frontend_array_gone(array->array); /* an array of the same address whose end was not seen */
+    if (!made)
+        return;
+    *made = (struct shape){
+        .thing = {.kind = THING_ARRAY, .device = array->device, .handle = (uintptr_t)array->array},
+        .is = *array};
+    ibx_frontend_thing_made(&made->thing);
+}
+
+bool ibx_frontend_array_known(const void *array, struct ibx_frontend_array *is)
+{
+    const struct shape *found =
+        (const struct shape *)ibx_frontend_thing_hold(THING_ARRAY, (uintptr_t)array);
+    if (found)
+        *is = found->is;
+    ibx_frontend_things_let_go();
+    return found;
+}
+
+struct ibx_cuda_memcpy3d ibx_frontend_planes_in_bytes(const struct ibx_cuda_memcpy3d *p,
+                                                      const struct ibx_array_unit *unit)
+{
+    struct ibx_cuda_memcpy3d b = *p;
+    if (__builtin_mul_overflow(p->from_at.width, unit->bytes, &b.from_at.width) ||
+        __builtin_mul_overflow(p->to_at.width, unit->bytes, &b.to_at.width) ||
+        __builtin_mul_overflow(ibx_array_units(unit, p->extent.width), unit->bytes,
+                               &b.extent.width))
+        b.extent.width = 0;
+    else
+        b.extent.height = ibx_array_units(unit, p->extent.height);
+    return b;
+}

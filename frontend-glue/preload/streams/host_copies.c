@@ -225,7 +225,7 @@ static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size
 
 static int exchange_rows(const struct ibx_host_copy *copy)
 {
-    const struct ibx_cuda_memcpy3d *p = &copy->parameters;
+    const struct ibx_cuda_memcpy3d *p = &copy->bytes;
     const size_t n = ibx_host_copy_bytes(p);
     uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
     int rc = bytes ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
@@ -291,8 +291,8 @@ bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
 {
     const struct ibx_host_copy *copy = argument;
     if (function != ibx_host_copy_exchange || copies_to_device(copy) ||
-        n != ibx_host_copy_bytes(&copy->parameters))
+        n != ibx_host_copy_bytes(&copy->bytes))
         return false;
-    pack(&copy->parameters, bytes, false);
+    pack(&copy->bytes, bytes, false);
     return true;
 }

@@ -10,7 +10,8 @@
 
 struct ibx_host_copy {
     struct ibx_cuda_memcpy3d parameters;
-    int device;              /* the device that was current */
+    struct ibx_cuda_memcpy3d bytes; /* the same with this side's columns and the width in bytes */
+    int device;                     /* the device that was current */
     _Atomic uint64_t number; /* of the function that copies between the slot and this memory, in the
                                 process that has requested it; 0: none yet */
     atomic_uint called;      /* how often the function was called */
@@ -18,6 +19,7 @@ struct ibx_host_copy {
     bool gone;      /* the bytes were freed, and nobody has requested such a copy since */
 };
 
+/* Of a copy in bytes. */
 size_t ibx_host_copy_bytes(const struct ibx_cuda_memcpy3d *p);
 /* The host functions, whose argument is a struct ibx_host_copy. One makes the whole copy. The other
  * copies between the slot and this process's memory. */

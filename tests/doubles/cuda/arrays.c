@@ -180,17 +180,16 @@ EXPORT int cudaMemcpy2DFromArray(void *to, size_t pitch, void *handle, size_t x,
     return rc;
 }
 
-/* Where a row of one side begins. */
-static char *row_at(void *handle, const struct ibx_cuda_pitched *memory,
-                    const struct ibx_cuda_extent *at, const struct ibx_array_unit *unit, size_t y,
-                    size_t z)
+/* One side of a copy as memory of the device, whose columns are bytes. */
+static void as_memory(void *handle, struct ibx_cuda_pitched *memory, struct ibx_cuda_extent *at,
+                      const struct ibx_array_unit *unit)
 {
-    const size_t x = at->width / (handle ? unit->texels : 1) * unit->bytes;
-    if (!handle)
-        return behind(memory->at,
-                      ((at->depth + z) * memory->y + at->height + y) * memory->pitch + x);
-    struct array *a = array_of(handle);
-    return a->bytes + ((at->depth + z) * a->height + at->height / unit->texels + y) * a->row + x;
+    const struct array *a = handle ? array_of(handle) : NULL;
+    at->width = at->width / (a ? unit->texels : 1) * unit->bytes;
+    if (!a)
+        return;
+    at->height /= unit->texels;
+    *memory = (struct ibx_cuda_pitched){a->bytes, a->row, a->row, a->height};
 }
 
 static bool within(size_t at, size_t n, size_t all)
@@ -211,21 +210,38 @@ static bool in_array(void *handle, const struct ibx_cuda_extent *at,
 }
 
 /* As measured with CUDA 13: columns of memory count in elements of the array, too. */
-EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
+bool copies_memory(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d *memory)
 {
     void *array = p->from_array ? p->from_array : p->to_array;
     const struct ibx_array_unit unit =
         array ? unit_of(array_of(array)) : (struct ibx_array_unit){1, 1};
-    const size_t n = ibx_array_units(&unit, p->extent.width) * unit.bytes,
-                 rows = ibx_array_units(&unit, p->extent.height);
-    int rc = p->kind == ON_DEVICE && in_array(p->from_array, &p->from_at, &p->extent) &&
-                     in_array(p->to_array, &p->to_at, &p->extent)
-                 ? 0
-                 : INVALID_VALUE;
-    for (size_t z = 0; n && rows && z < p->extent.depth && !rc; z++)
-        for (size_t y = 0; y < rows && !rc; y++)
-            rc = copy(row_at(p->to_array, &p->to, &p->to_at, &unit, y, z),
-                      row_at(p->from_array, &p->from, &p->from_at, &unit, y, z), n);
+    if (!in_array(p->from_array, &p->from_at, &p->extent) ||
+        !in_array(p->to_array, &p->to_at, &p->extent))
+        return false;
+    *memory = *p;
+    memory->extent.width = ibx_array_units(&unit, p->extent.width) * unit.bytes;
+    memory->extent.height = ibx_array_units(&unit, p->extent.height);
+    as_memory(p->from_array, &memory->from, &memory->from_at, &unit);
+    as_memory(p->to_array, &memory->to, &memory->to_at, &unit);
+    return true;
+}
+
+/* Where a row begins. */
+static void *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                    size_t y, size_t z)
+{
+    return behind(memory->at,
+                  ((at->depth + z) * memory->y + at->height + y) * memory->pitch + at->width);
+}
+
+EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
+{
+    struct ibx_cuda_memcpy3d m;
+    int rc = p->kind == ON_DEVICE && copies_memory(p, &m) ? 0 : INVALID_VALUE;
+    for (size_t z = 0; !rc && m.extent.width && m.extent.height && z < m.extent.depth; z++)
+        for (size_t y = 0; y < m.extent.height && !rc; y++)
+            rc = copy(row_at(&m.to, &m.to_at, y, z), row_at(&m.from, &m.from_at, y, z),
+                      m.extent.width);
     return returns(rc);
 }
 

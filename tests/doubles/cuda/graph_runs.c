@@ -38,12 +38,13 @@ static int copy_row(const struct ibx_cuda_memcpy3d *p, char *to, const char *fro
                : copy_bytes(to, from, p->extent.width, stream);
 }
 
-int graph_run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
+int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
-    int rc = p->kind >= 1 && p->kind <= 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
-    for (size_t z = 0; p->extent.width && p->extent.height && z < p->extent.depth && !rc; z++)
-        for (size_t y = 0; y < p->extent.height && !rc; y++)
-            rc = copy_row(p, at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z), stream);
+    struct ibx_cuda_memcpy3d p;
+    int rc = copy->kind >= 1 && copy->kind <= 3 && copies_memory(copy, &p) ? 0 : INVALID_VALUE;
+    for (size_t z = 0; !rc && p.extent.width && p.extent.height && z < p.extent.depth; z++)
+        for (size_t y = 0; y < p.extent.height && !rc; y++)
+            rc = copy_row(&p, at(&p.to, &p.to_at, y, z), at(&p.from, &p.from_at, y, z), stream);
     return rc;
 }
 

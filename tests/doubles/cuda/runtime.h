@@ -30,7 +30,11 @@ int cudaEventRecord(void *event, void *stream);
 int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
 
-/* arrays.c: cudaMalloc of memory for which cudaFree does not wait. */
+struct ibx_cuda_memcpy3d;
+/* arrays.c: the same copy between memory alone, with columns in bytes; false: it goes beyond an
+ * array. */
+bool copies_memory(const struct ibx_cuda_memcpy3d *copy, struct ibx_cuda_memcpy3d *memory);
+/* cudaMalloc of memory for which cudaFree does not wait. */
 int graph_malloc(void **address, size_t n);
 
 /* graphs.c: whether the stream is captured, and the function with it. */
