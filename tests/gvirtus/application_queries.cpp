@@ -296,18 +296,56 @@ bool batches_of_planes()
     all[1] = good;
     REQUIRE(refused(batch(2, nullptr), 1) && refused(batch(0, stream), 1));
     REQUIRE(refused(batch(2, stream, 1), 1));
-    const ibx_cuda_channel compressed = {8, 8, 8, 8, 17}; // BC1
-    void *blocks = nullptr;
-    REQUIRE(ask("cudaMallocArray", &blocks, &compressed, std::size_t{8}, std::size_t{4}, 0u) == 0);
-    all[1].from.at = blocks;
-    REQUIRE(refused(batch(2, stream), 801) && ask("cudaFreeArray", blocks) == 0);
-    all[1] = good;
     std::size_t failed = 0;
     all[1].extent.height = 0;
     REQUIRE(ask("cuMemcpy3DBatchAsync", std::size_t{2}, static_cast<const PlanesInBatch *>(all),
                 &failed, 0ull, stream) == 1);
     REQUIRE(failed == 1 && device_has(device + 2048, kept.data(), 128));
     return HOLDS(ask("cudaFreeArray", array) == 0 && cudaFree(device) == 0);
+}
+
+// Planes of a compressed format, whose lengths and places are in blocks, as on an H200: BC1 has 4 x
+// 4 elements in 8 bytes, and this array 16 x 8 blocks, of which the last ones are not whole.
+bool batches_of_blocks()
+{
+    constexpr std::size_t n = 4096, block = 8, row = 16 * block;
+    void *stream = nullptr, *array = nullptr, *words = nullptr;
+    char *device = device_memory(n);
+    std::vector<char> there(n), back(n, 'x'), expected(n, 'x');
+    random_fill(there.data(), n, 8);
+    const ibx_cuda_channel compressed = {8, 8, 8, 8, 17}, of_8_bytes = {32, 32, 0, 0, 0};
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(ask("cudaMallocArray", &array, &compressed, std::size_t{62}, std::size_t{31}, 0u) == 0);
+    REQUIRE(ask("cudaMallocArray", &words, &of_8_bytes, std::size_t{16}, std::size_t{8}, 0u) == 0);
+    const auto batch = [&](const std::vector<PlanesInBatch> &all) {
+        return ask("cudaMemcpy3DBatchAsync", all.size(), all.data(), 0ull, stream);
+    };
+    const Operand from = {1, there.data(), {0, 0, 0}}, to = {1, back.data(), {20, 0, 0}},
+                  middle = {1, there.data() + 2048, {10, 3, 0}}, all = {2, array, {0, 0, 0}},
+                  last = {2, array, {12, 6, 0}}, odd = {2, array, {2, 1, 0}};
+    REQUIRE(batch({{from, all, {16, 8, 1}, 1, 0},
+                   {middle, last, {4, 2, 1}, 1, 0},
+                   {middle, odd, {8, 3, 1}, 1, 0},
+                   {all, {1, device, {0, 0, 0}}, {16, 8, 1}, 1, 0},
+                   {all, to, {16, 8, 1}, 1, 0}}) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    for (std::size_t y = 0; y < 8; y++) {
+        char *const line = &expected[y * 20 * block];
+        std::memcpy(line, &there[y * row], row);
+        if (y >= 6)
+            std::memcpy(line + 12 * block, &there[2048 + (y - 6) * 10 * block], 4 * block);
+        if (y >= 1 && y < 4)
+            std::memcpy(line + 2 * block, &there[2048 + (y - 1) * 10 * block], 8 * block);
+        REQUIRE(device_has(device + y * row, line, row));
+    }
+    REQUIRE(back == expected);
+    for (const ibx_cuda_extent beyond : {ibx_cuda_extent{17, 8, 1}, {62, 31, 1}, {16, 9, 1}})
+        REQUIRE(refused(batch({{from, all, beyond, 1, 0}}), 1));
+    REQUIRE(refused(batch({{from, last, {5, 2, 1}, 1, 0}}), 1));
+    const Operand others = {2, words, {0, 0, 0}};
+    REQUIRE(refused(batch({{all, others, {16, 8, 1}, 1, 0}}), 801));
+    REQUIRE(ask("cudaFreeArray", array) == 0 && ask("cudaFreeArray", words) == 0);
+    return HOLDS(cudaFree(device) == 0);
 }
 
 // Pools of a place: a device has one, and the host. Managed memory has none here.
@@ -519,6 +557,6 @@ bool visible_devices()
 bool queries()
 {
     return HOLDS(streams() && short_events() && devices_of_it() && kernels() && batches() &&
-                 batches_of_planes() && pools_at_places() && copies_of_graphs() && neighbours() &&
-                 wrong_arguments() && errors_in_order());
+                 batches_of_planes() && batches_of_blocks() && pools_at_places() &&
+                 copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order());
 }

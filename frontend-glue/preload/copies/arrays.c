@@ -16,9 +16,7 @@
 
 /* ----------------------------------------------------------------- how large elements are */
 
-/* The units in which copies of an array count. *known: as for ibx_frontend_array_element(). False:
- * they are unknown. */
-static bool unit_of(const void *array, struct ibx_array_unit *unit, bool *known)
+bool ibx_frontend_array_unit(const void *array, struct ibx_array_unit *unit, bool *known)
 {
     struct ibx_frontend_array shape;
     *known = ibx_frontend_array_known(array, &shape);
@@ -31,7 +29,7 @@ static bool unit_of(const void *array, struct ibx_array_unit *unit, bool *known)
 size_t ibx_frontend_array_element(const void *array, bool *known)
 {
     struct ibx_array_unit unit;
-    return unit_of(array, &unit, known) && unit.texels == 1 ? unit.bytes : 0;
+    return ibx_frontend_array_unit(array, &unit, known) && unit.texels == 1 ? unit.bytes : 0;
 }
 
 /* --------------------------------------------------------------------------------- arrays */
@@ -284,7 +282,7 @@ static struct ibx_cuda_memcpy3d in_bytes(const struct ibx_cuda_memcpy3d *p, bool
     *known = !array;
     if (!array)
         return b;
-    if (unit_of(array, &unit, known))
+    if (ibx_frontend_array_unit(array, &unit, known))
         return ibx_frontend_planes_in_bytes(p, &unit);
     b.extent.width = 0;
     return b;

@@ -6,6 +6,7 @@
  * copy that only the back end finds wrong keeps out none.
  */
 #include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -86,26 +87,28 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
 
 enum { POINTER = 1, ARRAY }; /* cudaMemcpy3DOperandType */
 
-/* The bytes of an element of both sides: 1 without arrays. Memory has no more bytes than the
- * program says: so beside memory, the size of an array's elements must not come from the back
- * end. */
-static int element_of(const struct planes_operand *from, const struct planes_operand *to,
-                      size_t *element)
+/* What both sides count in: bytes without arrays, and blocks where arrays have these. Memory has no
+ * more bytes than the program says: so beside memory, the size of an array's elements must not come
+ * from the back end, and nor must the lengths of an array of blocks. */
+static int unit_of(const struct planes_operand *from, const struct planes_operand *to,
+                   struct ibx_array_unit *unit)
 {
     const struct planes_operand *sides[] = {from, to};
-    *element = 0;
+    *unit = (struct ibx_array_unit){0, 1};
     for (unsigned i = 0; i < 2; i++) {
+        struct ibx_array_unit is;
         bool known;
         if (sides[i]->type != ARRAY)
             continue;
-        const size_t n = ibx_frontend_array_element(sides[i]->of.array.array, &known);
-        if (!n || (!known && sides[1 - i]->type != ARRAY)) /* 0: a compressed format */
+        if (!ibx_frontend_array_unit(sides[i]->of.array.array, &is, &known) ||
+            (!known && (is.texels > 1 || sides[1 - i]->type != ARRAY)) ||
+            (unit->bytes && unit->texels != is.texels))
             return CUDA_NOT_SUPPORTED;
-        if (*element && *element != n)
+        if (unit->bytes && unit->bytes != is.bytes)
             return CUDA_INVALID_VALUE;
-        *element = n;
+        *unit = is;
     }
-    *element = *element ? *element : 1;
+    unit->bytes = unit->bytes ? unit->bytes : 1;
     return CUDA_SUCCESS;
 }
 
@@ -134,19 +137,51 @@ static bool side_of(const struct planes_operand *o, const struct ibx_cuda_extent
     return *array;
 }
 
+/* *most: the end of n blocks from one on in an array that is so long, whose last block may have
+ * fewer elements. */
+static bool in_texels(size_t texels, size_t length, size_t *at, size_t n, size_t *most)
+{
+    if (__builtin_mul_overflow(*at, texels, at) || __builtin_mul_overflow(n, texels, &n))
+        return false;
+    const size_t left = *at < length ? length - *at : 0;
+    n = n > left && n - left < texels ? left : n;
+    *most = n < *most ? n : *most;
+    return true;
+}
+
+/* cudaMemcpy3D counts an array of blocks, and what is copied from and to it, in elements. */
+static bool count_texels(const void *array, size_t texels, struct ibx_cuda_extent *at,
+                         const struct ibx_cuda_extent *blocks, struct ibx_cuda_extent *extent)
+{
+    struct ibx_frontend_array is;
+    return !array || texels == 1 ||
+           (ibx_frontend_array_known(array, &is) &&
+            in_texels(texels, is.extent.width, &at->width, blocks->width, &extent->width) &&
+            in_texels(texels, is.extent.height, &at->height, blocks->height, &extent->height));
+}
+
 static int as_copy(const struct planes_in_batch *p, struct ibx_cuda_memcpy3d *copy, size_t *element)
 {
+    struct ibx_array_unit unit;
     *copy = (struct ibx_cuda_memcpy3d){.extent = p->extent, .kind = CUDA_MEMCPY_DEFAULT};
     if (!is_way(p->order, p->flags) || (p->from.type == ARRAY && !p->from.of.array.array) ||
         (p->to.type == ARRAY && !p->to.of.array.array) || !p->extent.width || !p->extent.height ||
         !p->extent.depth)
         return CUDA_INVALID_VALUE;
-    const int rc = element_of(&p->from, &p->to, element);
+    const int rc = unit_of(&p->from, &p->to, &unit);
+    *element = unit.bytes;
     if (rc)
         return rc;
+    if (unit.texels > 1)
+        copy->extent.width = copy->extent.height = SIZE_MAX;
     return side_of(&p->from, &p->extent, *element, &copy->from_array, &copy->from_at,
                    &copy->from) &&
-                   side_of(&p->to, &p->extent, *element, &copy->to_array, &copy->to_at, &copy->to)
+                   side_of(&p->to, &p->extent, *element, &copy->to_array, &copy->to_at,
+                           &copy->to) &&
+                   count_texels(copy->from_array, unit.texels, &copy->from_at, &p->extent,
+                                &copy->extent) &&
+                   count_texels(copy->to_array, unit.texels, &copy->to_at, &p->extent,
+                                &copy->extent)
                ? CUDA_SUCCESS
                : CUDA_INVALID_VALUE;
 }
@@ -193,8 +228,8 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
         return ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
         rc = as_copy(&list[i], &copy, &element);
-        if (!rc && (!is_there(copy.from_array, &copy.from, copy.extent, element) ||
-                    !is_there(copy.to_array, &copy.to, copy.extent, element)))
+        if (!rc && (!is_there(copy.from_array, &copy.from, list[i].extent, element) ||
+                    !is_there(copy.to_array, &copy.to, list[i].extent, element)))
             rc = CUDA_INVALID_VALUE;
         rc = rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
         if (rc)

@@ -39,5 +39,7 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
 /* Bytes of an element; 0: unknown. *known: this process has made the array, so the size does not
  * come from the back end, which could say another one each time. */
 size_t ibx_frontend_array_element(const void *array, bool *known);
+/* What copies of an array count in; false: that is unknown. */
+bool ibx_frontend_array_unit(const void *array, struct ibx_array_unit *unit, bool *known);
 
 #endif
