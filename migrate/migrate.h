@@ -161,10 +161,10 @@ int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err);
  * migration has ended, or the record is not the source's. */
 int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
-/* For a (source's) record that has been rolled back: tells its destination that the VM for which it
- * waits does not come, or that it must pause the VM that it has. `*there`: the state that it
- * answered with. -EBUSY: it could not pause the VM; -EPROTO: it knows of none; others: no tool
- * answers. */
+/* For a (source's) record that has been rolled back, or whose VM has stayed: tells its destination
+ * that the VM for which it waits does not come, or that it must pause the VM that it has. `*there`:
+ * the state that it answered with. -EBUSY: it could not pause the VM; -EPROTO: it knows of none;
+ * others: no tool answers. */
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
                        enum ibx_answer_state *there, struct ibx_error *err);
 /* The same, when a tool may have told it before: writes the record anew. */

@@ -279,9 +279,11 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
                        enum ibx_answer_state *there, struct ibx_error *err)
 {
+    const char *why = record->state == IBX_JOURNAL_KEPT
+                          ? IBX_MIGRATE_TAKEN_BACK ", which it had never left"
+                          : IBX_MIGRATE_TAKEN_BACK " by ib-migrate rollback";
     *there = IBX_ANSWER_NONE;
-    return ibx_migration_take_from(record, transport,
-                                   IBX_MIGRATE_TAKEN_BACK " by ib-migrate rollback", there, err);
+    return ibx_migration_take_from(record, transport, why, there, err);
 }
 
 int ibx_migrate_disown_again(const char *folder, struct ibx_record *record,

@@ -6,6 +6,11 @@
  */
 #include "tests/fixtures/borrow.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#define LOAD_TRIES 10
+
 static void both_killed_at(const char *state)
 {
     print_message("%s\n", state);
@@ -34,6 +39,43 @@ static void test_before_the_commit(void)
         pair_moved("");
         mover_end_all(NULL);
     }
+}
+
+/* Both are killed while QEMU at the destination waits for a page to load the VM's state. */
+static bool killed_while_it_loads(void)
+{
+    static const struct vm_options driven = {.append = "balloon=2048 mib=4 idle=2000000",
+                                             .extra = {VM_BALLOON}};
+    char path[64], where[64] = "";
+    pair_start(&driven);
+    both_killed_at("destination:mapped");
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
+    mover_await_record("source", "kept");
+    FILE *file = fopen(path, "re");
+    if (file && !fgets(where, sizeof(where), file))
+        where[0] = '\0';
+    if (file)
+        fclose(file);
+    return strstr(where, "userfault") != NULL;
+}
+
+/* recover there waits for the source, which has no unfinished migration, but can tell it. */
+static void test_stayed_while_the_destination_loads(void)
+{
+    unsigned tries = 0;
+    while (!killed_while_it_loads()) { /* it had not come so far */
+        mover_end_all(NULL);
+        if (++tries == LOAD_TRIES)
+            skip();
+    }
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
+    struct mover *told = MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(told, "the VM stayed here, and its destination knows it");
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "taken back at the source, which it had never left");
+    mover_await_record("destination", "broken");
+    pair_stays();
 }
 
 /* The tools that recover both sides find each other, whichever begins. */
@@ -190,6 +232,7 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {
         VM_TEST(test_before_the_commit),
+        VM_TEST(test_stayed_while_the_destination_loads),
         VM_TEST(test_after_the_commit),
         VM_TEST(test_return_before_the_commit),
         VM_TEST(test_return_after_the_commit),

@@ -245,10 +245,18 @@ static bool is_done(const struct ibx_record *record)
            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
 }
 
-/* The same, or one whose VM was taken back, which its destination may not know, either. */
+/* Whether the VM stayed here, or was taken back. Its destination may not know that: if both tools
+ * were killed, its QEMU may wait for a page to load the VM's state, and recover waits for it. Where
+ * libvirt drives, only libvirt knows where the VM is. */
+static bool is_here(const struct ibx_record *record)
+{
+    return record->source && (record->state == IBX_JOURNAL_ROLLED_BACK ||
+                              (record->state == IBX_JOURNAL_KEPT && !record->libvirt));
+}
+
 static bool is_over_here(const struct ibx_record *record)
 {
-    return is_done(record) || (record->source && record->state == IBX_JOURNAL_ROLLED_BACK);
+    return is_done(record) || is_here(record);
 }
 
 /* Ends the hold of QEMU's migration. A QEMU whose VM has returned is ended, even if the destination
@@ -327,11 +335,13 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
-/* The last migration of this QEMU was rolled back. Its destination may not know that: an ib-migrate
- * that recovers it waits there for pages. `err`: that there is no unfinished migration. */
+/* The last migration of this QEMU was rolled back, or ended before the VM could leave. Its
+ * destination may not know that: an ib-migrate that recovers it waits there for pages. `err`: that
+ * there is no unfinished migration. */
 static int disown(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
 {
     enum ibx_answer_state there;
+    const bool stayed = record->state == IBX_JOURNAL_KEPT;
     struct ibx_error why = {0};
     struct ibx_options options = args->options;
     if (args->uri)
@@ -342,16 +352,19 @@ static int disown(const struct migrate_args *args, struct ibx_record *record, st
     if (ibx_cli_has_heard(rc, there)) {
         ibx_cli_forget_key(args->folder, record);
         return ibx_error_set(err, -ENOENT,
-                             "there is nothing to recover: the VM was taken back here, and its "
-                             "destination knows it");
+                             "there is nothing to recover: the VM %s here, and its destination "
+                             "knows it",
+                             stayed ? "stayed" : "was taken back");
     }
     const struct ibx_error none = *err;
     *err = why;
     return ibx_error_prefix(err, -ENOENT,
-                            "%s. The last migration from there was rolled back here. Its "
-                            "destination, which needs to know that only if an ib-migrate waits for "
-                            "pages there, could not be told",
-                            none.message);
+                            "%s. The last migration from there %s here. Its destination, which "
+                            "needs to know that only if an ib-migrate waits for pages there, could "
+                            "not be told",
+                            none.message,
+                            stayed ? "ended before the VM could leave, and it stayed"
+                                   : "was rolled back");
 }
 
 /* If the borrowed VM of this record has returned, confirms that to home once more. True: nothing
@@ -389,7 +402,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         return MIGRATE_DONE;
     if (rc == -ENOENT && !args.listen &&
         !ibx_journal_find(args.folder, args.qmp, is_over_here, &record, NULL)) {
-        const bool back = record.state == IBX_JOURNAL_ROLLED_BACK;
+        const bool back = is_here(&record);
         const bool keyless = ibx_cli_key_forgotten(args.folder, &record);
         if (back && !keyless) {
             rc = disown(&args, &record, &err);
