@@ -79,14 +79,20 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
 {
     struct advised advised = {.address = block->address};
     struct found found = {.dev = block->dev, .ino = block->ino};
-    ibx_proc_find_flags(pid, advice_there, &advised);
-    ibx_proc_find_descriptor(pid, collect, &found);
+    int rc = ibx_proc_find_flags(pid, advice_there, &advised);
+    if (rc >= 0)
+        rc = ibx_proc_find_descriptor(pid, collect, &found);
+    if (rc < 0 && rc != -ENOENT)
+        return ibx_error_set(err, rc,
+                             "/proc does not show how QEMU (process %d) has its memory mapped and "
+                             "open: %s%s",
+                             (int)pid, strerror(-rc), ibx_proc_remedy(rc));
     const struct call map = {.what = "map the memory of the VM that returns",
                              .number = SYS_mmap,
                              .arguments = {block->address, block->size, PROT_READ | PROT_WRITE,
                                            MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset},
                              .expected = block->address};
-    int rc = inject(pid, &map, deadline_ns, err);
+    rc = inject(pid, &map, deadline_ns, err);
     for (unsigned i = 0; !rc && i < advised.count; i++) {
         const struct call advise = {
             .what = "advise on the memory of the VM that returns",

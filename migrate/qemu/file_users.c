@@ -35,13 +35,18 @@ static bool may_write(void *context, const struct ibx_proc_mapping *m)
     return user->found;
 }
 
-/* A block whose file the process has mapped, shared and writable; NULL: none, also if the process
- * has ended, or is another user's. */
-static const struct ibx_guest_block *mapped(const struct ibx_guest_ram *ram, pid_t pid)
+/* Whether a process counts as none that writes after this error: it has ended, or is another
+ * user's. After any other one, such as a lack of descriptors, it might be one. */
+static bool passes(int rc)
 {
-    struct user user = {ram, pid, NULL};
-    ibx_proc_find_mapping(pid, may_write, &user);
-    return user.found;
+    return rc >= 0 || rc == -ENOENT || rc == -ESRCH || rc == -EACCES || rc == -EPERM;
+}
+
+/* Finds a block whose file the process has mapped, shared and writable. */
+static int find_mapped(struct user *user)
+{
+    const int rc = ibx_proc_find_mapping(user->pid, may_write, user);
+    return passes(rc) ? 0 : rc;
 }
 
 static bool writable(pid_t pid, int descriptor)
@@ -50,11 +55,12 @@ static bool writable(pid_t pid, int descriptor)
     unsigned flags = O_RDONLY;
     snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, descriptor);
     FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof(line), file))
+    if (!file)
+        return errno != ENOENT && errno != ESRCH; /* perhaps, unless it has closed it */
+    while (fgets(line, sizeof(line), file))
         if (sscanf(line, "flags: %o", &flags) == 1)
             break;
-    if (file)
-        fclose(file);
+    fclose(file);
     return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
@@ -69,12 +75,11 @@ static bool writes(void *context, int number, const char *path)
     return user->found;
 }
 
-/* A block whose file the process has open for writing, and may be about to map; NULL: none. */
-static const struct ibx_guest_block *opened(const struct ibx_guest_ram *ram, pid_t pid)
+/* Finds a block whose file the process has open for writing, and may be about to map. */
+static int find_opened(struct user *user)
 {
-    struct user user = {ram, pid, NULL};
-    ibx_proc_find_descriptor(pid, writes, &user);
-    return user.found;
+    const int rc = ibx_proc_find_descriptor(user->pid, writes, user);
+    return passes(rc) ? 0 : rc;
 }
 
 static void name_of(pid_t pid, char *name, size_t size)
@@ -90,31 +95,46 @@ static void name_of(pid_t pid, char *name, size_t size)
     ibx_text_sanitize(name);
 }
 
+static int not_known(int code, struct ibx_error *err)
+{
+    return ibx_error_set(err, code,
+                         "/proc cannot be read (%s), so it is not known whether another process "
+                         "writes to guest RAM",
+                         strerror(-code));
+}
+
+static int check(const struct ibx_guest_ram *ram, pid_t pid, struct ibx_error *err)
+{
+    struct user user = {ram, pid, NULL};
+    char name[32];
+    int rc = find_mapped(&user);
+    if (!rc && !user.found)
+        rc = find_opened(&user);
+    if (rc)
+        return not_known(rc, err);
+    if (!user.found)
+        return 0;
+    name_of(pid, name, sizeof(name));
+    return ibx_error_set(err, -EBUSY,
+                         "process %d (%s) uses %s, the file of guest RAM %s, and may have "
+                         "overwritten the VM's memory",
+                         (int)pid, name, user.found->path, user.found->id);
+}
+
 int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err)
 {
     DIR *dir = opendir("/proc");
-    char name[32];
+    const struct dirent *entry;
     int rc = 0;
     if (!dir)
-        return ibx_error_set(err, -errno,
-                             "/proc cannot be read (%s), so it is not known whether another "
-                             "process writes to guest RAM",
-                             strerror(errno));
-    for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
+        return not_known(-errno, err);
+    while (!rc && (errno = 0, entry = readdir(dir))) {
         const pid_t pid = isdigit((unsigned char)*entry->d_name) ? (pid_t)atoi(entry->d_name) : 0;
-        if (!pid || pid == getpid() || pid == qemu)
-            continue;
-        const struct ibx_guest_block *block = mapped(ram, pid);
-        if (!block)
-            block = opened(ram, pid);
-        if (!block)
-            continue;
-        name_of(pid, name, sizeof(name));
-        rc = ibx_error_set(err, -EBUSY,
-                           "process %d (%s) uses %s, the file of guest RAM %s, and may have "
-                           "overwritten the VM's memory",
-                           (int)pid, name, block->path, block->id);
+        if (pid && pid != getpid() && pid != qemu)
+            rc = check(ram, pid, err);
     }
+    if (!rc && errno)
+        rc = not_known(-errno, err);
     closedir(dir);
     return rc;
 }

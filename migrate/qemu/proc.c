@@ -109,9 +109,9 @@ static int find_line(pid_t pid, const char *name, bool (*is_it)(void *context, c
     if (!file)
         return ibx_proc_error(pid, errno);
     bool found = false;
-    while (!found && getline(&line, &size, file) > 0)
+    while (!found && (errno = 0, getline(&line, &size, file) > 0))
         found = is_it(context, line);
-    const int rc = found ? 1 : ferror(file) ? -EIO : 0;
+    const int rc = found ? 1 : errno ? ibx_proc_error(pid, errno) : 0;
     free(line);
     fclose(file);
     return rc;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A file that another process shows in /proc is checked before it is opened, and must be the
  * same afterwards. Of what it shows as its command line no more is read than a program can get, and
- * its mappings take little memory. */
+ * its mappings take little memory. Who can write to guest RAM is found, or that it is not known. */
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/unit.h"
 
@@ -16,6 +16,7 @@
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -199,10 +200,69 @@ static void test_many_mappings(NO_STATE)
     close(fd);
 }
 
+/* A process that can write to the file in one of two ways. */
+static pid_t writer(bool maps)
+{
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (maps)
+            close(file);
+        else
+            munmap((void *)(uintptr_t)at, 4096);
+        for (;;)
+            pause();
+    }
+    return child;
+}
+
+static int check_unused(unsigned descriptors, const char *words)
+{
+    struct stat st;
+    struct rlimit before, few;
+    struct ibx_error err = {0};
+    assert_int_equal(fstat(file, &st), 0);
+    struct ibx_guest_block block = {
+        .id = "ram0", .fd = file, .dev = st.st_dev, .ino = st.st_ino, .size = 4096};
+    const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
+    const int next = dup(file);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + descriptors, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (rc && !strstr(err.message, words))
+        fail_msg("%s", err.message);
+    return rc;
+}
+
+/* Memory that another process may write to is not used, also if that is not known. */
+static void test_who_writes_to_memory(NO_STATE)
+{
+    assert_int_equal(check_unused(8, ""), 0);
+    for (unsigned maps = 0; maps < 2; maps++) {
+        const pid_t child = writer(maps);
+        while (check_unused(8, "may have overwritten") != -EBUSY)
+            usleep(1000);
+        for (unsigned descriptors = 0; descriptors < 3; descriptors++) {
+            const int rc = check_unused(descriptors, "");
+            if (rc != -EMFILE && rc != -EBUSY)
+                fail_msg("with %u descriptors left: %d", descriptors, rc);
+        }
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+    }
+    assert_int_equal(check_unused(8, ""), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_endless_command_line), cmocka_unit_test(test_many_mappings),
+        cmocka_unit_test_setup_teardown(test_who_writes_to_memory, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
         cmocka_unit_test_setup_teardown(test_checked_file_is_opened, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
