@@ -70,9 +70,12 @@ struct naming {
 #define COPY_BEHIND(calls, of_kind, where, length_at, ...) \
     {.name = (calls), .kind = (of_kind), .kind_at = (where), .payload = (length_at), \
      .places = {__VA_ARGS__}}
-/* CUDA frees NULL without an error, and crashes if an array does not exist. */
+/* CUDA frees NULL without an error, and crashes if an array does not exist, the driver's as well: a
+ * graph, an event or memory in its place, or an array that is freed twice, ends the process. */
 #define FREE(calls, instead) \
     {.name = (calls), .role = IBX_NAMING_FREES, .bad = (instead), .places = {AT(F(0))}}
+#define FREE_ARRAY(calls) \
+    {.name = (calls), .role = IBX_NAMING_FREES, .places = {ARRAY(F(0))}}
 #define FREE_HANDLE(calls) \
     {.name = (calls), .role = IBX_NAMING_FREES, .places = {HANDLE(F(0))}}
 
@@ -137,11 +140,11 @@ static const struct naming namings[] = {
           .skipped = F(16), .type = F(24), .type_wanted = 2},
          {.at = F(96), .n = F(120), .pitch = F(112), .rows = F(128), .skip = F(64),
           .skipped = F(72), .type = F(80), .type_wanted = 2},
-         {.at = F(48), .type = F(24), .type_wanted = 3, .handle = true},
-         {.at = F(104), .type = F(80), .type_wanted = 3, .handle = true}),
+         {.at = F(48), .type = F(24), .type_wanted = 3, .array = true},
+         {.at = F(104), .type = F(80), .type_wanted = 3, .array = true}),
+    COPY("cuTexRefSetArray", ANY, 0, ARRAY(F(0))),
     FREE("cudaFree", 1), FREE("cudaFreeAsync", 1), FREE("cuMemFree", 1),
-    {.name = "cudaFreeArray", .role = IBX_NAMING_FREES, .places = {ARRAY(F(0))}},
-    FREE_HANDLE("cuArrayDestroy"),
+    FREE_ARRAY("cudaFreeArray"), FREE_ARRAY("cuArrayDestroy"),
     /* Handles of graphs, too. */
     COPY("cudaGraphInstantiate", ANY, 0, HANDLE(F(0))),
     COPY("cudaGraphLaunch", ANY, 0, HANDLE(F(0))),
@@ -162,7 +165,7 @@ static bool may_be_named(const char *name)
     return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' || *name == 'G' ||
            !strncmp(name, "blasGet", 7) || !strncmp(name, "blasSet", 7) ||
            !strncmp(name, "StreamW", 7) || !strncmp(name, "EventD", 6) ||
-           !strncmp(name, "CreateT", 7);
+           !strncmp(name, "CreateT", 7) || !strncmp(name, "TexRefSetArray", 14);
 }
 
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)

@@ -17,8 +17,8 @@ struct ibx_named {
     uint64_t address, n; /* device memory; or the handle of an array or a graph, with n 1 */
     uint64_t bad;        /* the address that ibx_naming_invalidate() puts in its place */
     uint64_t reply;      /* bytes that the handler allocates for the reply */
-    bool handle;         /* it is a handle, or an array of the driver's */
-    bool array;          /* CUDA's runtime takes it for a pointer to one of its arrays */
+    bool handle;         /* it is a handle, not memory */
+    bool array;          /* CUDA takes it for a pointer to one of its arrays */
 };
 
 /* Finds what the body names, and returns how many. A value that is beyond the body is 0. */
@@ -39,8 +39,8 @@ void ibx_naming_enlarge(const char *name, void *body, size_t n);
 /* What such a request has allocated, by its reply's payload, which is the address, or 8 and then
  * the address, or the address and then a pitch. 0: it is something else. */
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n);
-/* Replaces the address in the body by one that CUDA refuses; cudaFreeArray gets 0, and frees
- * nothing. */
+/* Replaces the address in the body by one that CUDA refuses. Of an array it becomes 0:
+ * cudaFreeArray frees nothing, and other calls fail. */
 void ibx_naming_invalidate(const struct ibx_named *named, void *body, size_t n);
 
 #endif

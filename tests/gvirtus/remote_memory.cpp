@@ -190,6 +190,18 @@ const Calls memory_calls = {
          auto array = f.get<std::uint64_t>();
          return array ? f.app->mem_free(array - 64) : 0;
      }},
+    {"cuArrayCreate",
+     [](Frame &f) -> int {
+         std::uint64_t device = 0;
+         int rc = f.app->mem_alloc(&device, 4096);
+         f.out.u64(device + 64);
+         return rc;
+     }},
+    {"cuArrayDestroy",
+     [](Frame &f) -> int {
+         auto array = f.get<std::uint64_t>();
+         return array ? f.app->mem_free(array - 64) : 400;
+     }},
     {"cudaHostRegister",
      [](Frame &f) -> int {
          const auto key = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();

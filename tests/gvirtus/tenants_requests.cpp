@@ -312,8 +312,8 @@ bool pooled_memory_freed_at_once()
     return HOLDS(a->device_synchronize() == 0 && a->malloc(100));
 }
 
-// Handlers that free arrays get graphs, executable graphs, events and memory: what exists is still
-// known, and counts. In this GVirtuS cuArrayDestroy has no handler, and fails.
+// Requests that free arrays name graphs, executable graphs, events and memory: handlers get no
+// array, since CUDA would follow it, and what exists is still known, and counts.
 bool freed_as_arrays()
 {
     TenantsBackEnd back;
@@ -329,9 +329,13 @@ bool freed_as_arrays()
                shared_event = handle(a, IBX_EXT_IPC_EVENT, event);
     REQUIRE(!shared_memory.empty() && !shared_event.empty());
     for (std::uint64_t value : {graph, exec, event, memory}) {
-        REQUIRE(a->call("cudaFreeArray", Body().u64(value)) == 0); // of NULL
-        REQUIRE(a->call("cuArrayDestroy", Body().u64(value)) != 0);
+        REQUIRE(a->call("cudaFreeArray", Body().u64(value)) == 0);    // of NULL
+        REQUIRE(a->call("cuArrayDestroy", Body().u64(value)) == 400); // of NULL
     }
+    const std::uint64_t array = a->address("cuArrayCreate", Body());
+    REQUIRE(array && bob.remote.call("cuArrayDestroy", Body().u64(array)) == 400);
+    REQUIRE(a->call("cuArrayDestroy", Body().u64(array)) == 0);
+    REQUIRE(a->call("cuArrayDestroy", Body().u64(array)) == 400);
     REQUIRE(open(a, IBX_EXT_IPC_OPEN_MEMORY, shared_memory) == 0);
     REQUIRE(open(a, IBX_EXT_IPC_OPEN_EVENT, shared_event) == 0);
     REQUIRE(a->call(extra_name, extra(IBX_EXT_EXEC_DESTROY).u64(exec)) == 0);

@@ -400,6 +400,27 @@ static void test_driver(void **state)
         expect(frees[i], build("q", A), 1, A, 1ull);
 }
 
+/* The driver, too, takes what it gets for a pointer to an array. */
+static void test_arrays_of_driver(void **state)
+{
+    const struct built texture = build("qiq", A, 1ull, B), gone = build("q", A);
+    const struct built rows =
+        build("qqqqqqqqqqqqqqqqqi", 128ull, 0ull, 0ull, 3ull, 0ull, 0ull, A, 100ull, 0ull, 0ull,
+              3ull, 0ull, 0ull, B, 0ull, 10ull, 3ull, 0ull);
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    (void)state;
+    expect("cuTexRefSetArray", texture, 1, A, 1ull);
+    expect("cuMemcpy2D", rows, 2, A, 1ull, B, 1ull);
+    assert_int_equal(ibx_naming_find("cuMemcpy2D", rows.bytes, rows.n, &role, named), 2);
+    assert_true(named[0].array && named[1].array);
+    assert_int_equal(ibx_naming_find("cuTexRefSetArray", texture.bytes, texture.n, &role, named),
+                     1);
+    assert_true(named[0].array && role == IBX_NAMING_COPIES && !named[0].bad);
+    assert_int_equal(ibx_naming_find("cuArrayDestroy", gone.bytes, gone.n, &role, named), 1);
+    assert_true(named[0].array && role == IBX_NAMING_FREES && !named[0].bad);
+}
+
 /* Lengths that are too long, bodies that are too short: nothing outside is read. */
 static void test_malformed_requests(void **state)
 {
@@ -514,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_arrays_of_driver),
         cmocka_unit_test(test_textures),
         cmocka_unit_test(test_replies),
         cmocka_unit_test(test_driver),
