@@ -8,9 +8,11 @@
 #define NAME_KNOWN 23u  /* characters of a request's name */
 #define NAME_MOST  256u /* all characters: CUDA's longest names have less than 70 */
 
-/* An offset in a body; 0: none. */
-#define F(x) ((x) + 1) /* from its first byte on */
-#define E(x) (-(x))    /* before its end */
+/* An offset in a body; 0: none. There may be more behind what a handler reads from the first byte
+ * on, and before what it reads at the end: so each value is looked for where the handler does. */
+#define F(x)   ((x) + 1) /* from its first byte on */
+#define E(x)   (-(x))    /* before its end */
+#define BEHIND 1000      /* behind the payload and another u64 */
 
 #define TO_DEVICE  1u /* cudaMemcpyKind */
 #define ON         3
@@ -42,7 +44,7 @@ static const struct shape {
     {.name = "cudaMemcpy3D", .present = F(0)},
     {"cudaMemcpy", 0, E(4), FROM_TO_ON, ON, F(8), 0, E(12), 0},
     {"cudaMemcpyAsync", 0, E(12), ALL_KINDS, ON, F(8), 0, E(20), 0},
-    {"cudaMemcpy2D", 0, E(4), FROM_TO_ON, ON, F(8), 0, 0, E(28)},
+    {"cudaMemcpy2D", 0, E(4), FROM_TO_ON, ON, F(8), 0, 0, BEHIND},
     {"cudaMemcpyToSymbol", F(8), E(4), ALL_KINDS, 0, F(0), 2, E(20), 0},
     {"cudaMemcpyFromSymbol", F(16), E(4), ALL_KINDS, 0, 0, 0, 0, 0},
     {"cudaMemcpyToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, E(12), 0},
@@ -61,6 +63,16 @@ static size_t position(int where, size_t n)
     return (size_t)where - 1;
 }
 
+/* The offset of the rows of a copy, which may be outside. */
+static size_t rows_of(const struct shape *s, const uint8_t *body, size_t n)
+{
+    const size_t at = position(s->payload, n);
+    const uint64_t payload = ibx_body_number(body, n, at, 8);
+    if (s->rows != BEHIND)
+        return position(s->rows, n);
+    return payload > n ? n : at + 16 + (size_t)payload;
+}
+
 static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
 {
     ibx_body_set_number(body, n, at, 8, value);
@@ -72,8 +84,8 @@ static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
 static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->rows) {
-        put(body, n, position(s->rows, n), 1);
-        put(body, n, position(s->rows, n) + 8, UINT64_MAX);
+        put(body, n, rows_of(s, body, n), 1);
+        put(body, n, rows_of(s, body, n) + 8, UINT64_MAX);
         return;
     }
     put(body, n, position(s->count, n), s->strings ? TOO_LONG : 1);
@@ -87,7 +99,7 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
     uint64_t bytes = 0;
     if (s->count)
         return ibx_body_number(body, n, position(s->count, n), 8);
-    const size_t at = position(s->rows, n);
+    const size_t at = rows_of(s, body, n);
     const uint64_t pitch = ibx_body_number(body, n, at, 8),
                    width = ibx_body_number(body, n, at + 8, 8),
                    height = ibx_body_number(body, n, at + 16, 8);

@@ -153,6 +153,25 @@ static void planes(void **state)
     }
 }
 
+/* The handler of cudaMemcpy2D reads the rows behind the payload, but those of arrays at the end. */
+static void planes_and_more(void **state)
+{
+    struct body b = rows(1, 1000, 1000, 1);
+    (void)state;
+    b.n -= 4;
+    b = with(with(with(with(b, 16, 8), 16, 8), 4, 8), H2D, 4);
+    assert_false(good("cudaMemcpy2D", b));
+    b = repaired("cudaMemcpy2D", b);
+    assert_true(number(&b, 32 + LENGTH - 8, 8) == 1 && number(&b, 32 + LENGTH, 8) == UINT64_MAX);
+    b = rows(1, 16, 16, 4);
+    b.n -= 4;
+    assert_true(good("cudaMemcpy2D", with(with(b, 1000, 8), H2D, 4)));
+    b = rows(3, 16, 16, 4);
+    b.n -= 4;
+    b = with(with(with(with(b, 1000, 8), 1000, 8), 1, 8), H2D, 4);
+    assert_false(good("cudaMemcpy2DToArray", b));
+}
+
 /* The handler reads what follows a pointer that is not NULL, finds too little, and refuses it. */
 static void nulls(void **state)
 {
@@ -396,9 +415,11 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads),      cmocka_unit_test(planes),      cmocka_unit_test(nulls),
-        cmocka_unit_test(truncated),     cmocka_unit_test(barred),      cmocka_unit_test(names),
-        cmocka_unit_test(capture_modes), cmocka_unit_test(driver_rows), cmocka_unit_test(volumes),
+        cmocka_unit_test(payloads),        cmocka_unit_test(planes),
+        cmocka_unit_test(planes_and_more), cmocka_unit_test(nulls),
+        cmocka_unit_test(truncated),       cmocka_unit_test(barred),
+        cmocka_unit_test(names),           cmocka_unit_test(capture_modes),
+        cmocka_unit_test(driver_rows),     cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
