@@ -1,23 +1,140 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/gpu_registrations.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
+#include <pthread.h>
 #include <unistd.h>
+
+#define FREED_MS 50u /* for so long who frees memory waits for others' registrations of it */
+
+/* Caches that have registrations, which other threads may look at under the lock. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static struct ibx_gpu_registrations *all;
+static atomic_uint caches; /* how many there are */
+
+/* Locked. */
+static void show(struct ibx_gpu_registrations *cache)
+{
+    if (cache->registered++)
+        return;
+    cache->next = all;
+    all = cache;
+    atomic_fetch_add(&caches, 1);
+}
+
+/* Locked. */
+static void hide(struct ibx_gpu_registrations *cache)
+{
+    struct ibx_gpu_registrations **at = &all;
+    if (--cache->registered)
+        return;
+    while (*at != cache)
+        at = &(*at)->next;
+    *at = cache->next;
+    atomic_fetch_sub(&caches, 1);
+}
+
+static void set(struct ibx_gpu_registrations *cache, struct ibx_gpu_registration *entry,
+                const struct ibx_gpu_registration *made)
+{
+    pthread_mutex_lock(&lock);
+    if (entry->handle)
+        hide(cache);
+    if (made->handle)
+        show(cache);
+    *entry = *made;
+    pthread_cond_broadcast(&ended);
+    pthread_mutex_unlock(&lock);
+}
 
 static void leave(struct ibx_gpu_registrations *cache, struct ibx_gpu_registration *entry)
 {
     if (entry->handle)
         cache->registrar.leave(cache->registrar.context, entry->handle);
-    *entry = (struct ibx_gpu_registration){0};
+    set(cache, entry, &(struct ibx_gpu_registration){0});
+}
+
+static bool holds(const struct ibx_gpu_registration *entry, uint64_t device)
+{
+    return entry->base && (!device || device - entry->base < entry->size);
 }
 
 void ibx_gpu_registrations_drop(struct ibx_gpu_registrations *cache, uint64_t device)
 {
     for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++) {
-        struct ibx_gpu_registration *entry = &cache->entries[i];
-        if (entry->base && (!device || device - entry->base < entry->size))
-            leave(cache, entry);
+        if (holds(&cache->entries[i], device))
+            leave(cache, &cache->entries[i]);
     }
+    if (!cache->registered) /* nobody else looks at it */
+        cache->paused = false;
+}
+
+/* --------------------------------------------------------- memory that another thread frees */
+
+/* Locked. Whether the cache's thread is to end registrations of that memory, and may do so soon. */
+static bool tell(struct ibx_gpu_registrations *cache, uint64_t device)
+{
+    bool any = false, news = false;
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++) {
+        struct ibx_gpu_registration *entry = &cache->entries[i];
+        if (!entry->handle || !holds(entry, device))
+            continue;
+        any = true;
+        news = news || !entry->freed;
+        entry->freed = true;
+    }
+    if (news)
+        atomic_store(&cache->untidy, true);
+    if (news && cache->registrar.wake && !cache->paused)
+        cache->registrar.wake(cache->registrar.context);
+    return any && !cache->paused;
+}
+
+void ibx_gpu_registrations_freed(struct ibx_gpu_registrations *cache, uint64_t device)
+{
+    if (cache)
+        ibx_gpu_registrations_drop(cache, device);
+    if (!atomic_load(&caches))
+        return;
+    const uint64_t deadline = ibx_deadline_in_ms(FREED_MS);
+    const struct timespec until = ibx_timespec_of(deadline);
+    bool any = true;
+    pthread_mutex_lock(&lock);
+    for (int rc = 0; any && !rc;) {
+        any = false;
+        for (struct ibx_gpu_registrations *other = all; other; other = other->next)
+            any = (other != cache && tell(other, device)) || any;
+        if (any)
+            rc = pthread_cond_clockwait(&ended, &lock, CLOCK_MONOTONIC, &until);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_gpu_registrations_tidy(struct ibx_gpu_registrations *cache)
+{
+    uint64_t freed = 0; /* a bit for each entry */
+    if (!atomic_load(&cache->untidy))
+        return false;
+    pthread_mutex_lock(&lock);
+    atomic_store(&cache->untidy, false);
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++)
+        freed |= (uint64_t)cache->entries[i].freed << i;
+    pthread_mutex_unlock(&lock);
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++) {
+        if (freed >> i & 1)
+            leave(cache, &cache->entries[i]);
+    }
+    return freed != 0;
+}
+
+void ibx_gpu_registrations_pause(struct ibx_gpu_registrations *cache)
+{
+    pthread_mutex_lock(&lock);
+    cache->paused = true;
+    pthread_mutex_unlock(&lock);
 }
 
 /* ------------------------------------------------------------------ registration */
@@ -115,6 +232,7 @@ int ibx_gpu_registration_get(struct ibx_gpu_registrations *cache, const struct i
         rc = cuda->pointer_get_attributes(2, names, values, device);
     if (rc || !base || device - base > size || n > size - (device - base))
         return ibx_error_set(err, -ERANGE, "%zu bytes of GPU memory are not one allocation's", n);
+    ibx_gpu_registrations_tidy(cache);
     struct ibx_gpu_registration *entry = NULL;
     for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS && !entry; i++) {
         struct ibx_gpu_registration *known = &cache->entries[i];
@@ -127,9 +245,10 @@ int ibx_gpu_registration_get(struct ibx_gpu_registrations *cache, const struct i
     }
     rc = 0;
     if (!entry) {
+        struct ibx_gpu_registration made = {.base = base, .size = size, .id = id};
         entry = entry_for_one(cache);
-        *entry = (struct ibx_gpu_registration){.base = base, .size = size, .id = id};
-        rc = enter(cache, cuda, entry, ordinal, err);
+        rc = enter(cache, cuda, &made, ordinal, err);
+        set(cache, entry, &made);
     }
     entry->used = ++cache->clock;
     if (!entry->handle)

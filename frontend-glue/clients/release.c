@@ -51,6 +51,8 @@ static void give_back(struct gpu_session *x, const struct ibx_taken *taken, cons
     if (ibx_handle_is_of_handlers(taken->kind))
         return; /* GVirtuS leaves it, too */
     ibx_end_gone(taken->value);
+    if (taken->kind == IBX_HANDLE_MEMORY)
+        ibx_gpu_registrations_freed(NULL, taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
@@ -67,6 +69,7 @@ bool ibx_release_memory_async(uint64_t memory, void *stream)
     *(void **)&give = ibx_back_end_runtime("cudaFreeAsync");
     *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     ibx_end_gone(memory);
+    ibx_gpu_registrations_freed(NULL, memory);
     if (ibx_virtual_end_addresses(memory)) /* this does not wait either */
         return true;
     if (give && !give(pointer_to(memory), stream))

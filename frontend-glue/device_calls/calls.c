@@ -194,11 +194,11 @@ static int free_noted(struct gpu_session *x, void *address)
 static int free_held(struct gpu_session *x, void *address)
 {
     uint64_t number;
-    ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (!address)
         return is_noted(x) ? PASSES : runtime.free(address);
     if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
         return is_noted(x) ? PASSES : runtime.free(NOWHERE);
+    ibx_gpu_registrations_freed(&x->registrations, (uintptr_t)address);
     const int rc = free_noted(x, address);
     ibx_memory_free_end((uintptr_t)address, number, !rc);
     return rc;

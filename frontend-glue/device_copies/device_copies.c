@@ -211,6 +211,18 @@ static void bar(struct gpu_session *x, uint8_t *bytes, size_t n)
                     : "rdma.device_memory and rdma.pins do not count them");
 }
 
+/* Other sessions' copies in that memory come first: only then can these end their registrations. */
+static void free_begins(struct gpu_session *x, uint64_t address)
+{
+    const bool first = !x->handler.frees;
+    if (first)
+        ibx_held_by_free(x, address);
+    ibx_gpu_registrations_freed(&x->registrations, address);
+    if (first)
+        ibx_frees_begin(x, address);
+    x->handler.frees = true;
+}
+
 static int note_read(void *context, void *bytes, size_t n)
 {
     struct gpu_session *x = context;
@@ -232,14 +244,9 @@ static int note_read(void *context, void *bytes, size_t n)
     if (x->requests.resets != resets)
         ibx_context_lose(x);
     if (x->requests.resets)
-        ibx_gpu_registrations_drop(&x->registrations, 0);
+        ibx_gpu_registrations_freed(&x->registrations, 0);
     else if (x->requests.freed)
-        ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
-    if (x->requests.freed && !x->requests.resets && !x->handler.frees) {
-        ibx_held_by_free(x, x->requests.freed);
-        ibx_frees_begin(x, x->requests.freed);
-        x->handler.frees = true;
-    }
+        free_begins(x, x->requests.freed);
     x->requests.freed = 0;
     rc = ibx_isolation_after_read(x, stage);
     if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME) {
@@ -322,6 +329,15 @@ static void arrived(void *context, uint64_t cookie)
     x->arrived |= 1u << (cookie - 1);
 }
 
+/* Another thread may be about to free memory that is registered here. A direct copy whose parts the
+ * client has not all requested yet registers it again. */
+static void waits(void *context)
+{
+    struct gpu_session *x = context;
+    if (!ibx_session_posts_pending(x->s) && ibx_gpu_registrations_tidy(&x->registrations))
+        x->copy.mr = NULL;
+}
+
 /* -------------------------------------------------------------------- beginning and end */
 
 static int serve(struct gpu_session *x)
@@ -345,6 +361,7 @@ static void broken(void *context)
     struct gpu_session *x = context;
     ibx_back_end_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda);
+    ibx_gpu_registrations_pause(&x->registrations);
 }
 
 /* The new connection may have other abilities, and has no registrations of GPU memory. */
@@ -483,6 +500,7 @@ static const struct ibx_session_hooks hooks = {
     .note_write = note_write,
     .note_sync = note_sync,
     .note_sent = note_sent,
+    .waits = waits,
     .arrived = arrived,
     .broken = broken,
     .resumed = resumed,

@@ -32,6 +32,13 @@ static void leave(void *context, void *registration)
     ibx_mr_deregister(registration);
 }
 
+/* Not between broken() and resumed(), while the session has no connection. */
+static void wake(void *context)
+{
+    const struct gpu_session *x = context;
+    ibx_wake(ibx_session_conn(x->s));
+}
+
 static void tell(struct gpu_session *x, enum ibx_log_level level, const struct ibx_error *err)
 {
     if (!err->code)
@@ -67,6 +74,7 @@ bool ibx_copies_direct_likely(struct gpu_session *x)
         .by_pointer = caps->gpu_pointers,
         .enter = enter,
         .leave = leave,
+        .wake = wake,
         .context = x,
     };
     return !x->not_direct;

@@ -217,7 +217,7 @@ static void close_pooled(struct gpu_session *x, enum ibx_handle_kind kind, uint6
     const uint64_t owned = ibx_room_owned(x, value);
     if (!ibx_handles_close(x, kind, value) || !ibx_handles_remove(x, kind, value))
         return;
-    ibx_gpu_registrations_drop(&x->registrations, value);
+    ibx_gpu_registrations_freed(&x->registrations, value);
     give_pooled(kind, value);
     ibx_owners_remove(value, owned);
 }
@@ -250,7 +250,7 @@ void ibx_opened_close(struct extension_request *e, enum ibx_handle_kind kind, ui
     if (!last)
         return;
     const uint64_t owned = ibx_room_owned(x, value);
-    ibx_gpu_registrations_drop(&x->registrations, value);
+    ibx_gpu_registrations_freed(&x->registrations, value);
     ibx_frees_begin(x, value);
     ibx_back_end_undo(kind == IBX_HANDLE_EVENT ? "cudaEventDestroy" : "cudaIpcCloseMemHandle",
                       value);

@@ -127,7 +127,7 @@ static int free_async(struct extension_request *e)
     const bool noted = e->x->isolation.on && ibx_back_end_have_cuda(e->x);
     const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
-    ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
+    ibx_gpu_registrations_freed(&e->x->registrations, (uintptr_t)address);
     if (!ibx_pending_clear_before((uintptr_t)address, stream)) /* cleared in another stream */
         ibx_pending_clear_wait(e->x, (uintptr_t)address);
     ibx_end_gone((uintptr_t)address);

@@ -90,6 +90,8 @@ struct ibx_session_hooks {
     void (*note_sync)(void *context);
     void (*note_sent)(void *context);
 
+    /* The session is about to wait for its peer. Called again after ibx_wake(). */
+    void (*waits)(void *context);
     /* A READ or WRITE with this cookie (never 0) has completed. */
     void (*arrived)(void *context, uint64_t cookie);
     /* The connection has ended, but the session has not. Nothing that this connection has mapped

@@ -227,6 +227,8 @@ int ibx_session_pump(struct ibx_session *s)
             continue;
         }
         watch_process(s);
+        if (s->hooks->waits)
+            s->hooks->waits(s->context);
         over = process_ended(s) || (ibx_wait(s->conn, -1) == -EINTR && process_ended(s));
     }
 }

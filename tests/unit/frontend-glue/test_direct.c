@@ -282,6 +282,31 @@ static void test_freed(void **state)
     assert_int_equal(registered_then, 0);
 }
 
+/* Another session frees memory while this one waits for its client: between two requests, and
+ * between parts of a reply. */
+static void test_freed_by_another_session(void **state)
+{
+    (void)state;
+    const size_t n = 5000000, part = 1250000;
+    uint8_t *bytes = pattern(n, 4), *out = scene_memory(n), head[28];
+    struct frame request = to_device(bytes, n), back = from_device(n);
+    expect_code("cudaMemcpy", &request, 0);
+    assert_int_equal(nic.registered, 1);
+    ibx_gpu_registrations_freed(NULL, device);
+    assert_int_equal(nic.registered, 0);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    assert_int_equal(ibx_session_read(pair.client, head, sizeof(head)), sizeof(head));
+    for (size_t at = 0; at < n; at += part) {
+        assert_int_equal(ibx_session_read(pair.client, out + at, part), part);
+        ibx_gpu_registrations_freed(NULL, device);
+        assert_int_equal(nic.registered, 0);
+    }
+    assert_memory_equal(out, bytes, n);
+    assert_int_equal(nic.ever, 1 + n / part);
+    assert_int_equal(by_fabric(), 2);
+}
+
 /* Earlier work of all blocking streams comes first, and the copy returns its errors. */
 static void test_order(void **state)
 {
@@ -460,6 +485,7 @@ int main(int argc, char **argv)
         TEST(test_refused),
         TEST(test_flush),
         TEST(test_freed),
+        TEST(test_freed_by_another_session),
         TEST(test_order),
         cmocka_unit_test_setup_teardown(test_size_from_the_tuning_file, set_up_chosen, tear_down),
         TEST_KEPT(test_broken_connection),

@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -52,7 +54,8 @@ static void leave(void *context, void *registration)
 static struct ibx_gpu_registrations cache_of(bool by_dmabuf, bool by_pointer)
 {
     nic = (struct device){0};
-    return (struct ibx_gpu_registrations){.registrar = {by_dmabuf, by_pointer, enter, leave, &nic}};
+    return (struct ibx_gpu_registrations){
+        .registrar = {by_dmabuf, by_pointer, enter, leave, NULL, &nic}};
 }
 
 static int get(struct ibx_gpu_registrations *cache, uint64_t device, size_t n, void **out)
@@ -194,6 +197,97 @@ static void test_bounded(void **state)
         app->mem_free(devices[i]);
 }
 
+/* -------------------------------------------------------------- freed by another thread */
+
+/* The thread of a cache, which sleeps until it is woken. */
+static struct owner {
+    struct ibx_gpu_registrations cache;
+    pthread_t thread;
+    sem_t woken;
+    bool ends; /* instead of tidying */
+} owner;
+
+static void wake(void *context)
+{
+    assert_ptr_equal(context, &nic);
+    sem_post(&owner.woken);
+}
+
+static void *own_thread(void *argument)
+{
+    (void)argument;
+    while (!sem_wait(&owner.woken) && !owner.ends)
+        ibx_gpu_registrations_tidy(&owner.cache);
+    return NULL;
+}
+
+static void begin_owner(void)
+{
+    owner.cache = cache_of(true, true);
+    owner.cache.registrar.wake = wake;
+    owner.ends = false;
+    sem_init(&owner.woken, 0, 0);
+    pthread_create(&owner.thread, NULL, own_thread, NULL);
+}
+
+static void end_owner(void)
+{
+    owner.ends = true;
+    sem_post(&owner.woken);
+    pthread_join(owner.thread, NULL);
+}
+
+/* Natively memory that a thread frees can be allocated again at once. It cannot as long as another
+ * thread has it registered. */
+static void test_freed_by_another_thread(void **state)
+{
+    (void)state;
+    struct ibx_gpu_registrations own = {0};
+    uint64_t devices[2];
+    void *registration;
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(app->mem_alloc(&devices[i], BYTES), 0);
+    begin_owner();
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(get(&owner.cache, devices[i], 1, &registration), 0);
+    ibx_gpu_registrations_freed(&own, devices[0] + 5);
+    assert_int_equal(nic.left, 1);
+    ibx_gpu_registrations_freed(&own, devices[0] - 1); /* nobody has it */
+    assert_int_equal(nic.left, 1);
+    ibx_gpu_registrations_freed(NULL, 0);
+    assert_int_equal(nic.left, 2);
+    end_owner();
+    for (unsigned i = 0; i < 2; i++)
+        app->mem_free(devices[i]);
+}
+
+/* A thread that does not answer is not waited for without end, nor one that has no connection at
+ * the moment. It ends the registration as soon as it can. */
+static void test_freed_beside_a_busy_thread(void **state)
+{
+    (void)state;
+    uint64_t device;
+    void *registration;
+    for (unsigned paused = 0; paused < 2; paused++) {
+        struct ibx_gpu_registrations busy = cache_of(true, true);
+        busy.registrar.wake = wake;
+        sem_init(&owner.woken, 0, 0);
+        assert_int_equal(app->mem_alloc(&device, BYTES), 0);
+        assert_int_equal(get(&busy, device, 1, &registration), 0);
+        if (paused)
+            ibx_gpu_registrations_pause(&busy);
+        ibx_gpu_registrations_freed(NULL, device);
+        assert_int_equal(nic.left, 0);
+        assert_int_equal(sem_trywait(&owner.woken), paused ? -1 : 0);
+        assert_true(ibx_gpu_registrations_tidy(&busy));
+        assert_false(ibx_gpu_registrations_tidy(&busy));
+        assert_int_equal(nic.left, 1);
+        ibx_gpu_registrations_drop(&busy, 0);
+        assert_false(busy.paused);
+        app->mem_free(device);
+    }
+}
+
 /* A copy is flushed only if the GPU does not order writes itself; if it cannot be flushed, the
  * registration is refused. */
 static void test_order(void **state)
@@ -218,9 +312,14 @@ static void test_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_registered_once), cmocka_unit_test(test_pcie_first),
-        cmocka_unit_test(test_second_choice),   cmocka_unit_test(test_another_buffer),
-        cmocka_unit_test(test_bounded),         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_registered_once),
+        cmocka_unit_test(test_pcie_first),
+        cmocka_unit_test(test_second_choice),
+        cmocka_unit_test(test_another_buffer),
+        cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_freed_by_another_thread),
+        cmocka_unit_test(test_freed_beside_a_busy_thread),
     };
     return cmocka_run_group_tests_name("gpu-registrations", tests, find_cuda, NULL);
 }
