@@ -22,7 +22,7 @@ bool ibx_quota_take(struct ibx_quota *quota, uint64_t n)
     } while (!atomic_compare_exchange_weak(counter, &used, used + n));
     if (!quota->of || ibx_quota_take(quota->of, n))
         return true;
-    atomic_fetch_sub(counter, n);
+    ibx_quota_give_to(counter, n); /* others may have given back a surplus meanwhile */
     return false;
 }
 
