@@ -281,6 +281,10 @@ bool nccl_without_waiting()
     }
     for (void *comm : comms)
         REQUIRE(math("ncclCommAbort", comm) == 0);
+    // A rank that cannot be made does not keep the others of its group waiting.
+    REQUIRE(math("ncclGroupStart") == 0 && (comms[0] = rank_of(new_id(), 2, 0)));
+    REQUIRE(!rank_of(id, 2, 2) && math("ncclGroupEnd") == INVALID_ARGUMENT);
+    REQUIRE(math("ncclCommAbort", comms[0]) == 0);
     // A thread that waits for ranks returns when another one aborts. Its communicator is not known
     // before, so it is a collective operation that waits.
     Config one;

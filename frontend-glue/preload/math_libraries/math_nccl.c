@@ -225,8 +225,8 @@ EXPORTED int ncclGroupStart(void)
     return NCCL_SUCCESS;
 }
 
-/* All that was begun is waited for, whatever fails. NCCL_IN_PROGRESS is returned if there is no
- * error. */
+/* All that was begun is waited for, unless a call within the group has failed: ranks may be missing
+ * then, and never come. NCCL_IN_PROGRESS is returned if there is no error. */
 EXPORTED int ncclGroupEnd(void)
 {
     if (!group.depth)
@@ -234,13 +234,14 @@ EXPORTED int ncclGroupEnd(void)
     if (--group.depth)
         return NCCL_SUCCESS;
     int status = group.status, progress = NCCL_SUCCESS;
+    const bool waits = !status;
     if (!status && group.count)
         status = send_group(group.all, group.count);
     while (group.ends) {
         struct ended *one = group.ends;
         const union ibx_math_value values[] = {{.p = one->communicator}, {.i = one->op}};
-        const int state =
-            one->op < 0 ? state_of(one->communicator, 1) : ask(IBX_MATH_ncclRedOpDestroy, values);
+        const int state = one->op < 0 ? state_of(one->communicator, waits)
+                                      : ask(IBX_MATH_ncclRedOpDestroy, values);
         group.ends = one->next;
         free(one);
         progress = state == NCCL_IN_PROGRESS ? state : progress;
