@@ -102,7 +102,16 @@ static int set_now(struct set s, void *stream, bool waits)
 static int set(struct set s, void *stream, bool waits)
 {
     const int rc = set_now(s, stream, waits);
-    return waits ? ibx_frontend_was_set(rc, at(s.at)) : rc;
+    return waits ? ibx_frontend_was_set(rc, at(s.at), NULL) : rc;
+}
+
+/* In the thread's own stream. Work that is captured there is not run, and not waited for. */
+static int set_in_own(struct set s)
+{
+    const int rc = set_now(s, CUDA_STREAM_PER_THREAD, false);
+    return rc || ibx_frontend_captures(CUDA_STREAM_PER_THREAD)
+               ? rc
+               : ibx_frontend_was_set(rc, at(s.at), CUDA_STREAM_PER_THREAD);
 }
 
 /* Each call with and without a stream, and both for programs with a default stream for each
@@ -134,7 +143,7 @@ static int set(struct set s, void *stream, bool waits)
     SAME_AS(cuMemsetD2D##suffix, cuMemsetD2D##suffix##_v2)                                         \
     EXPORTED int cuMemsetD##suffix##_v2_ptds(uint64_t address, type value, size_t count)           \
     {                                                                                              \
-        return cuMemsetD##suffix##Async(address, value, count, CUDA_STREAM_PER_THREAD);            \
+        return IN_CONTEXT(set_in_own((struct set){address, 0, value, bytes, count, 1}));           \
     }                                                                                              \
     EXPORTED int cuMemsetD##suffix##Async_ptsz(uint64_t address, type value, size_t count,         \
                                                void *stream)                                       \
@@ -144,8 +153,7 @@ static int set(struct set s, void *stream, bool waits)
     EXPORTED int cuMemsetD2D##suffix##_v2_ptds(uint64_t address, size_t pitch, type value,         \
                                                size_t width, size_t rows)                          \
     {                                                                                              \
-        return cuMemsetD2D##suffix##Async(address, pitch, value, width, rows,                      \
-                                          CUDA_STREAM_PER_THREAD);                                 \
+        return IN_CONTEXT(set_in_own((struct set){address, pitch, value, bytes, width, rows}));    \
     }                                                                                              \
     EXPORTED int cuMemsetD2D##suffix##Async_ptsz(uint64_t address, size_t pitch, type value,       \
                                                  size_t width, size_t rows, void *stream)          \

@@ -125,6 +125,30 @@ bool copies_of_host(Scene &s)
     return HOLDS(cudaFree(s.to) == 0);
 }
 
+// Page-locked memory is set when the call returns.
+bool sets_of_host()
+{
+    constexpr std::size_t row = 64;
+    using Rows = int(void *, std::size_t, int, std::size_t, std::size_t);
+    char *memory = page_locked(bytes_each);
+    REQUIRE(memory && stub_launch(memory, memory + row, row, per_thread) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(preloaded<int(void *, int, std::size_t)>("cudaMemset_ptds")(memory, 1, row) == 0);
+    REQUIRE(memory[0] == 1 && memory[row - 1] == 1);
+    REQUIRE(preloaded<Rows>("cudaMemset2D_ptds")(memory, 2 * row, 2, row, 3) == 0);
+    REQUIRE(memory[0] == 2 && memory[5 * row - 1] == 2);
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    REQUIRE(preloaded<int(std::uint64_t, std::uint8_t, std::size_t)>("cuMemsetD8_v2_ptds")(
+                address, 3, row) == 0);
+    REQUIRE(memory[0] == 3 && memory[row - 1] == 3);
+    REQUIRE(preloaded<int(std::uint64_t, std::size_t, std::uint32_t, std::size_t, std::size_t)>(
+                "cuMemsetD2D32_v2_ptds")(address, 2 * row, 0x04040404, row / 4, 3) == 0);
+    REQUIRE(memory[0] == 4 && memory[5 * row - 1] == 4);
+    stub_remote()->slow(0);
+    return HOLDS(cudaFreeHost(memory) == 0);
+}
+
 bool functions(Scene &s)
 {
     std::atomic<bool> called{false};
@@ -176,5 +200,5 @@ bool stream_of_thread()
     Scene s;
     REQUIRE(cudaGetLastError() == 0 && s.begin());
     return HOLDS(streams_of_calls(s) && waits_of_calls(s) && functions(s) &&
-                 captures_of_threads(s) && copies_of_host(s));
+                 captures_of_threads(s) && sets_of_host() && copies_of_host(s));
 }

@@ -98,12 +98,12 @@ bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
     return known;
 }
 
-int ibx_frontend_was_set(int rc, const void *address)
+int ibx_frontend_was_set(int rc, const void *address, void *stream)
 {
     int device;
     unsigned flags;
     return !rc && ibx_frontend_host_any() && ibx_frontend_host_known(address, &device, &flags)
-               ? cudaStreamSynchronize(NULL)
+               ? cudaStreamSynchronize(stream)
                : rc;
 }
 

@@ -46,9 +46,9 @@ void ibx_frontend_reach_reset(void);
 
 /* -------------------------------------------------------------------------------- host_memory.c */
 
-/* After a call that sets memory, without a stream, and returned `rc`: waits if the memory is
- * page-locked, as CUDA does. */
-int ibx_frontend_was_set(int rc, const void *address);
+/* After a call that sets memory, without a stream, and returned `rc`: waits for the stream in which
+ * it was set if the memory is page-locked, as CUDA does. */
+int ibx_frontend_was_set(int rc, const void *address, void *stream);
 /* The page-locked memory that contains the address; false: none. _reached() notes that kernels have
  * access to it since an epoch. */
 bool ibx_frontend_host_range(const void *address, struct range *range);

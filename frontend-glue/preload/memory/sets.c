@@ -86,7 +86,7 @@ static int set_anywhere(void *address, int value, size_t n)
 
 int cudaMemset(void *address, int value, size_t n)
 {
-    return ibx_frontend_was_set(set_anywhere(address, value, n), address);
+    return ibx_frontend_was_set(set_anywhere(address, value, n), address, NULL);
 }
 
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream)

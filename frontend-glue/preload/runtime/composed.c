@@ -55,7 +55,7 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
 
 int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent)
 {
-    return ibx_frontend_was_set(cudaMemset3DAsync(memory, value, extent, NULL), memory.at);
+    return ibx_frontend_was_set(cudaMemset3DAsync(memory, value, extent, NULL), memory.at, NULL);
 }
 
 /* ------------------------------------------------------------------ names before CUDA 4 */

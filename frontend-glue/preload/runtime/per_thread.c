@@ -241,20 +241,29 @@ EXPORTED int cudaMemcpyFromSymbol_ptds(void *to, const void *symbol, size_t n, s
                   kind);
 }
 
+/* Not while work is captured, which is not run. */
+static int was_set(int rc, const void *address)
+{
+    return rc || ibx_frontend_captures(CUDA_STREAM_PER_THREAD)
+               ? rc
+               : ibx_frontend_was_set(rc, address, CUDA_STREAM_PER_THREAD);
+}
+
 EXPORTED int cudaMemset_ptds(void *address, int value, size_t n)
 {
-    return cudaMemsetAsync(address, value, n, CUDA_STREAM_PER_THREAD);
+    return was_set(cudaMemsetAsync(address, value, n, CUDA_STREAM_PER_THREAD), address);
 }
 
 EXPORTED int cudaMemset2D_ptds(void *address, size_t pitch, int value, size_t width, size_t height)
 {
-    return cudaMemset2DAsync(address, pitch, value, width, height, CUDA_STREAM_PER_THREAD);
+    return was_set(cudaMemset2DAsync(address, pitch, value, width, height, CUDA_STREAM_PER_THREAD),
+                   address);
 }
 
 EXPORTED int cudaMemset3D_ptds(struct ibx_cuda_pitched memory, int value,
                                struct ibx_cuda_extent extent)
 {
-    return cudaMemset3DAsync(memory, value, extent, CUDA_STREAM_PER_THREAD);
+    return was_set(cudaMemset3DAsync(memory, value, extent, CUDA_STREAM_PER_THREAD), memory.at);
 }
 
 /* The copies of arrays are complete when they return. */
