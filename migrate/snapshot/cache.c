@@ -441,29 +441,53 @@ static void join_checker(struct snapshot_cache *cache)
     cache->checked_fd = -1;
 }
 
-static int whole(struct snapshot_cache *cache, struct ibx_error *err)
+/* Compares the digest that the thread has computed. */
+static int compare_digest(const struct snapshot_cache *cache, struct ibx_error *err)
 {
     const uint8_t *frozen = cache->folder->manifest.digest;
+    if (cache->check_error.code)
+        return ibx_error_set(err, cache->check_error.code, "%s", cache->check_error.message);
+    if (!cache->folder->manifest.hashed || !memcmp(cache->digest, frozen, sizeof(cache->digest)))
+        return 0;
+    return ibx_error_set(err, -EBADMSG,
+                         "the pages in %s are not those that were frozen: their digest differs "
+                         "from the manifest's; end its children, which are wrong, too, and remove "
+                         "the folder",
+                         cache->folder->path);
+}
+
+/* Writes that the folder has all pages. 1: there is no room for that now, as there was for the last
+ * page; nobody waits for it meanwhile. */
+static int seal(struct snapshot_cache *cache, void (*notify)(void *context, const char *line),
+                void *context, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    char line[IBX_ERROR_MAX + 64];
+    cache->folder->manifest.complete = true;
+    const int rc = ibx_snapshot_folder_seal(cache->folder, &why);
+    cache->folder->manifest.complete = !rc;
+    if (rc != -ENOSPC && rc != -EDQUOT && rc != -ENOMEM)
+        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    if (!cache->told_room) {
+        snprintf(line, sizeof(line), "%s; it is tried again: make room there", why.message);
+        notify(context, line);
+    }
+    cache->told_room = true;
+    return 1;
+}
+
+static int whole(struct snapshot_cache *cache, void (*notify)(void *context, const char *line),
+                 void *context, struct ibx_error *err)
+{
     eventfd_t count;
-    if (eventfd_read(cache->checked_fd, &count))
+    if (cache->checked_fd >= 0 && eventfd_read(cache->checked_fd, &count))
         return 0; /* not yet */
     join_checker(cache);
-    int rc = cache->check_error.code;
-    if (rc)
-        ibx_error_set(err, rc, "%s", cache->check_error.message);
-    if (!rc && cache->folder->manifest.hashed &&
-        memcmp(cache->digest, frozen, sizeof(cache->digest)))
-        rc =
-            ibx_error_set(err, -EBADMSG,
-                          "the pages in %s are not those that were frozen: their digest differs "
-                          "from the manifest's; end its children, which are wrong, too, and remove "
-                          "the folder",
-                          cache->folder->path);
-    cache->folder->manifest.complete = !rc;
+    int rc = compare_digest(cache, err);
     if (!rc)
-        rc = ibx_snapshot_folder_seal(cache->folder, err);
+        rc = seal(cache, notify, context, err);
     if (rc)
-        return rc;
+        return rc < 0 ? rc : 0;
     ibx_snapshot_mark_verified(cache->folder);
     pthread_mutex_lock(&cache->engine_lock);
     ibx_fault_destroy(cache->engine);
@@ -613,7 +637,7 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
     if (cache->state.now == CACHE_LOST)
         return try_again(cache, notify, context);
     if (cache->state.now == CACHE_CHECKING)
-        return whole(cache, err);
+        return whole(cache, notify, context, err);
     if (cache->state.now != CACHE_FILLING)
         return 0;
     uint64_t count;

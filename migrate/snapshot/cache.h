@@ -40,7 +40,8 @@
  *   EMPTY -> [*]
  *   FILLING | LOST | CHECKING -> [*]     the process has to end: missing pages must not be touched
  *
- * In CHECKING all pages are there, and a thread computes their digest.
+ * In CHECKING all pages are there, and a thread computes their digest; or the folder has no room
+ * yet for the manifest that says so.
  */
 enum cache_state { CACHE_EMPTY, CACHE_FILLING, CACHE_LOST, CACHE_CHECKING, CACHE_WHOLE };
 
@@ -67,6 +68,7 @@ struct snapshot_cache {
     uint64_t max_bandwidth;        /* of background pages, bytes per second; 0: no limit */
     uint64_t present, progress_ns; /* to see progress: pages present, and since when so many */
     bool told_other;               /* LOST: has reported that a server has another snapshot now */
+    bool told_room;                /* CHECKING: ... that there is no room for the manifest */
     char source[300];              /* the URI that is read */
     const struct ibx_snapshot_multicast_options *multicast; /* whether to join the server's group */
     struct snapshot_feed *feed;                             /* the membership; NULL: none */

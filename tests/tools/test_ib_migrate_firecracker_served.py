@@ -83,6 +83,35 @@ def a_cache_whose_file_was_changed_is_not_whole(scene):
 
 
 @test
+def a_cache_that_has_all_pages_waits_for_room_to_say_so(scene):
+    """The tmpfs is full with the last page; the manifest that says so takes one more."""
+    memory, place = snapshot(scene, 256, holes=False), scene.path("small")
+    os.mkdir(place)
+    _, there = offered(scene, memory)
+    # The memory, its hashes, the device state and a manifest: a page each but for the first.
+    cache = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size={256 * 4 + 3 * 4}k,mode=700 "
+         f"none {place} && exec \"$@\"", "sh", scene.program, "serve", "--json", "--cache", there,
+         place + "/cache", *MORE], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True)
+    scene.started.append(cache)
+    said = cache.stderr.readline()
+    if said.startswith(("unshare:", "mount:")):
+        raise Skip("needs a mount namespace")
+    assert "manifest.json cannot be written: No space left" in said, said
+    for _ in range(3):
+        assert not json.loads(cache.stdout.readline())["serving"]["whole"]
+    subprocess.run(["nsenter", "--mount", "--target", str(cache.pid), "mount", "-o",
+                    "remount,size=2m", place], check=True)
+    while not json.loads(cache.stdout.readline())["serving"]["whole"]:
+        pass
+    with open(f"/proc/{cache.pid}/root{place}/cache/manifest.json", encoding="ascii") as file:
+        assert json.load(file)["complete"]
+    cache.terminate()
+    equal(cache.wait(LIMIT), 0)
+
+
+@test
 def a_lost_server_is_asked_again(scene):
     memory = snapshot(scene)
     server, uri = offered(scene, memory)
