@@ -97,6 +97,9 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_is_pending(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_LEAVES:
         return ibx_attached_over_shm(ibx_attached_session()) && handle >= IBX_CLIENT_FROM_LEAST;
+    case IBX_FRONTEND_SHARED:
+        return ibx_attached_over_shm(ibx_attached_session()) &&
+               (!handle || ibx_shared_holds((void *)(uintptr_t)handle, 1));
     case IBX_FRONTEND_NONE_KNOWN:
         return ibx_pipeline_knows_no_error(ibx_attached->pipeline);
     case IBX_FRONTEND_NONE_LATE:

@@ -112,6 +112,8 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_LAUNCH_FAILURE, /* *answer is the error of a launch by <<<>>>, the only one unread
                                     of calls that were answered before they were run */
     IBX_FRONTEND_EVENT_PENDING,  /* the event `handle` has not completed: its record was not run */
+    IBX_FRONTEND_SHARED, /* memory of allocate() at `handle`, if that is not 0, and of this session
+                            as a rule, is shared with the back end */
 };
 
 /* What the preload has to do before and after each call that may give the device work. request() is

@@ -16,6 +16,38 @@
 // Pins for the back end's pool of chunks: 8 MiB (scene.cpp) in pieces of 4.
 static constexpr unsigned long pool_pins = 2;
 
+namespace
+{
+
+// Short allocations are pieces of a few slabs, of which each is pinned once: at first copies of
+// short memory were slow, and with more than 256 pieces all later ones.
+bool short_memory_shares_pins(char *device)
+{
+    std::vector<std::pair<char *, std::size_t>> pieces;
+    const unsigned long before = stub_remote()->stats().host_pinned;
+    for (unsigned i = 0; i < 300; i++) {
+        void *memory = nullptr;
+        const std::size_t n = 200 + i * 37 % 9000;
+        REQUIRE(cudaMallocHost(&memory, n) == 0);
+        REQUIRE(reinterpret_cast<std::uintptr_t>(memory) % (n < 4096 ? 512 : 4096) == 0);
+        std::memset(memory, static_cast<int>(i), n);
+        pieces.emplace_back(static_cast<char *>(memory), n);
+    }
+    for (unsigned i = 0; i < pieces.size(); i++) {
+        const auto [memory, n] = pieces[i];
+        const std::vector<char> all(n, static_cast<char>(i));
+        REQUIRE(has(memory, all) && cudaMemcpy(device, memory, n, H2D) == 0);
+        std::memset(memory, 0, n);
+        REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, nullptr) == 0);
+        REQUIRE(cudaStreamSynchronize(nullptr) == 0 && has(memory, all));
+    }
+    for (const auto &piece : pieces)
+        REQUIRE(cudaFreeHost(piece.first) == 0);
+    return HOLDS(stub_remote()->stats().host_pinned - before <= (over_shm ? 3u : 0u));
+}
+
+} // namespace
+
 bool pinned()
 {
     void *first = nullptr; // before there is a connection: by GVirtuS
@@ -39,6 +71,8 @@ bool pinned()
     REQUIRE(round_trip(device, ordinary.data(), ordinary.size(), 3));
     REQUIRE(stub_remote()->stats().host_pinned == pins);
     REQUIRE((pins > 4 + pool_pins) == over_shm);
+    REQUIRE(short_memory_shares_pins(device));
+    pins = stub_remote()->stats().host_pinned;
     // While it is allocated, not at its first copy.
     char *early = nullptr;
     REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&early), 4 << 20) == 0);

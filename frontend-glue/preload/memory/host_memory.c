@@ -217,11 +217,13 @@ static bool take_from_gvirtus(const void *address)
 /* Allocates memory; NULL: *rc is the error. */
 static void *make(const struct ibx_frontend_calls *calls, size_t n, unsigned flags, int *rc)
 {
-    void *memory = calls->allocate(n);
+    void *const piece = ibx_frontend_small_take(calls, n, true);
+    void *memory = piece ? piece : calls->allocate(n);
     *rc = memory ? add(memory, n, true, flags) : CUDA_MEMORY_ALLOCATION;
     if (!*rc || !memory)
         return memory;
-    calls->release(memory, n);
+    if (!piece || !ibx_frontend_small_give(piece, n))
+        calls->release(memory, n);
     return NULL;
 }
 
@@ -263,7 +265,7 @@ static bool is_for_kernels(size_t n, unsigned flags)
 static void *make_small(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
 {
     struct range range;
-    void *memory = ibx_frontend_small_take(calls, n);
+    void *memory = ibx_frontend_small_take(calls, n, false);
     if (memory && add(memory, n, true, flags)) {
         ibx_frontend_small_give(memory, n);
         return NULL;

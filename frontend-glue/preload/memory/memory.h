@@ -5,7 +5,8 @@
  *   device_memory.c  cudaMalloc*, cudaFree; which pointers are device memory
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
  *   sets.c           cudaMemset*
- *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
+ *   kernel_reach.c   page-locked memory that kernels use
+ *   small_memory.c   short page-locked memory
  *   pools.c, host_pools.c  memory pools
  *   device_objects.c  the list of arrays, textures and surfaces, and their end at a reset
  *   ipc.c            memory and events of other processes
@@ -91,9 +92,9 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
 /* ------------------------------------------------------------------------------- small_memory.c */
 
 #define IBX_FRONTEND_SMALL ((size_t)64 << 10) /* the longest piece, in bytes */
-/* Allocates a piece of page-locked memory that kernels can access. NULL: it is too long, or there
- * is no memory. */
-void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n);
+/* Allocates a piece of page-locked memory that kernels can access; `shared`: only if its slab is
+ * shared with the back end. NULL: it is too long, or there is no such memory. */
+void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n, bool shared);
 /* Frees a piece, which no work of the device uses any more. False: it is no piece. */
 bool ibx_frontend_small_give(const void *address, size_t n);
 /* Kernels could not get access to a piece: no more pieces are allocated. */

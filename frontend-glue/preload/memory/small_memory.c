@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Small pieces of page-locked memory for kernels. Natively the driver has a stock of them; here the
- * back end would have to map and pin each piece (kernel_reach.c), which takes CUDA much longer than
- * a call. So pieces are cut from slabs. When kernels get access to one piece, they get it to the
- * whole slab.
+ * Small pieces of page-locked memory. Natively the driver has a stock of them; here the back end
+ * would have to pin each piece for copies, of which it keeps only some pinned, and map it for
+ * kernels (kernel_reach.c): either takes CUDA much longer than a call. So pieces are cut from
+ * slabs. When kernels get access to one piece, they get it to the whole slab.
+ *
+ * Pieces of slabs cannot become managed memory (managed_in_place.c). Neither can other memory that
+ * is shared with the back end. So only pieces of shared slabs are given to programs that did not
+ * ask for memory that kernels use.
  *
  * A slab is freed with its last piece, unless it is the last slab that can be cut. A forked child
  * cuts nothing from its parent's slabs, since both have the same pages.
@@ -18,10 +22,12 @@
 #define SLAB   ((size_t)2 << 20) /* bytes */
 #define GRAIN  ((size_t)512)     /* the alignment of CUDA's own pieces */
 #define GRAINS (SLAB / GRAIN)
+#define PAGE   ((size_t)4096 / GRAIN) /* grains */
 
 struct slab {
     struct slab *next;
     struct range whole;
+    bool shared; /* with the back end */
     bool closed; /* a slab of the parent */
     size_t used; /* grains in use */
     bool grains[GRAINS];
@@ -69,11 +75,13 @@ static struct slab *find(uintptr_t address, struct slab ***link)
     return NULL;
 }
 
-/* Called under the lock. NULL: there is no room in the slab. */
+/* Called under the lock. NULL: there is no room in the slab. A piece of a page or more begins with
+ * a page, as other page-locked memory does. */
 static void *cut(struct slab *s, size_t wanted)
 {
+    const size_t step = wanted < PAGE ? 1 : PAGE;
     for (size_t i = 0, row = 0; !s->closed && s->used + wanted <= GRAINS && i < GRAINS; i++) {
-        row = s->grains[i] ? 0 : row + 1;
+        row = s->grains[i] || (!row && i % step) ? 0 : row + 1;
         if (row < wanted)
             continue;
         const size_t first = i + 1 - wanted;
@@ -93,21 +101,29 @@ static struct slab *make(const struct ibx_frontend_calls *calls)
         return NULL;
     }
     s->whole = (struct range){.begin = (uintptr_t)memory, .n = SLAB, .allocated = true};
+    s->shared = ibx_frontend_knows(IBX_FRONTEND_SHARED, s->whole.begin, NULL);
     return s;
 }
 
-void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n)
+void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n, bool shared)
 {
     const size_t wanted = grains_of(n);
     void *piece = NULL;
+    if (shared && !ibx_frontend_knows(IBX_FRONTEND_SHARED, 0, NULL))
+        return NULL;
     pthread_mutex_lock(&lock);
     bool more = n <= IBX_FRONTEND_SMALL && !refused;
     for (struct slab *s = slabs; more && s && !piece; s = s->next)
-        piece = cut(s, wanted);
+        piece = shared && !s->shared ? NULL : cut(s, wanted);
     pthread_mutex_unlock(&lock);
     struct slab *made = more && !piece ? make(calls) : NULL;
     if (!made)
         return piece;
+    if (shared && !made->shared) {
+        calls->release((void *)made->whole.begin, SLAB);
+        free(made);
+        return NULL;
+    }
     pthread_mutex_lock(&lock);
     piece = cut(made, wanted);
     made->next = slabs;
