@@ -381,7 +381,8 @@ void ibx_destination_qemu_end(struct destination_qemu *qemu)
         ibx_qmp_execute(qemu->qmp, "quit", NULL, NULL, deadline, NULL);
     while (qemu->qmp && ibx_journal_qemu_lives(record) && ibx_now_ns() < deadline)
         poll(NULL, 0, LOADING_LOOK_MS);
-    if (ibx_journal_qemu_lives(record)) /* its main thread waits for a page */
+    /* Its main thread waits for a page. No other process may be killed in its place. */
+    if (record->pid_started && ibx_process_started(record->pid) == record->pid_started)
         kill(record->pid, SIGKILL);
 }
 

@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define EPOCH 3u
@@ -184,6 +186,25 @@ static bool ended(void)
     return !ibx_journal_qemu_lives(record);
 }
 
+/* If it cannot be read whether the process with that number is still QEMU, it is not killed. */
+static void test_no_other_process_is_killed(NO_STATE)
+{
+    struct rlimit before, none;
+    begin_managed(DESTINATION_RESUMING, false);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    ibx_destination_qemu_end(&destination.qemu);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    /* A process that has been killed does not stop any more. */
+    const pid_t pid = destination.status.record.pid;
+    kill(pid, SIGSTOP);
+    assert_int_equal(waitpid(pid, NULL, WUNTRACED), pid);
+    kill(pid, SIGCONT);
+    ibx_destination_qemu_end(&destination.qemu);
+    assert_true(ended());
+}
+
 /* libvirt has continued the VM at the source, so it must not start here. */
 static void test_source_continues_the_vm_before_it_ran(NO_STATE)
 {
@@ -241,6 +262,7 @@ int main(void)
         cmocka_unit_test(test_broken_after_the_shutdown),
         cmocka_unit_test(test_notes_of_another_migration_stay),
         cmocka_unit_test(test_recover_takes_only_its_own_userfaultfd),
+        cmocka_unit_test(test_no_other_process_is_killed),
         cmocka_unit_test(test_source_continues_the_vm_before_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_after_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_when_complete),
