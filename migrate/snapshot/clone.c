@@ -544,6 +544,8 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
     rc = rc ? rc : ibx_vm_stream(&ours, &theirs, err);
     if (rc)
         return rc;
+    if (c->config->loads)
+        c->config->loads();
     rc = ibx_vm_migrate(c->qmp, true, theirs, deadline, err);
     close(theirs);
     if (!rc)

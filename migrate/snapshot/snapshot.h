@@ -375,6 +375,9 @@ struct ibx_clone_config {
     pid_t started; /* the caller's child process that is, or has started, this QEMU; 0: any QEMU */
     bool parent_mac;     /* the child may use the network with its parent's MACs */
     unsigned mac_wait_s; /* how long to wait for the guest to set the child's own MACs */
+    /* Called right before QEMU loads the VM: until then there is none that would end with it; or
+     * NULL. */
+    void (*loads)(void);
     /* Where `path` is this host's cache: what it was made with, if its process is killed before it
      * has this child. NULL: it is not. */
     const struct ibx_serve_options *filled_by;

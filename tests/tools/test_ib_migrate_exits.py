@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 
+from guest_vm import ask_qmp
 from harness import (LIMIT, Skip, alive, equal, free_port, process_state, run_all, until,
                      within)
 
 import migrate_scene as tool
-from migrate_scene import Vm, case, objects, start
+from migrate_scene import Vm, case, objects, start, stops_at
 
 OLD_RECORD = {"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
               "name": "web", "qmp": "/run/web", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
@@ -604,6 +605,33 @@ def a_clone_that_is_ended_while_qemu_starts_leaves_no_qemu(scene):
         equal(len(select.select([child], [], [], LIMIT)[0]), 1)
         os.close(child)
         os.remove(started)
+
+
+@case
+def a_clone_that_is_ended_before_it_has_a_vm_leaves_no_qemu(scene):
+    """Its memory is the snapshot's already. Once it has the VM, it stays."""
+    parent, folder = Vm(scene), scene.path("folder")
+    tool.succeeds(scene, "freeze", *parent.qmp, folder)
+    own, monitor = scene.path("own"), scene.path("child")
+    qemu = (os.environ["QEMU"], *"-M q35 -accel tcg,thread=multi -m 64 -nodefaults -display none "
+            "-no-reboot -machine memory-backend=mem0".split(), "-kernel", os.environ["GUEST_ELF"],
+            "-append", "", "-object", "memory-backend-ram,id=mem0,size=64M", "-serial", "null",
+            "-qmp", f"unix:{own},server=on,wait=off")
+    for number, state in ((signal.SIGTERM, "clone:mapped"), (signal.SIGINT, "clone:mapped"),
+                          (signal.SIGHUP, "clone:loaded")):
+        clone = scene.start("clone", "--qmp", monitor, folder, "--", *qemu, env=stops_at(state),
+                            stderr=subprocess.DEVNULL)  # which its QEMU has, too
+        until(lambda at=clone: process_state(at.pid) == "T", "it to come to its state")
+        clone.send_signal(number)
+        clone.send_signal(signal.SIGCONT)
+        equal(clone.wait(LIMIT), -number)
+        if state == "clone:mapped":
+            assert not os.path.exists(monitor)
+            with socket.socket(socket.AF_UNIX) as probe:
+                until(lambda at=probe: at.connect_ex(own) != 0, "its QEMU to end")
+        else:
+            equal(ask_qmp(own, "query-status")[0]["running"], True)
+            ask_qmp(own, "quit")
 
 
 if __name__ == "__main__":

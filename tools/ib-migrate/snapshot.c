@@ -95,6 +95,45 @@ static bool is_to_end(const sigset_t *before)
     return ends;
 }
 
+/* The QEMU that this tool has started, as long as it has no VM: a signal that ends the tool ends
+ * it, too, also while pages are compared or awaited. Afterwards it stays. */
+static struct {
+    volatile pid_t pid; /* 0: none */
+    const char *qmp;
+} vacant;
+
+/* Its whole process group: it may be a script that starts QEMU. */
+static void kill_started(pid_t pid)
+{
+    kill(-pid, SIGKILL);
+    kill(pid, SIGKILL);
+}
+
+static void on_end_signal(int number)
+{
+    if (vacant.pid) {
+        kill_started(vacant.pid);
+        unlink(vacant.qmp);
+    }
+    raise(number); /* which takes effect on return */
+}
+
+static void ends_with_this(pid_t pid, const char *qmp)
+{
+    struct sigaction now, action = {.sa_handler = on_end_signal, .sa_flags = (int)SA_RESETHAND};
+    sigfillset(&action.sa_mask);
+    vacant.qmp = qmp;
+    vacant.pid = pid;
+    for (unsigned i = 0; i < END_SIGNALS; i++)
+        if (!sigaction(end_signals[i], NULL, &now) && now.sa_handler != SIG_IGN)
+            sigaction(end_signals[i], &action, NULL);
+}
+
+static void stays_from_now_on(void)
+{
+    vacant.pid = 0;
+}
+
 /* Runs QEMU with the arguments of the command line, and those that a child needs. It gets a session
  * of its own, so that it does not end with this process or its terminal. */
 static void become_qemu(const struct migrate_args *args, const sigset_t *blocked)
@@ -218,20 +257,23 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
         ends_wait();
     int rc =
         args->command ? start_qemu(args, &before, &pid, err) : ibx_cli_monitor_check(args, err);
-    if (!rc) /* from now on the QEMU may have a VM */
+    if (!rc && pid > 0)
+        ends_with_this(pid, args->qmp);
+    if (!rc)
         sigprocmask(SIG_SETMASK, &before, NULL);
     const struct ibx_clone_config config = {.path = folder,
                                             .qmp = args->qmp,
                                             .started = pid,
                                             .parent_mac = args->parent_mac,
+                                            .loads = stays_from_now_on,
                                             .filled_by = is_served(args) ? options : NULL,
                                             .mac_wait_s =
                                                 args->mac_wait_s ? args->mac_wait_s : MAC_WAIT_S};
     if (!rc)
         rc = ibx_snapshot_clone(&config, result, err);
     if (rc && pid > 0 && !result->child) {
-        kill(-pid, SIGKILL); /* its whole process group: it may be a script that starts QEMU */
-        kill(pid, SIGKILL);
+        kill_started(pid);
+        stays_from_now_on();
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
             ;
         if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
