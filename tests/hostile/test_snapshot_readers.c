@@ -18,6 +18,7 @@ static uint8_t *memory;
 static void *blocks[2];
 static bool vast; /* a VM of 1 TiB in which every other page holds data; its pages are never sent */
 
+static const char *place = "tcp://127.0.0.1:0";
 static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
 
 static struct ibx_options with_key(const char *key)
@@ -40,7 +41,7 @@ static void open_server_like(struct ibx_options o, unsigned most, bool touched)
     memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
     blocks[0] = memory;
     blocks[1] = memory + RAM;
-    const struct ibx_snapshot_server_config config = {.uri = "tcp://127.0.0.1:0",
+    const struct ibx_snapshot_server_config config = {.uri = place,
                                                       .options = &o,
                                                       .manifest = &own,
                                                       .map = &own_map,
@@ -120,6 +121,35 @@ static void test_readers(void **state)
     ibx_close(quiet);
     assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
     read_all();
+    close_server();
+}
+
+/* A part of a page map may not fit into its messages: nothing is sent to it. */
+static void test_a_reader_of_short_messages(void **state)
+{
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x01";
+    const uint64_t until = ibx_deadline_in_ms(patience);
+    struct ibx_options o = options();
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    struct ibx_conn *conn;
+    char uri[64];
+    int n = 0;
+    (void)state;
+    snprintf(uri, sizeof(uri), "shm:///tmp/ibx-short-%d", (int)getpid());
+    place = uri;
+    open_server_for(options(), 0);
+    place = "tcp://127.0.0.1:0";
+    read_all();
+    o.message = 1024;
+    assert_int_equal(ibx_connect(ibx_snapshot_server_uri(server), &o, &conn, &error), 0);
+    put(conn, open_it, sizeof(open_it) - 1);
+    while (n >= 0 && ibx_now_ns() < until)
+        if (!(n = ibx_poll(conn, &event, 1)))
+            ibx_wait(conn, 10);
+        else if (n == 1)
+            assert_int_equal(event.type, IBX_EVENT_CLOSED);
+    assert_true(ibx_now_ns() < until);
+    ibx_close(conn);
     close_server();
 }
 
@@ -269,9 +299,11 @@ static void test_one_name_leaves_room(void **state)
 int main(void)
 {
     patience = patience_ms(20000);
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_readers), cmocka_unit_test(test_a_reader_of_another_version),
-        cmocka_unit_test(test_a_reader_that_stands_still), cmocka_unit_test(test_who_asks),
-        cmocka_unit_test(test_one_name_leaves_room)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_readers),
+                                              cmocka_unit_test(test_a_reader_of_short_messages),
+                                              cmocka_unit_test(test_a_reader_of_another_version),
+                                              cmocka_unit_test(test_a_reader_that_stands_still),
+                                              cmocka_unit_test(test_who_asks),
+                                              cmocka_unit_test(test_one_name_leaves_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
