@@ -3,11 +3,11 @@
  * same afterwards. Of what it shows as its command line no more is read than a program can get, and
  * its mappings take little memory. Who can write to guest RAM is found, or that it is not known. */
 #include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/shown_line.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/prctl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -90,58 +90,6 @@ static void test_checked_file_is_opened(NO_STATE)
     assert_true(fd >= 0);
     assert_int_equal(read(fd, bytes, sizeof(bytes)), 5);
     close(fd);
-}
-
-/* A number of /proc/self/stat, by its field in proc(5). */
-static uint64_t stat_field(unsigned field)
-{
-    char text[2048] = "", *at;
-    FILE *stat = fopen("/proc/self/stat", "re");
-    assert_non_null(stat);
-    assert_non_null(fgets(text, sizeof(text), stat));
-    fclose(stat);
-    at = strrchr(text, ')') + 1;
-    for (unsigned i = 2; i < field; i++)
-        at = strchr(at, ' ') + 1;
-    return strtoull(at, NULL, 10);
-}
-
-/* A process whose command line is this memory, as any process can have it. 0: this kernel is built
- * without CONFIG_CHECKPOINT_RESTORE. */
-static pid_t shows(const char *text, size_t length)
-{
-    char byte = 'x';
-    int told[2];
-    assert_int_equal(pipe(told), 0);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (!child) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        struct prctl_mm_map map = {.start_code = stat_field(26),
-                                   .end_code = stat_field(27),
-                                   .start_stack = stat_field(28),
-                                   .start_data = stat_field(45),
-                                   .end_data = stat_field(46),
-                                   .start_brk = stat_field(47),
-                                   .brk = (uintptr_t)sbrk(0),
-                                   .arg_start = (uintptr_t)text,
-                                   .arg_end = (uintptr_t)text + length,
-                                   .env_start = stat_field(50),
-                                   .env_end = stat_field(51),
-                                   .exe_fd = (uint32_t)-1};
-        byte = prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof(map), 0) ? 'x' : 'y';
-        assert_int_equal(write(told[1], &byte, 1), 1);
-        for (;;)
-            pause();
-    }
-    close(told[1]);
-    assert_int_equal(read(told[0], &byte, 1), 1);
-    close(told[0]);
-    if (byte == 'y')
-        return child;
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    return 0;
 }
 
 /* Otherwise a guest that has taken over its QEMU could use up the memory and the time of a tool. */

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* QEMU's command line, from that of the source to that of the destination. */
+#include "tests/fixtures/shown_line.h"
 #include "tests/fixtures/unit.h"
 #include "tools/ib-migrate/run.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static json_t *convert(json_t *given)
 {
@@ -42,10 +45,38 @@ static void test_options_without_a_value(NO_STATE)
     }
 }
 
+/* QEMU can be started with less than 6 MiB. One that shows more is not started elsewhere with the
+ * beginning of that. */
+static void test_no_command_line_is_cut(NO_STATE)
+{
+    const size_t most = (size_t)8 << 20, words = 16;
+    char *text = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(text, MAP_FAILED);
+    memset(text, 'x', most);
+    for (size_t i = 1; i <= words; i++)
+        text[i * most / words - 1] = '\0';
+    for (unsigned mib = 5; mib <= 8; mib += 3) {
+        struct ibx_error err = {0};
+        const pid_t child = shows(text, (size_t)mib << 20);
+        if (!child) {
+            munmap(text, most);
+            skip();
+        }
+        json_t *list = ibx_run_arguments_of(child, &err);
+        assert_int_equal(json_array_size(list), mib < 6 ? 10 : 0);
+        assert_int_equal(err.code, mib < 6 ? 0 : -E2BIG);
+        json_decref(list);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    munmap(text, most);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_options_without_a_value),
+        cmocka_unit_test(test_no_command_line_is_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
