@@ -326,7 +326,7 @@ static const struct allocating {
     {"cudaMallocAsync", BYTES, F(0), 0, 0, 0},
     {"cudaMallocManaged", BYTES, F(8), 0, 0, 0},
     {"cuMemAlloc", BYTES, F(0), 0, 0, 0},
-    {"cudaMallocPitch", PITCHED, E(16), E(8), 0, 0},
+    {"cudaMallocPitch", PITCHED, F(8), F(16), 0, 0},
     {"cuMemAllocPitch", PITCHED, F(0), F(8), 0, 0},
     /* A struct cudaChannelFormatDesc behind its length. */
     {"cudaMallocArray", RUNTIME_TEXELS, F(28), F(36), 0, F(8)},
