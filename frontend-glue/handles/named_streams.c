@@ -90,18 +90,21 @@ static bool is_pool(struct gpu_session *x, uint64_t pool)
 
 /* ------------------------------------------------------------------- GVirtuS's handlers */
 
-/* Of a handle: so many bytes behind the beginning, or before the end, < 0. */
+/* Of a handle: so many bytes behind the beginning, or before the end, < 0, as handlers find it. If
+ * `behind_float`, it is behind a float, too, unless the length of that, which is first, is 0. */
 struct place {
     bool is;
     enum ibx_handle_kind kind;
     int at;
+    bool behind_float;
 };
 /* clang-format off */
-#define E(at) {true, IBX_HANDLE_EVENT, at}
-#define S(at) {true, IBX_HANDLE_STREAM, at}
-#define G(at) {true, IBX_HANDLE_GRAPH, at}
-#define X(at) {true, IBX_HANDLE_EXEC, at}
-#define P(at) {true, IBX_HANDLE_MADE_POOL, at}
+#define E(at) {true, IBX_HANDLE_EVENT, at, false}
+#define T(at) {true, IBX_HANDLE_EVENT, at, true}
+#define S(at) {true, IBX_HANDLE_STREAM, at, false}
+#define G(at) {true, IBX_HANDLE_GRAPH, at, false}
+#define X(at) {true, IBX_HANDLE_EXEC, at, false}
+#define P(at) {true, IBX_HANDLE_MADE_POOL, at, false}
 /* clang-format on */
 
 static const struct {
@@ -111,7 +114,7 @@ static const struct {
     {"__cudaPushCallConfiguration", {S(32)}},
     {"cudaConfigureCall", {S(32)}},
     {"cudaEventDestroy", {E(0)}},
-    {"cudaEventElapsedTime", {E(-16), E(-8)}},
+    {"cudaEventElapsedTime", {T(8), T(16)}},
     {"cudaEventQuery", {E(0)}},
     {"cudaEventRecord", {E(0), S(8)}},
     {"cudaEventSynchronize", {E(0)}},
@@ -136,7 +139,7 @@ static const struct {
     {"cudaStreamSynchronize", {S(0)}},
     {"cudaStreamWaitEvent", {S(0), E(8)}},
     {"cuEventDestroy", {E(0)}},
-    {"cuEventElapsedTime", {E(12), E(20)}},
+    {"cuEventElapsedTime", {T(8), T(16)}},
     {"cuEventQuery", {E(0)}},
     {"cuEventRecord", {E(0), S(8)}},
     {"cuEventSynchronize", {E(0)}},
@@ -188,7 +191,9 @@ static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
 static void invalidate(struct gpu_session *x, const struct place *place, bool ends, uint8_t *body,
                        size_t n)
 {
-    const size_t from = place->at < 0 ? n - (size_t)-place->at : (size_t)place->at;
+    size_t from = place->at < 0 ? n - (size_t)-place->at : (size_t)place->at;
+    if (place->behind_float && ibx_body_number(body, n, 0, 8))
+        from += sizeof(float);
     if (from > n || n - from < 8)
         return;
     struct ibx_reader r = ibx_reader_of(body + from, 8);

@@ -108,6 +108,7 @@ int library_ends_plan(std::int32_t plan)
 bool is_echoed(const std::string &name)
 {
     static const char *const echoed[] = {"cudaConfigureCall",
+                                         "cudaEventElapsedTime",
                                          "cudaIpcGetEventHandle",
                                          "cudaMemcpyPeerAsync",
                                          "cuEventElapsedTime",

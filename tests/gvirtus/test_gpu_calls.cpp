@@ -166,19 +166,24 @@ bool made_up_for_handlers()
         const char *name;
         std::size_t n, at;
         std::uint64_t good;
+        char first = 0; // byte: a length that is not 0
     } rows[] = {
-        {"cudaConfigureCall", 40, 32, stream},   {"cudaIpcGetEventHandle", 80, 72, event},
-        {"cudaIpcGetEventHandle", 16, 8, event}, {"cudaMemcpyPeerAsync", 40, 32, stream},
-        {"cuEventElapsedTime", 28, 12, event},   {"cuEventElapsedTime", 28, 20, event},
-        {"cuLaunchGridAsync", 24, 16, stream},   {"cuMemsetD32Async", 28, 20, stream},
-        {"cuStreamWriteValue32", 24, 0, stream}, {"cudaGraphGetNodes", 16, 0, graph},
-        {"cudaGraphExecDestroy", 8, 0, exec},
+        {"cudaConfigureCall", 40, 32, stream},      {"cudaIpcGetEventHandle", 80, 72, event},
+        {"cudaIpcGetEventHandle", 16, 8, event},    {"cudaMemcpyPeerAsync", 40, 32, stream},
+        {"cuEventElapsedTime", 28, 12, event, 4},   {"cuEventElapsedTime", 28, 20, event, 4},
+        {"cuEventElapsedTime", 24, 8, event},       {"cuEventElapsedTime", 24, 16, event},
+        {"cuEventElapsedTime", 60, 8, event}, // more behind what the handler reads
+        {"cudaEventElapsedTime", 60, 16, event},    {"cudaEventElapsedTime", 60, 12, event, 1},
+        {"cudaEventElapsedTime", 28, 20, event, 4}, {"cuLaunchGridAsync", 24, 16, stream},
+        {"cuMemsetD32Async", 28, 20, stream},       {"cuStreamWriteValue32", 24, 0, stream},
+        {"cudaGraphGetNodes", 16, 0, graph},        {"cudaGraphExecDestroy", 8, 0, exec},
     };
     REQUIRE(stream && event && graph && exec);
     for (const auto &row : rows) {
         for (const std::uint64_t handle : {wild, row.good}) {
             Body body;
             body.bytes.assign(row.n, 0);
+            body.bytes[0] = row.first;
             std::memcpy(&body.bytes[row.at], &handle, 8);
             std::vector<char> expected = body.bytes, got(row.n);
             std::memcpy(&expected[row.at], handle == wild ? &none : &handle, 8);
