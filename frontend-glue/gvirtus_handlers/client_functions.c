@@ -6,6 +6,7 @@
 #include "common/quota.h"
 #include "common/wire.h"
 #include "frontend-glue/gvirtus_handlers/module_owners.h"
+#include "frontend-glue/session/frames.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -564,24 +565,39 @@ static bool registers(struct ibx_functions_user *user, const char *name, uint8_t
 
 /* --------------------------------------------------------------------------------- requests */
 
-/* Where handlers of G5 find a function: bytes from the beginning of the body, or (negative) from
- * its end. */
-static const struct {
-    const char *name;
-    int at;
-} uses[] = {
-    {"cudaFuncGetAttributes", -8},
-    {"cudaFuncSetAttribute", 0},
-    {"cudaFuncSetCacheConfig", 0},
-    {"cudaLaunchKernel", 0},
-    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", 12}, /* and ...WithFlags */
+/* Where handlers of G5 find a function. */
+enum function_at {
+    FIRST,
+    BEHIND_INT,    /* ... whose length is before it; if that is 0, behind the length */
+    BEHIND_STRUCT, /* likewise, but it is not known how long the handler's is */
 };
 
-static void name_function(struct ibx_functions_user *user, int at, uint8_t *body, size_t n)
+static const struct {
+    const char *name;
+    enum function_at at;
+} uses[] = {
+    {"cudaFuncGetAttributes", BEHIND_STRUCT},
+    {"cudaFuncSetAttribute", FIRST},
+    {"cudaFuncSetCacheConfig", FIRST},
+    {"cudaLaunchKernel", FIRST},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", BEHIND_INT}, /* and ...WithFlags */
+};
+
+/* The struct becomes zeros, which CUDA fills: so a request with more behind the function than its 8
+ * bytes has no other function where the handler reads one. */
+static void name_function(struct ibx_functions_user *user, enum function_at at, uint8_t *body,
+                          size_t n)
 {
-    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
-    if (from > n || n - from < 8)
+    const size_t length = 8, address = 8;
+    size_t from = 0;
+    if (at == BEHIND_INT)
+        from = length + (ibx_body_number(body, n, 0, 8) ? sizeof(uint32_t) : 0);
+    else if (at == BEHIND_STRUCT)
+        from = n < length + address ? n : n - address;
+    if (from > n || n - from < address)
         return;
+    if (at == BEHIND_STRUCT)
+        memset(body + length, 0, from - length);
     struct ibx_reader r = ibx_reader_of(body + from, 8);
     struct ibx_writer w = ibx_writer_of(body + from, 8);
     ibx_put_u64(&w, ibx_functions_take(user, ibx_get_u64(&r)));

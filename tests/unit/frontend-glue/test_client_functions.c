@@ -256,21 +256,47 @@ static void doubtful_parents(void **state)
     assert_false(ibx_functions_any(PARENT->client));
 }
 
+/* Functions where handlers read them, which is not where a longer or shorter request has one. */
+static void functions_elsewhere(void **state)
+{
+    static const struct {
+        const char *call;
+        size_t n, at, other;
+        uint8_t first; /* byte: a length that is not 0 */
+    } calls[] = {{"cudaFuncGetAttributes", 200, 152, 192, 144},
+                 {"cudaFuncGetAttributes", 200, 152, 192, 1},
+                 {"cudaOccupancyMaxActiveB", 60, 8, 12, 0},
+                 {"cudaOccupancyMaxActiveB", 60, 12, 52, 1}};
+    begin(PARENT, HANDLE, KERNEL, "sum");
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        uint8_t body[200] = {calls[i].first};
+        struct ibx_writer w = ibx_writer_of(body + calls[i].other, 8);
+        ibx_put_u64(&w, KERNEL);
+        w = ibx_writer_of(body + calls[i].at, 8);
+        ibx_put_u64(&w, NOBODYS);
+        ibx_functions_name(PARENT, calls[i].call, body, calls[i].n, 0);
+        ibx_functions_let_go(PARENT);
+        struct ibx_reader r = ibx_reader_of(body + calls[i].at, 8);
+        assert_int_equal(ibx_get_u64(&r), 0);
+    }
+    end(PARENT, HANDLE);
+}
+
 static void launches_use_modules(void **state)
 {
     const uint64_t name = begin(PARENT, HANDLE, KERNEL, "sum");
     static const struct {
         const char *call;
         size_t n, at;
-    } calls[] = {{"cudaLaunchKernel", 60, 0},
-                 {"cudaFuncGetAttributes", 160, 152},
-                 {"cudaFuncSetAttribute", 16, 0},
-                 {"cudaFuncSetCacheConfig", 12, 0},
-                 {"cudaOccupancyMaxActiveB", 32, 12}};
+        uint8_t first; /* byte: a length that is not 0 */
+    } calls[] = {{"cudaLaunchKernel", 60, 0, 0},         {"cudaFuncGetAttributes", 160, 152, 144},
+                 {"cudaFuncSetAttribute", 16, 0, 0},     {"cudaFuncSetCacheConfig", 12, 0, 0},
+                 {"cudaOccupancyMaxActiveB", 32, 12, 4}, {"cudaOccupancyMaxActiveB", 28, 8, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         for (unsigned good = 0; good < 2; good++) {
-            uint8_t body[200] = {0};
+            uint8_t body[200] = {calls[i].first};
             struct ibx_writer w = ibx_writer_of(body + calls[i].at, 8);
             ibx_put_u64(&w, good ? KERNEL : NOBODYS);
             ibx_functions_name(PARENT, calls[i].call, body, calls[i].n, 0);
@@ -502,6 +528,7 @@ int main(void)
         cmocka_unit_test(forked_children),
         cmocka_unit_test(doubtful_parents),
         cmocka_unit_test(launches_use_modules),
+        cmocka_unit_test(functions_elsewhere),
         cmocka_unit_test(malformed),
         cmocka_unit_test(module_in_use_is_removed_later),
         cmocka_unit_test(a_client_of_very_many_modules),
