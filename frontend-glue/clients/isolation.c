@@ -497,6 +497,25 @@ static bool names_configuration(const char *name, const char *what)
     return !strncmp(name, what, strlen(what));
 }
 
+/* Whether the handler calls a function that CUDA's runtime no longer has. GVirtuS loads its plugins
+ * with such functions in them, and the loader ends the process at the first call. */
+static bool lacks_function(const char *name)
+{
+    static const struct {
+        const char *request, *function;
+    } removed[] = {{"cudaConfigureCall", "cudaConfigureCall"},
+                   {"cudaLaunch", "cudaConfigureCall"},
+                   {"cudaRegisterShared", "__cudaRegisterShared"},
+                   {"cudaRegisterSharedVar", "__cudaRegisterSharedVar"},
+                   {"cudaSetupArgument", "cudaSetupArgument"}};
+    for (size_t i = 0; i < sizeof(removed) / sizeof(removed[0]); i++) {
+        if (!strcmp(removed[i].request, name))
+            return ibx_back_end_runtime("cudaGetLastError") &&
+                   !ibx_back_end_runtime(removed[i].function);
+    }
+    return false;
+}
+
 int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage before)
 {
     const struct ibx_request_watch *w = &x->requests;
@@ -519,6 +538,11 @@ int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage befor
                                 "%s calls cuModuleLoad, for which GVirtuS loads /tmp/file.bin, "
                                 "whoever wrote that: preload libibx-frontend.so",
                                 ibx_session_path(x->s)->peer);
+    if (name && lacks_function(w->name))
+        return ibx_session_fail(x->s, -EOPNOTSUPP,
+                                "%s calls %s, which CUDA's runtime no longer has: GVirtuS's "
+                                "handler would end this process",
+                                ibx_session_path(x->s)->peer, w->name);
     return length && i->tenant ? note_length(x, w->length) : 0;
 }
 

@@ -111,6 +111,20 @@ bool module_files()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
+// Handlers whose functions CUDA's runtime no longer has: the loader would end the process.
+bool absent_functions()
+{
+    TenantsBackEnd back;
+    Client bob(back, "bob");
+    REQUIRE(bob.remote.call("cudaLaunch?", Body()) != gone);
+    for (const char *name : {"cudaConfigureCall", "cudaLaunch", "cudaSetupArgument",
+                             "cudaRegisterShared", "cudaRegisterSharedVar"}) {
+        Client alice(back, "alice");
+        REQUIRE(alice.remote.call(name, Body()) == gone);
+    }
+    return HOLDS(has_session(&bob) && back.alive());
+}
+
 // A registration with an image of n bytes, of which 8 come, and `compressed` of which become
 // `unpacked` bytes; 0: it is not compressed.
 Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0, std::uint64_t compressed = 0)
@@ -501,6 +515,7 @@ void check_tenants_limits()
     check("... also those of handlers that throw", requests_that_throw);
     check("... and so have their names", names);
     check("modules that GVirtuS takes from a file", module_files);
+    check("functions that the runtime lacks", absent_functions);
     check("lengths beyond the memory of a handler", beyond_memory);
     check("images that are long once they are decompressed", unpacked_images);
     check("what handlers reply counts together", replies);

@@ -168,15 +168,22 @@ bool made_up_for_handlers()
         std::uint64_t good;
         char first = 0; // byte: a length that is not 0
     } rows[] = {
-        {"cudaConfigureCall", 40, 32, stream},      {"cudaIpcGetEventHandle", 80, 72, event},
-        {"cudaIpcGetEventHandle", 16, 8, event},    {"cudaMemcpyPeerAsync", 40, 32, stream},
-        {"cuEventElapsedTime", 28, 12, event, 4},   {"cuEventElapsedTime", 28, 20, event, 4},
-        {"cuEventElapsedTime", 24, 8, event},       {"cuEventElapsedTime", 24, 16, event},
+        {"cudaIpcGetEventHandle", 80, 72, event},
+        {"cudaIpcGetEventHandle", 16, 8, event},
+        {"cudaMemcpyPeerAsync", 40, 32, stream},
+        {"cuEventElapsedTime", 28, 12, event, 4},
+        {"cuEventElapsedTime", 28, 20, event, 4},
+        {"cuEventElapsedTime", 24, 8, event},
+        {"cuEventElapsedTime", 24, 16, event},
         {"cuEventElapsedTime", 60, 8, event}, // more behind what the handler reads
-        {"cudaEventElapsedTime", 60, 16, event},    {"cudaEventElapsedTime", 60, 12, event, 1},
-        {"cudaEventElapsedTime", 28, 20, event, 4}, {"cuLaunchGridAsync", 24, 16, stream},
-        {"cuMemsetD32Async", 28, 20, stream},       {"cuStreamWriteValue32", 24, 0, stream},
-        {"cudaGraphGetNodes", 16, 0, graph},        {"cudaGraphExecDestroy", 8, 0, exec},
+        {"cudaEventElapsedTime", 60, 16, event},
+        {"cudaEventElapsedTime", 60, 12, event, 1},
+        {"cudaEventElapsedTime", 28, 20, event, 4},
+        {"cuLaunchGridAsync", 24, 16, stream},
+        {"cuMemsetD32Async", 28, 20, stream},
+        {"cuStreamWriteValue32", 24, 0, stream},
+        {"cudaGraphGetNodes", 16, 0, graph},
+        {"cudaGraphExecDestroy", 8, 0, exec},
     };
     REQUIRE(stream && event && graph && exec);
     for (const auto &row : rows) {
