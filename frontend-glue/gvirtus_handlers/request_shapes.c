@@ -40,6 +40,7 @@ static const struct shape {
     {.name = "cudaGetChannelDesc", .present = F(0)},
     {.name = "cudaGetDeviceProperties", .present = F(0)},
     {.name = "cudaGetSymbolSize", .present = F(0)},
+    {.name = "cudaIpcGetMemHandle", .present = F(0)}, /* CUDA 13 does not check it either */
     {.name = "cudaMallocArray", .present = F(0)},
     {.name = "cudaMemcpy3D", .present = F(0)},
     {"cudaMemcpy", 0, E(4), FROM_TO_ON, ON, F(8), 0, E(12), 0},

@@ -178,13 +178,10 @@ static void nulls(void **state)
     static const struct {
         const char *name;
         size_t n, at;
-    } calls[] = {{"cudaFuncGetAttributes", 16, 0},
-                 {"cudaGetDeviceProperties", 12, 0},
-                 {"cudaGetSymbolSize", 60, 0},
-                 {"cudaMallocArray", 24, 0},
-                 {"cudaCreateTextureObject", 20, 0},
-                 {"cudaGetChannelDesc", 16, 0},
-                 {"cudaMemcpy3D", 16, 0}};
+    } calls[] = {{"cudaFuncGetAttributes", 16, 0}, {"cudaGetDeviceProperties", 12, 0},
+                 {"cudaGetSymbolSize", 60, 0},     {"cudaIpcGetMemHandle", 16, 0},
+                 {"cudaMallocArray", 24, 0},       {"cudaCreateTextureObject", 20, 0},
+                 {"cudaGetChannelDesc", 16, 0},    {"cudaMemcpy3D", 16, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         struct body b = {.n = calls[i].n};
