@@ -392,6 +392,12 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
     return CUDA_SUCCESS;
 }
 
+int ibx_frontend_set_reach(const void *address)
+{
+    (void)address;
+    return CUDA_SUCCESS;
+}
+
 const char *ibx_frontend_name_of_kernel(const void *function)
 {
     return function ? "kernel" : NULL;

@@ -283,6 +283,41 @@ bool page_locked_of_unknown()
     return good[0] && good[1];
 }
 
+// Each call that sets memory is the first that gives it to the device.
+static bool page_locked_is_set()
+{
+    namespace g = graph_calls;
+    constexpr std::size_t n = 4096;
+    const auto row = [](char *at) { return cudaMemset(at, 2, n); };
+    const auto row_later = [](char *at) {
+        const int rc = cudaMemsetAsync(at, 2, n, nullptr);
+        return rc ? rc : cudaStreamSynchronize(nullptr);
+    };
+    const auto rows_later = [](char *at) {
+        const int rc = g::run<void *, std::size_t, int, std::size_t, std::size_t, void *>(
+            "cudaMemset2DAsync", at, n / 4, 2, n / 4, 4, nullptr);
+        return rc ? rc : cudaStreamSynchronize(nullptr);
+    };
+    const auto elements = [](char *at) {
+        const auto address = reinterpret_cast<std::uintptr_t>(at);
+        return g::run<std::uint64_t, std::uint32_t, std::size_t>("cuMemsetD32_v2", address,
+                                                                 0x02020202, n / 4);
+    };
+    const auto node = [](char *at) {
+        g::Graph graph;
+        const g::Set set = {at, 0, 2, 1, n, 1};
+        const int rc = graph.add("cudaGraphAddMemsetNode", {}, &set);
+        return rc ? rc : g::launch(graph.made(), nullptr) || cudaStreamSynchronize(nullptr);
+    };
+    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements, +node}) {
+        char *memory = page_locked(bytes_each);
+        REQUIRE(memory && std::memset(memory, 1, bytes_each) && set(memory + n) == 0);
+        REQUIRE(memory[n - 1] == 1 && memory[n] == 2 && memory[2 * n - 1] == 2);
+        REQUIRE(memory[2 * n] == 1 && cudaFreeHost(memory) == 0);
+    }
+    return true;
+}
+
 // One thread makes a graph and launches it; another one launches it after the first has ended.
 bool page_locked_of_graphs()
 {
@@ -292,6 +327,8 @@ bool page_locked_of_graphs()
     bool good[3] = {};
     if (!reached())
         return true;
+    bool is_set = false;
+    std::thread([&] { is_set = page_locked_is_set(); }).join();
     const auto runs = [&](unsigned seed) {
         const std::vector<char> bytes = random_bytes(bytes_each, seed);
         std::memcpy(from, bytes.data(), bytes_each);
@@ -313,7 +350,7 @@ bool page_locked_of_graphs()
         wait_for_ends();
         std::thread([&] { good[i] = exec && runs(i + 1); }).join();
     }
-    return HOLDS(good[0] && good[1] && good[2]);
+    return HOLDS(is_set && good[0] && good[1] && good[2]);
 }
 
 // Forks, while another thread's launches are the first with their memory.

@@ -226,6 +226,8 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
     int rc;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((rc = ibx_frontend_set_reach(set->at)))
+        return rc;
     if (!begin(&e, IBX_EXT_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
         return rc;
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
@@ -235,8 +237,9 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
 static int set_memset(const char *call, void *exec, void *node, const struct ibx_cuda_memset *set)
 {
     struct extension_request e;
-    if (!set)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = set ? ibx_frontend_set_reach(set->at) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
     ibx_frontend_node_begin(&e, IBX_EXT_SET_MEMSET, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     return ibx_frontend_request_make(&e, NULL, 0);

@@ -85,6 +85,9 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n);
 
 /* --------------------------------------------------------------------------------------- sets.c */
 
+/* To be called before the device sets memory: gives it access if this is page-locked memory.
+ * Returns a CUDA error. */
+int ibx_frontend_set_reach(const void *address);
 /* Sets elements of 2 or 4 bytes in the order of a stream that is not captured. False: the back end
  * does not know the request. */
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);

@@ -30,6 +30,15 @@ static bool is_nowhere(const void *address, size_t n)
     return !address && n && ibx_frontend_plugin();
 }
 
+int ibx_frontend_set_reach(const void *address)
+{
+    const uint64_t word = (uintptr_t)address;
+    if (!ibx_frontend_host_any() || ibx_frontend_given_out(address))
+        return CUDA_SUCCESS;
+    const int rc = ibx_frontend_arguments_reach(&word, sizeof(word));
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
@@ -76,6 +85,8 @@ static int set_anywhere(void *address, int value, size_t n)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((rc = ibx_frontend_set_reach(address)))
+        return rc;
     if (ibx_frontend_is_short(address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
         if (set_within(&e, address, n, &rc))
@@ -95,6 +106,8 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((rc = ibx_frontend_set_reach(address)))
+        return rc;
     ibx_frontend_stream_used(stream);
     begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
     return ibx_frontend_captured(&e, stream, &rc) || set_within(&e, address, n, &rc)
@@ -109,6 +122,8 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     int rc;
     if (is_nowhere(address, width && height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((rc = ibx_frontend_set_reach(address)))
+        return rc;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
     put_handle(&e.body, address);
@@ -130,6 +145,8 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
         return false;
+    if ((*rc = ibx_frontend_set_reach(set->at)))
+        return true;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
