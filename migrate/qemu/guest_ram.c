@@ -362,6 +362,21 @@ int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_bloc
     return rc;
 }
 
+int ibx_guest_block_ask_dumped(struct ibx_qmp *qmp, const char *id, bool *dumped,
+                               uint64_t deadline_ns, struct ibx_error *err)
+{
+    const struct search s = {qmp, deadline_ns, err};
+    char path[IBX_GUEST_ID_MAX + 16];
+    json_t *dump;
+    snprintf(path, sizeof(path), "/objects/%s", id);
+    const int rc = qom_get(&s, path, "dump", &dump);
+    if (rc)
+        return rc;
+    *dumped = json_is_true(dump);
+    json_decref(dump);
+    return 0;
+}
+
 uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino)
 {
     char name[128];

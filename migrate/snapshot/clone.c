@@ -418,13 +418,22 @@ static int map_holes(struct cloning *c, struct ibx_error *err)
     return rc;
 }
 
+static int advise_block(struct cloning *c, unsigned i, int advice, struct ibx_error *err)
+{
+    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], (uint64_t)advice};
+    return inject(c, SYS_madvise, advise, 0, "madvise", err);
+}
+
 static int finish_block(struct cloning *c, unsigned i, struct ibx_error *err)
 {
-    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_DONTFORK};
+    bool dumped = true;
     int rc = c->folder.manifest.complete ? 0 : unlock_block(c, i, err);
-    if (!rc) /* as QEMU does with its RAM */
-        rc = inject(c, SYS_madvise, advise, 0, "madvise(MADV_DONTFORK)", err);
-    return rc;
+    if (!rc) /* this and the next one as QEMU does with its RAM */
+        rc = advise_block(c, i, MADV_DONTFORK, err);
+    if (!rc)
+        rc = ibx_guest_block_ask_dumped(c->qmp, c->folder.manifest.ram[i].id, &dumped,
+                                        ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc || dumped ? rc : advise_block(c, i, MADV_DONTDUMP, err);
 }
 
 static int give_ram(struct cloning *c, struct ibx_error *err)

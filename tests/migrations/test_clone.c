@@ -18,6 +18,40 @@ static void test_of_a_snapshot(void)
     is_as_frozen(snapshot);
 }
 
+/* How many mappings of the snapshot's memory a core dump of this child would contain. */
+static unsigned dumped(const struct vm *child)
+{
+    char path[64], line[512];
+    bool ram = false, was = false;
+    unsigned count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)child->pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        if (strstr(line, "-p ")) /* a private mapping begins */
+            ram = strstr(line, "/ram.0") != NULL;
+        if (ram && !strncmp(line, "VmFlags:", 8)) {
+            count += !strstr(line, " dd");
+            was = true;
+        }
+    }
+    fclose(file);
+    assert_true(was);
+    return count;
+}
+
+/* By dump=off of the backend, or dump-guest-core=off of the machine, which is its default. */
+static void test_memory_stays_out_of_core_dumps(void)
+{
+    freeze();
+    child_start(&children[0], (const char *[]){"-machine", "dump-guest-core=off", NULL});
+    MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
+    assert_int_equal(dumped(&children[0]), 0);
+    child_is_right(&children[0]);
+    child_of(&children[1], snapshot);
+    assert_true(dumped(&children[1]) > 0);
+}
+
 /* The parent's lines of serial output up to where the child goes on. */
 static void parent_until(const struct vm *child, struct vm *before)
 {
@@ -259,6 +293,7 @@ int main(void)
         VM_TEST(test_identities),
         VM_TEST(test_tpm),
         VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_memory_stays_out_of_core_dumps),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),
         {0},
