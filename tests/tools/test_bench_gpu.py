@@ -169,6 +169,23 @@ def a_round_of_calls_that_fails_is_told_in_the_table(scene):
           {"shm-off": "1"}), out
 
 
+CLIENTS = """print("SHARED 5.00 9.00 0.00 1 x 4 B")
+print("FAILED 7 x 4 B")
+print("DONE")
+"""
+
+
+@test
+def clients_that_fail_are_called_so(scene):
+    write(scene.path("build") + "/tests/gvirtus/bench-clients", CLIENTS)
+    rc, out, err, _ = bench(scene, "--shared", "0.1")
+    equal(rc, 0), err
+    rows = [line.split() for line in out.splitlines()]
+    for path in ("native", "shm", "tcp"):
+        assert [path, "5.00", "9.00", "0.00", "1", "x", "4", "B"] in rows, out
+        assert [path, "FAILED", "7", "x", "4", "B"] in rows, out
+
+
 SAMPLE = """import os, sys, time
 uri = os.environ.get("GVIRTUS_HOME", "/nowhere") + "/uri"
 path = open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri) else \\
