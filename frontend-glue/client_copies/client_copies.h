@@ -17,9 +17,10 @@
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 
-/* Asynchronous copies of fewer bytes from the device come with the reply, even if the GPU could
- * write to the client's memory. */
-#define IBX_CLIENT_FROM_LEAST 128u
+/* Whether an asynchronous copy of n bytes from the device into lasting memory is left to the GPU.
+ * Few bytes come with the reply for a while when the GPU could not reach such memory: that is
+ * faster than through memory that it reaches. */
+bool ibx_client_leaves(struct ibx_session *session, size_t n);
 
 /* Makes a copy between the caller's memory and the device, at a point where GVirtuS would begin a
  * request, without a buffer of GVirtuS. 0: *exit_code is what the call returns, 999 if the back end

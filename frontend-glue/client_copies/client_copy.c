@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
+#define FEW          128u /* bytes */
+#define FEW_NOT_LEFT 63u  /* copies until one is left to the GPU again */
+
 /* The outcome of a call: an error has ended the session. */
 static int finish(struct ibx_session *s, int rc, int *exit_code)
 {
@@ -14,13 +17,30 @@ static int finish(struct ibx_session *s, int rc, int *exit_code)
     return 0;
 }
 
-/* Notes that the GPU has put a payload into memory that both ends map: so it can use such
- * memory. */
-static void note_reach(struct ibx_session *s)
+static bool is_few(const struct ibx_frontend_copy *copy)
 {
-    struct client_ahead *ahead = ibx_session_take_placed(s) ? ibx_client_stage_ahead(s) : NULL;
-    if (ahead)
-        ahead->reached = true;
+    return copy->async && copy->lasting && !copy->to_device && copy->n < FEW;
+}
+
+bool ibx_client_leaves(struct ibx_session *s, size_t n)
+{
+    const struct client_ahead *ahead = n < FEW ? ibx_client_stage_ahead(s) : NULL;
+    return n >= FEW || (ahead && !ahead->few);
+}
+
+/* Notes whether the GPU has put a payload into memory that both ends map: so it can use such
+ * memory. */
+static void note_reach(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    const bool placed = ibx_session_take_placed(s), few = is_few(copy);
+    struct client_ahead *ahead = placed || few ? ibx_client_stage_ahead(s) : NULL;
+    if (!ahead)
+        return;
+    ahead->reached = ahead->reached || placed;
+    if (placed)
+        ahead->few = 0;
+    else if (few)
+        ahead->few = ahead->few ? ahead->few - 1 : FEW_NOT_LEFT;
 }
 
 int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
@@ -31,7 +51,7 @@ int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
              : ibx_client_stage_wants(s, copy) ? ibx_client_stage_copy(s, copy, exit_code)
                                                : ibx_client_exchange(s, copy, NULL, exit_code);
     if (!rc)
-        note_reach(s);
+        note_reach(s, copy);
     return finish(s, rc, exit_code);
 }
 

@@ -73,13 +73,13 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
 
 /* Whether the payload stays where it is. A short payload is faster in the message, unless it needs
  * several messages, or the GPU may use its memory after the call has returned. */
-static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
+static bool by_reference(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     const struct ibx_caps *caps = ibx_session_caps(s);
     size_t payload = client_payload(copy);
     return payload >= caps->rendezvous ||
            (caps->register_free && payload + AROUND > caps->message_max) ||
-           (copy->async && copy->lasting && (copy->to_device || payload >= IBX_CLIENT_FROM_LEAST));
+           (copy->async && copy->lasting && (copy->to_device || ibx_client_leaves(s, payload)));
 }
 
 /* Tells the server where the reply's payload may go. Not for copies of rows: servers send their

@@ -50,6 +50,7 @@ int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy 
 struct client_ahead {
     bool reached; /* the back end's GPU has used memory of this side */
     bool failed;  /* the memory could not be made, or has ended */
+    unsigned few; /* so many copies of few bytes are not left to the GPU from now on */
     uint8_t *memory;
     struct ibx_mr *mr;
     unsigned next;        /* slot */

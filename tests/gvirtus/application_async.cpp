@@ -11,6 +11,22 @@
 #include <thread>
 #include <unistd.h>
 
+// An asynchronous copy of a few bytes from the device does not wait for them.
+static bool few_under_way(char *device, void *stream, char *back)
+{
+    for (const std::size_t n : {1u, 4u, 127u}) {
+        const std::vector<char> bytes(n, static_cast<char>('a' + n % 16));
+        REQUIRE(cudaMemcpyAsync(device, bytes.data(), n, H2D, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        stub_remote()->slow(300000);
+        REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
+        REQUIRE(cudaStreamQuery(stream) == 600);
+        stub_remote()->slow(0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(back, bytes.data(), n));
+    }
+    return true;
+}
+
 // The GPU reads and writes page-locked memory after the call has returned.
 static bool async_under_way(char *device, void *stream, char *there, char *back, std::size_t n)
 {
@@ -88,6 +104,7 @@ bool async()
         REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
         REQUIRE(!std::memcmp(back, there, n));
     }
+    REQUIRE(!over_shm || !taken || few_under_way(device + 3, stream, back + 5));
     REQUIRE(async_freed(device, stream));
     if (over_shm && taken) { // what fails later shows where it is waited for
         stub_remote()->inject("dma", 1, 46, true);

@@ -379,6 +379,50 @@ static void test_stream_of_another_device(void **state)
         assert_true(ibx_shared_free(memory));
 }
 
+static uint8_t few[4] = {1, 2, 3, 4};
+
+static void copy_few(void *host)
+{
+    const struct ibx_frontend_copy copy = {.async = true,
+                                           .device = device,
+                                           .host = host,
+                                           .n = 4,
+                                           .stream = (uintptr_t)IBX_CUDA_STREAM_LEGACY,
+                                           .lasting = true};
+    int code = -1;
+    memset(host, 0, 4);
+    assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
+    assert_int_equal(code, 0);
+    assert_int_equal(app->stream_synchronize(IBX_CUDA_STREAM_LEGACY), 0);
+    assert_memory_equal(host, few, 4);
+}
+
+/* Few bytes are left to the GPU as long as it reaches the memory, and otherwise in one of 64
+ * copies.
+ */
+static void test_few_bytes(void **state)
+{
+    (void)state;
+    uint8_t *shared = over_shm ? ibx_shared_allocate(4096, NULL) : NULL;
+    uint8_t *own = pattern(4096, 1);
+    if (!over_shm)
+        return;
+    assert_non_null(shared);
+    const struct ibx_frontend_copy there = {
+        .to_device = true, .device = device, .host = few, .n = sizeof(few)};
+    int code = -1;
+    assert_int_equal(ibx_client_copy(pair.client, &there, &code), 0);
+    assert_int_equal(code, 0);
+    copy_few(shared);
+    assert_true(ibx_client_leaves(pair.client, 4));
+    for (int i = 0; i < 130; i++) {
+        copy_few(own);
+        assert_int_equal(ibx_client_leaves(pair.client, 4), i % 64 == 63);
+        assert_true(ibx_client_leaves(pair.client, 128));
+    }
+    assert_true(ibx_shared_free(shared));
+}
+
 /* A READ that fails ends this session and no other. */
 static void test_read_fails(void **state)
 {
@@ -518,6 +562,7 @@ int main(int argc, char **argv)
         TEST(test_from_device),
         TEST(test_captured),
         TEST(test_stream_of_another_device),
+        TEST(test_few_bytes),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),
         TEST(test_client_leaves_early),
