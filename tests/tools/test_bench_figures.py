@@ -46,6 +46,14 @@ def without_the_native_programs_ratios_are_named_by_what_they_are_to(scene):
     equal([verdict for verdict, _ in found.values()], ["says failed"] * 2)
 
 
+@test
+def a_first_path_that_fails_hides_no_figures_of_the_others(scene):
+    out, _ = sampled(scene, "gvirtus,native,shm", gvirtus=(1, ""), native=(0, "copy: 2.0 ms\n"),
+                     shm=(0, "copy: 4.0 ms\n"))
+    rows = [line.split() for line in out.splitlines()]
+    assert ["copy:", "#", "ms", "-", "2", "(1.00)", "4", "(0.50)"] in rows, out
+
+
 def loaded(name):
     """A program of that folder as a module."""
     folder = os.path.dirname(os.path.abspath(sys.argv[1]))
