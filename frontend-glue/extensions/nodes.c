@@ -236,6 +236,26 @@ struct allocation {
     void *address;
 };
 
+struct access {
+    int at_device, device;
+    int flags;
+};
+
+/* Which devices may use the memory, besides its own: the rest of the request. */
+static bool get_accesses(struct extension_request *e, struct allocation *a,
+                         struct access list[IBX_EXT_ACCESSES])
+{
+    a->access_count = ibx_reader_left(&e->in) / 8;
+    a->access = a->access_count ? list : NULL;
+    if (a->access_count > IBX_EXT_ACCESSES)
+        return false;
+    for (size_t i = 0; i < a->access_count; i++) {
+        const int device = (int)ibx_get_u32(&e->in);
+        list[i] = (struct access){1, device, (int)ibx_get_u32(&e->in)};
+    }
+    return whole(e);
+}
+
 /* Notes whose memory it is, as for cudaMalloc, for as long as the graph may be launched. False: it
  * cannot be noted. */
 static bool note_owner(const struct extension_request *e, const struct allocation *a)
@@ -257,8 +277,9 @@ static int add_allocation(struct extension_request *e)
     void *node = NULL;
     const bool there = ibx_extension_get_place(e, &p);
     struct allocation a = {.kind = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
+    struct access accesses[IBX_EXT_ACCESSES];
     a.n = ibx_get_u64(&e->in);
-    if (!there || !whole(e))
+    if (!there || !get_accesses(e, &a, accesses))
         return CUDA_INVALID_VALUE;
     if (ibx_room_limited(e->x, "memory of graphs") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;

@@ -267,6 +267,33 @@ bool graphs_of_nodes()
         fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count), 1));
 }
 
+// Memory of a node that other devices may use.
+bool memory_for_devices(Graph &graph)
+{
+    struct {
+        int kind, device, flags;
+    } accesses[65] = {{1, 0, 3}, {1, 1, 3}};
+    Allocation allocation = {};
+    allocation.kind = allocation.location = 1;
+    allocation.n = 5000;
+    allocation.access = accesses;
+    const auto add = [&](std::size_t count) {
+        void *node = nullptr;
+        allocation.access_count = count;
+        return run<void **, void *, void *const *, std::size_t, Allocation *>(
+            "cudaGraphAddMemAllocNode", &node, graph.handle, nullptr, 0, &allocation);
+    };
+    REQUIRE(add(1) == 0 && add(2) == 0 && allocation.address);
+    accesses[1].device = 2; // there is none
+    REQUIRE(fails(add(2), 1) && add(1) == 0);
+    accesses[1] = {1, 1, 1};
+    REQUIRE(fails(add(2), 1));
+    accesses[1] = {2, 0, 3}; // of the host
+    REQUIRE(fails(add(2), 1) && fails(add(65), 801));
+    allocation.access = nullptr;
+    return fails(add(1), 1) && add(0) == 0;
+}
+
 // Memory of nodes; nodes of all kinds by one call.
 bool parameters_of_all_kinds()
 {
@@ -290,6 +317,8 @@ bool parameters_of_all_kinds()
     REQUIRE((fails(run<void *, void *>("cudaGraphMemFreeNodeGetParams", node, &address), 1)));
     std::uint64_t none = 0;
     REQUIRE((run<int, int, const void *>("cudaDeviceSetGraphMemAttribute", 0, 1, &none) == 0));
+    Graph more;
+    REQUIRE(memory_for_devices(more) && more.destroy() == 0);
     // cudaGraphNodeParams
     struct {
         int type, reserved[3];

@@ -332,6 +332,22 @@ int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_
     return add(IBX_EXT_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
 }
 
+/* Which devices may use a node's memory, besides its own. */
+static int put_accesses(struct ibx_writer *body, const struct memory_access *list, size_t count)
+{
+    if (count && !list)
+        return CUDA_INVALID_VALUE;
+    if (count > IBX_EXT_ACCESSES)
+        return CUDA_NOT_SUPPORTED;
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].location.type != 1) /* cudaMemLocationTypeDevice */
+            return CUDA_INVALID_VALUE;
+        ibx_put_u32(body, (uint32_t)list[i].location.id);
+        ibx_put_u32(body, (uint32_t)list[i].flags);
+    }
+    return CUDA_SUCCESS;
+}
+
 int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
                              struct allocation_node *a)
 {
@@ -342,12 +358,14 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
     if (!node || !a)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* Only plain memory of a device is supported. */
-    if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count)
+    if (a->kind != 1 || a->location != 1 || a->shared_as)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!begin(&e, IBX_EXT_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
         return rc;
     ibx_put_u32(&e.body, (uint32_t)a->device);
     ibx_put_u64(&e.body, a->n);
+    if ((rc = put_accesses(&e.body, a->access, a->access_count)))
+        return ibx_frontend_fail(rc);
     rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc)
         return rc;

@@ -70,17 +70,31 @@ EXPORT int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behi
     return added(node, made);
 }
 
+struct access {
+    int kind, device, flags;
+};
+
 struct allocation {
     int words[22];
-    const void *access;
+    const struct access *access;
     size_t access_count, n;
     void *address;
 };
 
+/* CUDA gives a device all access, or none. */
+static bool are_accesses(const struct allocation *a)
+{
+    bool good = true;
+    for (size_t i = 0; i < a->access_count && good; i++)
+        good = a->access[i].kind == 1 && a->access[i].device >= 0 && a->access[i].device < 2 &&
+               (a->access[i].flags == 0 || a->access[i].flags == 3);
+    return good;
+}
+
 EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
                                     struct allocation *a)
 {
-    if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || a->access_count)
+    if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || !are_accesses(a))
         return returns(INVALID_VALUE);
     int rc = graph_malloc(&a->address, a->n);
     struct graph_node *made = rc ? NULL : graph_add(graph, NODE_ALLOC, behind, count);
