@@ -25,6 +25,7 @@ struct ibx_driver_context {
     unsigned long long id;
     _Atomic enum { CONTEXT_PRIMARY, CONTEXT_CREATED, CONTEXT_DESTROYED } state;
     unsigned retained; /* how often a primary one was retained */
+    unsigned attached; /* how often a created one has to be detached until it is destroyed */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -217,6 +218,7 @@ static int create(void **context, unsigned flags, int device)
     c->device = device;
     c->flags = flags;
     c->state = CONTEXT_CREATED;
+    c->attached = 1;
     rc = push(c);
     if (rc) {
         free(c);
@@ -308,15 +310,39 @@ EXPORTED int cuCtxDestroy_v2(void *context)
     return ANYWHERE(ibx_driver_is_context(context) ? destroy(context) : CUDA_INVALID_CONTEXT);
 }
 
+static int attach(void **context, unsigned flags)
+{
+    struct ibx_driver_context *now = ibx_driver_current();
+    if (!context || flags)
+        return CUDA_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    now->attached++;
+    pthread_mutex_unlock(&lock);
+    *context = now;
+    return CUDA_SUCCESS;
+}
+
 EXPORTED int cuCtxAttach(void **context, unsigned flags)
 {
-    return IN_CONTEXT(context && !flags ? (*context = ibx_driver_current(), CUDA_SUCCESS)
-                                        : CUDA_INVALID_VALUE);
+    return IN_CONTEXT(attach(context, flags));
+}
+
+/* A primary context is not destroyed. */
+static int detach(struct ibx_driver_context *context)
+{
+    const int rc = ibx_driver_adopt();
+    if (rc || context != ibx_driver_current())
+        return rc ? rc : CUDA_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    context->attached -= context->attached > 0;
+    const bool last = context->state == CONTEXT_CREATED && !context->attached;
+    pthread_mutex_unlock(&lock);
+    return last ? destroy(context) : CUDA_SUCCESS;
 }
 
 EXPORTED int cuCtxDetach(void *context)
 {
-    return IN_CONTEXT(context == ibx_driver_current() ? CUDA_SUCCESS : CUDA_INVALID_CONTEXT);
+    return ANYWHERE(detach(context));
 }
 
 /* ------------------------------------------------------------------------- primary ones */

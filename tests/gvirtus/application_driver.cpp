@@ -136,6 +136,24 @@ bool driver_begins()
 }
 
 // The stack of contexts, primary ones, and what goes with one.
+// A context goes, with what was made in it, when it was detached as often as it was made and
+// attached.
+static bool detached_contexts()
+{
+    void *context = nullptr, *again = nullptr, *is = nullptr, *before = nullptr;
+    Address memory = 0;
+    auto *attach = DRIVER(cuCtxAttach, void **, unsigned);
+    auto *detach = DRIVER(cuCtxDetach, void *);
+    REQUIRE(current(&before) == 0);
+    REQUIRE(create_context(&context, 0) == 0 && allocate(&memory, 5000) == 0);
+    REQUIRE(attach(&again, 1) == 1 && attach(&again, 0) == 0 && again == context);
+    REQUIRE(detach(nullptr) == 201 && detach(&is) == 201);
+    REQUIRE(detach(context) == 0 && current(&is) == 0 && is == context);
+    REQUIRE(detach(context) == 0 && current(&is) == 0 && is == before);
+    REQUIRE(detach(context) == 201 && set_current(context) == 201);
+    return refuses(free_memory(memory), 1);
+}
+
 bool driver_contexts()
 {
     void *one = nullptr, *other = nullptr, *is = nullptr, *first = nullptr, *second = nullptr;
@@ -188,6 +206,7 @@ bool driver_contexts()
     REQUIRE(cudaMalloc(&mine, 5000) == 0 && destroy_context(one) == 0);
     REQUIRE(cudaSetDevice(0) == 0 && cudaMemset(mine, 1, 5000) == 0 && cudaFree(mine) == 0);
     REQUIRE(release(0) == 0 && release(1) == 0 && release(1) == 201 && release(4) == 101);
+    REQUIRE(detached_contexts());
     return HOLDS(cudaGetLastError() == 0);
 }
 
