@@ -105,6 +105,17 @@ bool arrays()
     // Things that do not exist: the calls return CUDA's errors, and no made-up handle gets to CUDA.
     REQUIRE(fails(to_array(array, 0, 29, there.data(), 401, H2D), 1));
     REQUIRE(fails(to_array(there.data(), 0, 0, there.data(), 4, H2D), 1));
+    for (int no_kind : {-1, 5}) {
+        REQUIRE(fails(to_array(array, 0, 0, there.data(), 4, no_kind), 21));
+        REQUIRE(fails(from_array(back.data(), array, 0, 0, 4, no_kind), 21));
+        REQUIRE(fails(
+            preloaded<To>("cudaMemcpy2DToArray")(array, 0, 0, there.data(), 40, 40, 2, no_kind),
+            21));
+        REQUIRE(fails(
+            preloaded<From>("cudaMemcpy2DFromArray")(back.data(), 40, array, 0, 0, 40, 2, no_kind),
+            21));
+        REQUIRE(to_array(array, 0, 0, there.data(), 0, no_kind) == 0);
+    }
     REQUIRE(fails(malloc_array(&array, {100, 30, 0}, 64), 1));
     REQUIRE(free_array(array) == 0 && fails(free_array(array), 1) && free_array(nullptr) == 0);
     return HOLDS(cudaFree(device) == 0);
