@@ -3,7 +3,6 @@
 #include "migrate/common/common.h"
 
 #include "common/clock.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -31,10 +30,10 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
     if (ibx_journal_qemu_gone(record))
         return ibx_error_set(err, -EBUSY,
                              "an earlier migration of this VM is not over, and its QEMU here "
-                             "(process %d) has ended: do what \"ib-migrate status --qmp %s\" says, "
-                             "then \"ib-migrate prune --unfinished --qmp %s\"",
-                             (int)record->pid, ibx_shell_word(record->qmp).text,
-                             ibx_shell_word(record->qmp).text);
+                             "(process %d) has ended: do what \"ib-migrate status %s\" says, "
+                             "then \"ib-migrate prune --unfinished %s\"",
+                             (int)record->pid, ibx_journal_options(record->qmp).text,
+                             ibx_journal_options(record->qmp).text);
     ibx_journal_describe(record, state, sizeof(state));
     return ibx_error_set(
         err, -EBUSY,

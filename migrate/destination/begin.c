@@ -3,7 +3,6 @@
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -266,8 +265,9 @@ static void notify_complete(const struct destination *d)
         ibx_migration_notify(observer,
                              "its QEMU here (process %d) has ended since; if the VM was taken back "
                              "at the source, interrupt this tool, which waits for the source to be "
-                             "back, and then ib-migrate prune --unfinished --qmp %s",
-                             (int)d->status.record.pid, ibx_shell_word(d->status.record.qmp).text);
+                             "back, and then ib-migrate prune --unfinished %s",
+                             (int)d->status.record.pid,
+                             ibx_journal_options(d->status.record.qmp).text);
 }
 
 static int recover(struct destination *d, const struct ibx_record *record, struct ibx_error *err)

@@ -3,7 +3,6 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -515,16 +514,16 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                                    d->record_end_ns
                                        ? "interrupted; the source knows the end of the migration, "
                                          "which could not be recorded here: ib-migrate recover "
-                                         "--qmp %s asks it again"
+                                         "%s asks it again"
                                    : ended ? "interrupted; the guest has shut the VM down, but the "
-                                             "source does not know it: ib-migrate recover --qmp %s "
+                                             "source does not know it: ib-migrate recover %s "
                                              "tells it"
                                    : settled
                                        ? "interrupted; all pages are here, but the source has not "
-                                         "confirmed it: ib-migrate recover --qmp %s asks again"
+                                         "confirmed it: ib-migrate recover %s asks again"
                                        : "interrupted; the VM is here and waits for its pages: "
-                                         "ib-migrate recover --qmp %s continues",
-                                   ibx_shell_word(d->options->qmp).text),
+                                         "ib-migrate recover %s continues",
+                                   ibx_journal_options(d->options->qmp).text),
                      err);
     if (d->interrupts > before)
         ibx_migration_notify(

@@ -15,7 +15,6 @@
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -45,8 +44,8 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "QEMU (process %d) has it, for a return that is not over: end that QEMU, "
-                         "or ib-migrate recover --qmp %s",
-                         (int)before->pid, ibx_shell_word(before->qmp).text);
+                         "or ib-migrate recover %s",
+                         (int)before->pid, ibx_journal_options(before->qmp).text);
 }
 
 /* Finds the record of the migration by which the VM left. An error if somebody else than this

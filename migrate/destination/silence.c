@@ -78,8 +78,8 @@ void ibx_destination_tell_away(struct destination *d)
         "%sthe VM waits for pages until the source is back (ib-migrate recover there); if all of "
         "QEMU, ib-migrate and the file of guest RAM are gone there, these pages are lost, and the "
         "VM goes on only until it needs one: end its QEMU here (%s), start it from its disk, and "
-        "ib-migrate prune --unfinished --qmp %s ends this record",
-        since, end, ibx_shell_word(record->qmp).text);
+        "ib-migrate prune --unfinished %s ends this record",
+        since, end, ibx_journal_options(record->qmp).text);
 }
 
 /* A source that comes back continues by itself. One that is gone for good never says so: the

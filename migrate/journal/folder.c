@@ -3,6 +3,7 @@
 #include "migrate/journal/journal_internal.h"
 
 #include "common/path_check.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -127,6 +128,19 @@ static int check_way(const char *folder, bool missing, struct ibx_error *err)
     return rc;
 }
 
+static char given_folder[SOCKET_BYTES]; /* by --state-dir; "" none */
+
+struct ibx_journal_options ibx_journal_options(const char *qmp)
+{
+    struct ibx_journal_options out;
+    snprintf(out.text, sizeof(out.text), "--qmp %s", ibx_shell_word(qmp).text);
+    const size_t used = strlen(out.text);
+    if (*given_folder)
+        snprintf(out.text + used, sizeof(out.text) - used, " --state-dir %s",
+                 ibx_shell_word(given_folder).text);
+    return out;
+}
+
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
                        struct ibx_error *err)
 {
@@ -155,9 +169,11 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
             "with --state-dir",
             chosen, strerror(-rc));
     rc = check_way(chosen, missing, err);
-    if (!rc)
-        snprintf(folder, size, "%s", chosen);
-    return rc;
+    if (rc)
+        return rc;
+    snprintf(folder, size, "%s", chosen);
+    snprintf(given_folder, sizeof(given_folder), "%s", given ? given : "");
+    return 0;
 }
 
 int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err)

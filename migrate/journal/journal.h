@@ -147,6 +147,13 @@ struct ibx_record {
  * socket in it would not fit a unix address. */
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
                        struct ibx_error *err);
+/* The options by which a command finds the migrations of this monitor, for a message that tells a
+ * person to call one: --qmp, and --state-dir if the folder was given so. To be used within one
+ * expression: ibx_journal_options(path).text. */
+struct ibx_journal_options {
+    char text[2 * PATH_MAX + 32];
+};
+struct ibx_journal_options ibx_journal_options(const char *qmp);
 /* Whether this process may make records there, and the folder if it is missing; changes nothing.
  * Errors as faccessat(2). */
 int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err);

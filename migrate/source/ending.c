@@ -2,7 +2,6 @@
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -142,8 +141,8 @@ static void record_stay(struct source *s)
     record->state = state;
     ibx_migration_notify(&s->options->observer,
                          "the VM stays here, and that could not be recorded: %s; then ib-migrate "
-                         "rollback --qmp %s does",
-                         why.message, ibx_shell_word(record->qmp).text);
+                         "rollback %s does",
+                         why.message, ibx_journal_options(record->qmp).text);
 }
 
 /* Says that QEMU has ended. If libvirt drives, it also ends the QEMU here when it has migrated the
@@ -664,9 +663,9 @@ int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
         ibx_migration_notify(
             &s->options->observer,
             "the VM %s %s%s, but the confirmation may not have arrived there: if ib-migrate "
-            "status there says %s, run ib-migrate recover there and then here (--qmp %s)",
+            "status there says %s, run ib-migrate recover there and then here (%s)",
             what, s->status.record.peer, ended ? "" : " with all of its pages",
-            ended ? "shut-down" : "complete", ibx_shell_word(s->status.record.qmp).text);
+            ended ? "shut-down" : "complete", ibx_journal_options(s->status.record.qmp).text);
     }
     s->status.total_ns = ibx_now_ns() - s->status.began_ns;
     return ibx_source_move(s, SOURCE_DONE, err);

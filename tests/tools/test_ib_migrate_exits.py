@@ -334,6 +334,20 @@ def whoever_has_the_monitor_is_named_at_once(scene):
 
 
 @case
+def a_remedy_names_the_folder_that_was_given(scene):
+    """It can be pasted: without that option it would look for records elsewhere."""
+    vm, folder = Vm(scene, incoming=True), scene.path("its folder")
+    waiting = scene.start("receive", "--listen", "tcp://127.0.0.1:0", *vm.qmp, "--state-dir",
+                          folder)
+    while "waiting at" not in waiting.stderr.readline():
+        equal(waiting.poll(), None)
+    for more, words in ((("--state-dir", folder), f"--qmp {vm.socket} --state-dir '{folder}' ends"),
+                        ((), "works at the QMP socket")):
+        err = tool.fails(scene, "check --destination", *vm.qmp, *more)
+        assert words in err, err
+
+
+@case
 def the_slower_of_two_tools_does_not_wait_for_the_other(scene):
     """Neither had a record when they began, as with two that begin in the same instant."""
     source, destination = Vm(scene), Vm(scene, incoming=True)

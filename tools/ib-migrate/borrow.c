@@ -3,7 +3,6 @@
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/clock.h"
-#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -46,8 +45,8 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_record
     if (rc == -ENOENT || rc == -ECONNREFUSED)
         return ibx_error_set(err, rc,
                              "no ib-migrate serves the borrowed VM at %s: ib-migrate recover "
-                             "--qmp %s, then return",
-                             args->qmp, ibx_shell_word(args->qmp).text);
+                             "%s, then return",
+                             args->qmp, ibx_journal_options(args->qmp).text);
     return rc;
 }
 

@@ -169,8 +169,9 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
     else if (found.receiver_count)
         rc = ibx_error_set(err, -EBUSY,
                            "the monitor %s has a client already: an ib-migrate (process %d) that "
-                           "waits for a VM; ib-migrate cancel --qmp %s ends it",
-                           args->qmp, (int)found.receivers[0].pid, ibx_shell_word(args->qmp).text);
+                           "waits for a VM; ib-migrate cancel %s ends it",
+                           args->qmp, (int)found.receivers[0].pid,
+                           ibx_journal_options(args->qmp).text);
     for (size_t i = 0; !rc && i < found.record_count; i++) {
         struct ibx_error silent = {0};
         /* A destination that is complete no longer uses its monitor. */

@@ -514,7 +514,7 @@ static void await_end(struct run *run)
 
 static void tell_where(const struct run *run, int status)
 {
-    const char *qmp = text_of(run->ready, "qmp");
+    const char *qmp = text_of(run->ready, "qmp"), *far = run->args.far_state_dir;
     char text[2 * IBX_ERROR_MAX];
     if (run->args.quiet || run->args.json || !run->ready)
         return;
@@ -527,10 +527,10 @@ static void tell_where(const struct run *run, int status)
     else if (status == MIGRATE_UNFINISHED)
         snprintf(
             text, sizeof(text),
-            "the destination %s waits for the source: \"ib-migrate recover --qmp %s\" here "
-            "continues the migration; if ib-migrate ends there, \"ib-migrate recover --qmp %s\" "
-            "there",
-            run->args.to, ibx_shell_word(run->args.qmp).text, ibx_shell_word(qmp).text);
+            "the destination %s waits for the source: \"ib-migrate recover %s\" here continues the "
+            "migration; if ib-migrate ends there, \"ib-migrate recover --qmp %s%s%s\" there",
+            run->args.to, ibx_journal_options(run->args.qmp).text, ibx_shell_word(qmp).text,
+            far ? " --state-dir " : "", far ? ibx_shell_word(far).text : "");
     else
         return;
     ibx_text_sanitize(text);
