@@ -147,9 +147,10 @@ def hostile_names_pass_no_shell(scene):
 
 @case
 def what_was_plugged_in_is_there_too(scene):
-    ports = [one for i in range(1, 5)
+    ports = [one for i in range(1, 6)
              for one in ("-device", f"pcie-root-port,id=port{i},chassis={i},addr={i + 8:x}")]
-    source = start_vm(scene, *ports, "-object", "iothread,id=gone", "-object", "iothread,id=stays")
+    source = start_vm(scene, *ports, "-device", "nec-usb-xhci,id=usb", "-object",
+                      "iothread,id=gone", "-object", "iothread,id=stays")
     with open(scene.here.path("plugged.img"), "wb") as file:
         file.truncate(1 << 20)
     os.link(scene.here.path("plugged.img"), scene.there.path("plugged.img"))
@@ -166,6 +167,13 @@ def what_was_plugged_in_is_there_too(scene):
         ("device_add", {"driver": "virtio-blk-pci", "id": "disk1", "drive": "plugged",
                         "bus": "port2", "iothread": "io1", "serial": "a b"}),
         ("device_add", {"driver": "virtio-rng-pci", "id": "rng1", "bus": "port3"}),
+        # With properties that QEMU tells and does not let anybody set.
+        ("device_add", {"driver": "virtio-balloon-pci", "id": "balloon1", "bus": "port1"}),
+        ("device_add", {"driver": "usb-tablet", "id": "tablet1", "bus": "usb.0"}),
+        ("object-add", {"qom-type": "memory-backend-file", "id": "mem2", "size": 128 << 20,
+                        "mem-path": scene.memory + "/mem2", "share": True}),
+        ("device_add", {"driver": "virtio-mem-pci", "id": "vmem1", "memdev": "mem2",
+                        "requested-size": 64 << 20, "bus": "port5"}),
         # With two queues, so that both QEMUs can have it.
         ("netdev_add", {"type": "tap", "id": "net1", "ifname": f"ibx{os.getpid()}", "queues": 2,
                         "script": "no", "downscript": "no"}),
@@ -177,12 +185,14 @@ def what_was_plugged_in_is_there_too(scene):
     far.runs_on()
     children = {one["name"]: one["type"] for one in
                 far.ask(("qom-list", {"path": "/machine/peripheral"}))}
-    equal([children.get(name) for name in ("dimm1", "disk1", "rng1", "nic1")],
+    equal([children.get(name) for name in ("dimm1", "disk1", "rng1", "nic1", "balloon1", "tablet1",
+                                           "vmem1")],
           [f"child<{name}>" for name in ("pc-dimm", "virtio-blk-pci", "virtio-rng-pci",
-                                         "virtio-net-pci")])
+                                         "virtio-net-pci", "virtio-balloon-pci", "usb-tablet",
+                                         "virtio-mem-pci")])
     given = far.arguments()
     assert any(one.startswith("tap,id=net1,") and ",queues=2" in one for one in given), given
-    (dimm,) = far.ask("query-memory-devices")
+    (dimm,) = [one for one in far.ask("query-memory-devices") if one["type"] == "dimm"]
     equal((dimm["data"]["size"], dimm["data"]["slot"], dimm["data"]["addr"]),
           (128 << 20, 0, 4 << 30))
     equal([far.ask(("qom-get", {"path": path, "property": name})) for path, name in (

@@ -178,11 +178,14 @@ static int add_disk(const struct finding *f, const char *name)
 
 /* ------------------------------------------------------------ devices */
 
-/* Whether a property is set by QEMU itself, or the same for every device of a type. */
+/* Whether QEMU or the guest sets a property, or it is the same for every device of a type. QEMU
+ * does not tell which properties it would refuse to set. */
 static bool is_fixed(const char *type, const char *name)
 {
     return !strcmp(name, "romfile") || !strcmp(name, "romsize") || !strcmp(name, "type") ||
-           !strcmp(name, "realized") || (!strcmp(name, "size") && strstr(type, "dimm"));
+           !strcmp(name, "realized") || !strcmp(name, "guest-stats") ||
+           (!strcmp(name, "attached") && !strncmp(type, "usb-", 4)) ||
+           (!strcmp(name, "size") && (strstr(type, "dimm") || strstr(type, "virtio-mem")));
 }
 
 /* A property's value for -device, a new reference; NULL: it need not be given. */
