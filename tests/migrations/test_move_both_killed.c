@@ -6,6 +6,10 @@
  */
 #include "tests/fixtures/borrow.h"
 
+#include "common/clock.h"
+
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -96,15 +100,20 @@ static void test_after_the_commit(void)
 
 /* ------------------------------------------------------------ a return */
 
+static void kill_all(void)
+{
+    struct mover *const all[] = {&lender, &bringer, &receiver, &sender};
+    for (unsigned i = 0; i < 8; i++)
+        mover_kill(all[i % 4], i < 4 ? SIGSTOP : SIGKILL);
+}
+
 /* So are those of a borrowing when its VM returns. */
 static void all_killed_at(const char *state)
 {
-    struct mover *const all[] = {&lender, &bringer, &receiver, &sender};
     print_message("%s\n", state);
     borrowed_small();
     bring_to(state);
-    for (unsigned i = 0; i < 8; i++)
-        mover_kill(all[i % 4], i < 4 ? SIGSTOP : SIGKILL);
+    kill_all();
 }
 
 static void the_borrowing_goes_on(void)
@@ -143,6 +152,26 @@ static void test_return_after_the_commit(void)
         is_home();
         mover_end_all(NULL);
     }
+}
+
+/* The watchdog that the VM's source has left has the lock of the return for a while. The record of
+ * the borrowing, which nobody works on, is not taken in its place. */
+static void test_recover_waits_for_a_watchdog(void)
+{
+    borrowed_small();
+    bring_to("source:serving");
+    const pid_t watchdog = mover_watchdog(&bringer);
+    kill(watchdog, SIGSTOP);
+    kill_all();
+    mover_recover(&lender, &home);
+    mover_recover(&bringer, &vms[1]);
+    for (const uint64_t late = ibx_deadline_in_ms(2000); ibx_now_ns() < late;)
+        poll(NULL, 0, 20);
+    kill(watchdog, SIGCONT);
+    brought();
+    the_borrowing_goes_on();
+    pair_done();
+    is_home();
 }
 
 /* ------------------------------------------------------------ a rollback */
@@ -236,6 +265,7 @@ int main(void)
         VM_TEST(test_after_the_commit),
         VM_TEST(test_return_before_the_commit),
         VM_TEST(test_return_after_the_commit),
+        VM_TEST(test_recover_waits_for_a_watchdog),
         VM_TEST(test_rolled_back_while_the_destination_recovers),
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),

@@ -5,9 +5,13 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define LEFT_MS      20000 /* for a watchdog, which may have to wait for QEMU's monitor */
+#define LEFT_LOOK_MS 50
 
 /* ------------------------------------------------------------ the end */
 
@@ -210,6 +214,20 @@ static bool is_unfinished(const struct ibx_record *record)
     return !ibx_journal_over(record);
 }
 
+/* Whether no ib-migrate works on the record, as it is now then. One that was killed may have left a
+ * watchdog, which has the lock until it has done what it can: that is waited for. */
+static bool is_left(const char *folder, struct ibx_record *record)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LEFT_MS);
+    int lock, rc;
+    while ((rc = ibx_journal_lock(folder, record, &lock, NULL)) == -EBUSY &&
+           !ibx_journal_worker(folder, record) && ibx_now_ns() < deadline)
+        poll(NULL, 0, LEFT_LOOK_MS);
+    if (!rc)
+        close(lock);
+    return !rc && !ibx_journal_reload(folder, record, NULL);
+}
+
 /* Finds the unfinished record of --qmp. A QEMU has two, one as destination and one as source, if
  * its VM was sent on before all pages had arrived, or returns from a borrowing. Then it is the
  * newer one on which no ib-migrate works. A record that cannot be read may be newer, and is named.
@@ -221,16 +239,15 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_record *r
     struct ibx_error unread = {0};
     size_t count;
     bool found = false;
-    int lock, rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
+    int rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
     if (rc || ibx_journal_list_readable(args->folder, &all, &count, &unread, NULL))
         return rc;
     if (unread.code)
         ibx_cli_message(unread.message);
     for (size_t i = 0; !found && i < count; i++) {
         if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]) ||
-            ibx_journal_lock(args->folder, &all[i], &lock, NULL))
+            !is_left(args->folder, &all[i]) || !is_unfinished(&all[i]))
             continue;
-        close(lock);
         found = true;
         *record = all[i];
     }
