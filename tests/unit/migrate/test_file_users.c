@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Whether other processes can write to guest RAM is looked for in all processes, whoever's they
+ * are. One has a file open on a file system that answers nothing any more. */
+#include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/in_child.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#define FILE_NODE 2  /* of which the server tells nothing */
+#define SILENT_S  10 /* then the server ends, and so do waits for it, which no signal ends */
+#define LATE_MS   5000
+
+static char folder[] = "/tmp/ibx-file-users-XXXXXX", memory[64], place[64];
+
+static void reply(int fuse, const struct fuse_in_header *to, const void *out, size_t n, int code)
+{
+    struct fuse_out_header head = {
+        .len = (uint32_t)(sizeof(head) + n), .error = code, .unique = to->unique};
+    const struct iovec parts[] = {{&head, sizeof(head)}, {(void *)(uintptr_t)out, n}};
+    if (writev(fuse, parts, n ? 2 : 1) < 0)
+        return; /* it was interrupted */
+}
+
+static void answer(int fuse, const struct fuse_in_header *in)
+{
+    const struct fuse_init_out init = {
+        .major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = 4096};
+    const struct fuse_attr_out root = {.attr = {.ino = 1, .mode = S_IFDIR | 0755, .nlink = 2}};
+    const struct fuse_entry_out entry = {
+        .nodeid = FILE_NODE, .attr = {.ino = FILE_NODE, .mode = S_IFREG | 0600, .nlink = 1}};
+    const struct fuse_open_out opened = {.fh = 1};
+    if (in->opcode == FUSE_INIT)
+        reply(fuse, in, &init, sizeof(init), 0);
+    else if (in->opcode == FUSE_GETATTR && in->nodeid == FUSE_ROOT_ID)
+        reply(fuse, in, &root, sizeof(root), 0);
+    else if (in->opcode == FUSE_LOOKUP)
+        reply(fuse, in, &entry, sizeof(entry), 0);
+    else if (in->opcode == FUSE_OPEN)
+        reply(fuse, in, &opened, sizeof(opened), 0);
+    else if (in->nodeid != FILE_NODE)
+        reply(fuse, in, NULL, 0, -ENOSYS);
+}
+
+static void serve(int fuse)
+{
+    static char bytes[1 << 17];
+    alarm(SILENT_S);
+    while (read(fuse, bytes, sizeof(bytes)) > 0 || errno == EINTR || errno == ENOENT)
+        answer(fuse, (const struct fuse_in_header *)bytes);
+    _exit(0);
+}
+
+/* Mounts it, and has its file open in a process. False: that is not possible here. */
+static bool begin_silence(void)
+{
+    char options[128], path[96], byte;
+    int told[2];
+    const int fuse = open("/dev/fuse", O_RDWR);
+    snprintf(options, sizeof(options), "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other",
+             fuse);
+    snprintf(path, sizeof(path), "%s/file", place);
+    if (fuse < 0 || unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("ibx-test", place, "fuse", MS_NOSUID | MS_NODEV, options) || pipe(told))
+        return false;
+    if (!fork_bound())
+        serve(fuse);
+    close(fuse);
+    if (!fork_bound()) {
+        const int fd = open(path, O_RDWR);
+        if (fd >= 0 && write(told[1], "x", 1) == 1)
+            for (;;)
+                pause();
+        _exit(1);
+    }
+    close(told[1]);
+    const bool good = read(told[0], &byte, 1) == 1;
+    close(told[0]);
+    return good;
+}
+
+static int beside_silence(void)
+{
+    struct stat st;
+    struct ibx_error err = {0};
+    if (geteuid() || !begin_silence())
+        return CHILD_SKIPS;
+    const int fd = open(memory, O_RDWR);
+    if (fd < 0 || fstat(fd, &st))
+        return 2;
+    struct ibx_guest_block block = {
+        .id = "ram0", .fd = fd, .dev = st.st_dev, .ino = st.st_ino, .size = 4096};
+    const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
+    const uint64_t late = ibx_deadline_in_ms(LATE_MS);
+    const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
+    if (rc)
+        print_error("%s\n", err.message);
+    return rc ? 3 : ibx_now_ns() > late ? 4 : 0;
+}
+
+static void test_a_file_system_that_is_silent(NO_STATE)
+{
+    passes_in_child(beside_silence);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(memory, sizeof(memory), "%s/ram", folder);
+    snprintf(place, sizeof(place), "%s/place", folder);
+    assert_int_equal(mkdir(place, 0700), 0);
+    return close(open(memory, O_RDWR | O_CREAT | O_EXCL, 0600));
+}
+
+static int end(void **state)
+{
+    (void)state;
+    return rmdir(place) || unlink(memory) || rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_file_system_that_is_silent),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
