@@ -31,9 +31,10 @@ static const struct shape {
     unsigned kinds; /* bits of kinds for which the handler returns a result */
     int instead;    /* replaces other kinds: 0, which the handler refuses; ON with NULL, for CUDA */
     int payload;    /* of copies to the device: the payload's length, before its bytes */
-    int strings;    /* how many strings precede the payload */
+    int strings;    /* so many; those of copies to the device precede the payload */
     int count;      /* bytes that are copied from the payload; 0: `rows` says it */
     int rows;       /* three u64: the source's pitch, width and height */
+    int text;       /* where the strings begin */
 } shapes[] = {
     {.name = "cudaCreateTextureObject", .present = F(0)},
     {.name = "cudaFuncGetAttributes", .present = F(0)},
@@ -43,16 +44,16 @@ static const struct shape {
     {.name = "cudaIpcGetMemHandle", .present = F(0)}, /* CUDA 13 does not check it either */
     {.name = "cudaMallocArray", .present = F(0)},
     {.name = "cudaMemcpy3D", .present = F(0)},
-    {"cudaMemcpy", 0, E(4), FROM_TO_ON, ON, F(8), 0, E(12), 0},
-    {"cudaMemcpyAsync", 0, E(12), ALL_KINDS, ON, F(8), 0, E(20), 0},
-    {"cudaMemcpy2D", 0, E(4), FROM_TO_ON, ON, F(8), 0, 0, BEHIND},
-    {"cudaMemcpyToSymbol", F(8), E(4), ALL_KINDS, 0, F(0), 2, E(20), 0},
-    {"cudaMemcpyFromSymbol", F(16), E(4), ALL_KINDS, 0, 0, 0, 0, 0},
-    {"cudaMemcpyToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, E(12), 0},
-    {"cudaMemcpyFromArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0},
-    {"cudaMemcpyArrayToArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0},
-    {"cudaMemcpy2DToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, 0, E(28)},
-    {"cudaMemcpy2DFromArray", 0, E(4), KIND(2) | KIND(3), ON, 0, 0, 0, 0},
+    {"cudaMemcpy", 0, E(4), FROM_TO_ON, ON, F(8), 0, E(12), 0, 0},
+    {"cudaMemcpyAsync", 0, E(12), ALL_KINDS, ON, F(8), 0, E(20), 0, 0},
+    {"cudaMemcpy2D", 0, E(4), FROM_TO_ON, ON, F(8), 0, 0, BEHIND, 0},
+    {"cudaMemcpyToSymbol", F(8), E(4), ALL_KINDS, 0, F(0), 2, E(20), 0, F(0)},
+    {"cudaMemcpyFromSymbol", F(16), E(4), ALL_KINDS, 0, 0, 2, 0, 0, F(8)},
+    {"cudaMemcpyToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, E(12), 0, 0},
+    {"cudaMemcpyFromArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0, 0},
+    {"cudaMemcpyArrayToArray", 0, E(4), ALL_KINDS, 0, 0, 0, 0, 0, 0},
+    {"cudaMemcpy2DToArray", 0, E(4), ALL_KINDS, 0, F(24), 0, 0, E(28), 0},
+    {"cudaMemcpy2DFromArray", 0, E(4), KIND(2) | KIND(3), ON, 0, 0, 0, 0, 0},
 };
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
@@ -112,13 +113,25 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
                : bytes;
 }
 
-static void sanitize_payload(const struct shape *s, uint8_t *body, size_t n)
+/* The offset behind the strings, each of which is preceded by its length twice, and is NULL if the
+ * second one is 0; n: it is outside. If the sum of a length and of what is before it wraps around,
+ * the handler would move back: it finds too few bytes instead. */
+static size_t behind_strings(const struct shape *s, uint8_t *body, size_t n)
 {
-    size_t at = position(s->payload, n);
-    for (int i = 0; i < s->strings; i++) { /* each is preceded by its length twice */
-        const uint64_t string = ibx_body_number(body, n, at, 8);
+    size_t at = position(s->text, n);
+    for (int i = 0; i < s->strings && at < n; i++) {
+        const uint64_t string =
+            ibx_body_number(body, n, at + 8, 8) ? ibx_body_number(body, n, at, 8) : 0;
+        if (string > UINT64_MAX - 16 - at)
+            put(body, n, at, TOO_LONG);
         at = string > n || n - string < 16 || at > n - string - 16 ? n : at + 16 + (size_t)string;
     }
+    return at;
+}
+
+static void sanitize_payload(const struct shape *s, uint8_t *body, size_t n)
+{
+    const size_t at = s->strings ? behind_strings(s, body, n) : position(s->payload, n);
     const uint64_t length = ibx_body_number(body, n, at, 8);
     if (at > n || n - at < 8 || length > n - at - 8)
         put(body, n, at, TOO_LONG);              /* the handler finds too few bytes */
@@ -161,6 +174,7 @@ static void sanitize(const struct shape *s, uint8_t *body, size_t n)
         put(body, n, position(s->present, n), TOO_LONG); /* the handler finds too few bytes */
     if (!s->kind)
         return;
+    behind_strings(s, body, n);
     const uint64_t kind = ibx_body_number(body, n, position(s->kind, n), 4);
     if (kind > 31 || !(s->kinds & KIND(kind)))
         sanitize_kind(s, body, n);

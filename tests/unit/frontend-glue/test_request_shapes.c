@@ -172,6 +172,41 @@ static void planes_and_more(void **state)
     assert_false(good("cudaMemcpy2DToArray", b));
 }
 
+/* A string whose length wraps around with what is before it: the handler moves back, and finds the
+ * payload elsewhere. One that is NULL has no bytes, whatever its length says. */
+static void strings(void **state)
+{
+    static const struct {
+        const char *name;
+        unsigned at, kind;
+    } calls[] = {{"cudaMemcpyToSymbol", 0, H2D},
+                 {"cudaMemcpyToSymbol", 0, D2D},
+                 {"cudaMemcpyFromSymbol", 8, D2H},
+                 {"cudaMemcpyFromSymbol", 8, D2D}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        for (unsigned k = 0; k < 2; k++) {
+            struct body b = {.n = calls[i].at};
+            const size_t string = b.n + 21 * (size_t)k;
+            for (unsigned j = 0; j < 2; j++) {
+                b = with(with(b, j == k ? UINT64_MAX - 15 : 5, 8), 5, 8);
+                memcpy(b.bytes + b.n, "name", 5);
+                b.n += 5;
+            }
+            b = with(with(with(with(b, 8, 8), 0, 8), 1000, 8), 0, 8);
+            b = with(b, calls[i].kind, 4);
+            assert_false(good(calls[i].name, b));
+            b = repaired(calls[i].name, b);
+            assert_true(number(&b, string, 8) == UINT64_C(1) << 62);
+        }
+    }
+    struct body b = with(with(with((struct body){0}, 5, 8), 5, 8), 0, 5);
+    b = with(with(with(with(b, 64, 8), 0, 8), 8, 8), 0, 8); /* no symbol; a payload of 8 bytes */
+    b = with(with(with(b, 1000, 8), 0, 8), H2D, 4);
+    b = repaired("cudaMemcpyToSymbol", b);
+    assert_true(number(&b, b.n - 20, 8) > UINT32_MAX);
+}
+
 /* The handler reads what follows a pointer that is not NULL, finds too little, and refuses it. */
 static void nulls(void **state)
 {
@@ -412,11 +447,10 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads),        cmocka_unit_test(planes),
-        cmocka_unit_test(planes_and_more), cmocka_unit_test(nulls),
-        cmocka_unit_test(truncated),       cmocka_unit_test(barred),
-        cmocka_unit_test(names),           cmocka_unit_test(capture_modes),
-        cmocka_unit_test(driver_rows),     cmocka_unit_test(volumes),
+        cmocka_unit_test(payloads),    cmocka_unit_test(planes),  cmocka_unit_test(planes_and_more),
+        cmocka_unit_test(strings),     cmocka_unit_test(nulls),   cmocka_unit_test(truncated),
+        cmocka_unit_test(barred),      cmocka_unit_test(names),   cmocka_unit_test(capture_modes),
+        cmocka_unit_test(driver_rows), cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
