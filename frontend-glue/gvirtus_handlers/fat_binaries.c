@@ -271,10 +271,19 @@ static bool find_fat(const uint8_t *body, size_t n, struct bytes *all)
     return !r.failed && magic == WRAPPER_MAGIC && (!all->at || all->n <= ibx_reader_left(&r));
 }
 
+/* Whether the sum of the name's length and of what is before it wraps around: the handler would
+ * move back, and find the wrapper elsewhere. */
+static bool moves_back(const uint8_t *body, size_t n)
+{
+    return ibx_body_number(body, n, 8, 8) && ibx_body_number(body, n, 0, 8) > UINT64_MAX - 16;
+}
+
 bool ibx_fat_binary_fits(const uint8_t *body, size_t n, uint64_t *kept)
 {
     struct bytes all;
     *kept = 0;
+    if (moves_back(body, n))
+        return false;
     return !find_fat(body, n, &all) || (all.at && fat_fits(&all, kept));
 }
 

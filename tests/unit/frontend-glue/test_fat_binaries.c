@@ -234,6 +234,23 @@ static void images(void **state)
 }
 
 /* Lengths that lie, each of them alone. */
+/* The sum of the name's length and of what is before it wraps around: the handler moves back, and
+ * takes the second length for the wrapper's magic. */
+static void wrapped_names(void **state)
+{
+    (void)state;
+    for (uint64_t back = 1; back <= 16; back++) {
+        struct body b = {0};
+        add(&b, 0 - back, 8);
+        add(&b, UINT64_C(1) << 32 | 0x466243b1, 8);
+        add(&b, 16, 8);
+        add(&b, 16, 8);
+        add(&b, 0x00100001ba55ed50, 8);
+        add(&b, UINT32_MAX, 8);
+        assert_false(fits(fat_binary_fits, &b));
+    }
+}
+
 static void fat_lengths(void **state)
 {
     const size_t fat = 16 + sizeof(HANDLE) + 24;
@@ -263,7 +280,7 @@ static void fat_lengths(void **state)
         b.bytes[fat - 8] = b.bytes[fat - 16] = (uint8_t)n;
         assert_false(fits(fat_binary_fits, &b));
     }
-    b = registration(&image, "PTX here", 8, 1), memset(b.bytes, 0xff, 8); /* the handle's */
+    b = registration(&image, "PTX here", 8, 1), memset(b.bytes, 0xff, 7); /* the handle's */
     assert_true(fits(fat_binary_fits, &b));
     image = image_of(1), image.kind = 1;
     assert_true(takes(&image, "P", 1));
@@ -378,15 +395,11 @@ static void driver_images(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cubins),
-        cmocka_unit_test(attributes),
-        cmocka_unit_test(shared_sections),
-        cmocka_unit_test(images),
-        cmocka_unit_test(fat_lengths),
-        cmocka_unit_test(unmarked_cubins),
-        cmocka_unit_test(compressed_images),
-        cmocka_unit_test(unpacked),
-        cmocka_unit_test(driver_images),
+        cmocka_unit_test(cubins),          cmocka_unit_test(attributes),
+        cmocka_unit_test(shared_sections), cmocka_unit_test(images),
+        cmocka_unit_test(fat_lengths),     cmocka_unit_test(wrapped_names),
+        cmocka_unit_test(unmarked_cubins), cmocka_unit_test(compressed_images),
+        cmocka_unit_test(unpacked),        cmocka_unit_test(driver_images),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
