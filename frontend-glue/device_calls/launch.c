@@ -304,7 +304,9 @@ int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n
         return 0;
     const uint64_t function = ibx_get_u64(&r);
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
-    const bool less = name && n >= HEAD && brings_less(x, function, n - HEAD);
+    /* The handler takes NULL for the arguments if their length is 0, whatever follows it. */
+    const bool some = ibx_body_number(body, n, HEAD - 8, 8);
+    const bool less = name && n >= HEAD && brings_less(x, function, some ? n - HEAD : 0);
     if (less && cuda.refuse) /* so that the thread's last error is set by CUDA */
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
     ibx_functions_let_go(&x->launches.user);

@@ -290,6 +290,11 @@ bool launches_with_too_little()
     REQUIRE(remote.call("cudaLaunchKernel", body(5000, 5012, Body())) == 0);
     REQUIRE(remote.handled() == handled);
     REQUIRE(remote.call("cudaLaunchKernel", body(100, 0, Body())) == 1);
+    Body none =
+        body(100, 112, Body()); // all are there, but the handler takes a length of 0 for NULL
+    std::memset(&none.bytes[48], 0, 8);
+    REQUIRE(remote.call("cudaLaunchKernel", none) == 1 && remote.get_last_error() == 1);
+    REQUIRE(remote.handled() == handled);
     for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
     REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
