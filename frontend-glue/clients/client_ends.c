@@ -460,6 +460,8 @@ static bool give_back(struct gpu_session *x, struct ended *of)
                 "given back in %llu ms",
                 of->things, (unsigned long long)ms);
     }
+    if (done)
+        ibx_host_maps_tidy(x);
     return done;
 }
 

@@ -290,13 +290,14 @@ int ibx_host_work_ask(struct gpu_session *x, uint64_t over, bool wait,
 void ibx_host_work_end(struct gpu_session *x);
 
 /* host_maps.c: takes out all mappings of a client that has no session any more, for
- * ibx_host_maps_end(), which unmaps them. Whoever maps anything there meanwhile waits for that, for
- * a bounded time. */
+ * ibx_host_maps_end(), which unmaps them, but later if the client's work is not over after a
+ * second. Whoever maps anything there meanwhile waits for that, for a bounded time. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client);
 /* Whether all n bytes (n > 0) are in one piece of page-locked memory of the session's client that
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken);
+void ibx_host_maps_tidy(struct gpu_session *x);
 /* Writes a word of 4 or 8 bytes in such a piece of that client, also while it is unpinned. False:
  * it is in none. */
 bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint64_t word);

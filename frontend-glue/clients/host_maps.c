@@ -11,7 +11,7 @@
  *
  * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; if this process or
  * another client has something there, the client is refused. A mapping lasts until the client gives
- * it back, or has no session any more.
+ * it back, or has no session any more, and no work that might still use it.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -28,6 +28,7 @@
 #define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
 #define MAPS_EACH (MAPS_MOST / 4) /* of one client */
 #define ENDING_MS 5000u /* for so long a new mapping waits for one that ends and is in its way */
+#define WORK_MS   2000u /* for so long the work of a client is waited for that has no session */
 
 struct ibx_host_map {
     struct ibx_host_map *next;
@@ -177,12 +178,85 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client)
     return all;
 }
 
-void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken)
+/* In the context of a device. False: the client's work there is not over yet. While somebody
+ * captures that is not known, and nobody is to wait for him. */
+static bool wait_for_work(struct gpu_session *x, uint64_t client, const void *context, unsigned ms)
 {
+    uint64_t whose;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const enum ibx_work work = ibx_work_wait(x, client, context, ms, &whose);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return work != IBX_WORK_OWN || ibx_captures_any();
+}
+
+/* Waits for the client's work on all devices. cuMemHostUnregister() waits without end for that in
+ * the context in which the memory was pinned, and not for that in others: there a kernel or copy
+ * that still uses the memory would fail, and with it all work of that context (H200, driver 580).
+ * False: the work is not over yet. */
+static bool wait_for_devices(struct gpu_session *x, uint64_t client, unsigned ms)
+{
+    const struct ibx_cuda *cuda = x->cuda;
+    void *context = NULL, *popped = NULL;
+    unsigned flags;
+    int active = 0;
+    bool over = true;
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release)
+        return true;
+    for (int i = 0; over && !cuda->device_primary_ctx_get_state(i, &flags, &active); i++) {
+        if (!active || cuda->device_primary_ctx_retain(&context, i))
+            continue;
+        if (!cuda->ctx_push_current(context)) {
+            over = wait_for_work(x, client, context, ms);
+            cuda->ctx_pop_current(&popped);
+        }
+        cuda->device_primary_ctx_release(i);
+    }
+    return over;
+}
+
+/* Mappings of clients that had work under way when they ended: perhaps a kernel that waits for a
+ * word of its program's. They end with what else the client has left, when somebody comes or leaves
+ * after that work is over, or with this process. Locked. */
+static struct ibx_host_map *kept;
+
+static void keep(struct ibx_host_map *m)
+{
+    pthread_mutex_lock(&lock);
+    m->next = kept;
+    kept = m;
+    pthread_mutex_unlock(&lock);
+}
+
+static void end_or_keep(struct gpu_session *x, struct ibx_host_map *taken, unsigned ms)
+{
+    uint64_t client = 0;
+    bool over = true;
     for (struct ibx_host_map *m; (m = taken);) {
         taken = m->next;
-        end(x, m);
+        if (m->client != client && ibx_back_end_have_cuda(x))
+            over = wait_for_devices(x, m->client, ms);
+        client = m->client;
+        if (over)
+            end(x, m);
+        else
+            keep(m);
     }
+}
+
+void ibx_host_maps_tidy(struct gpu_session *x)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_map *all = kept;
+    kept = NULL;
+    pthread_mutex_unlock(&lock);
+    end_or_keep(x, all, 0);
+}
+
+void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken)
+{
+    ibx_host_maps_tidy(x);
+    end_or_keep(x, taken, WORK_MS);
 }
 
 /* -------------------------------------------------------------------------------- a new one */
@@ -369,6 +443,7 @@ int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *w)
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w->address, w->length));)
         end_given_back(x, m); /* older ones */
+    ibx_host_maps_tidy(x);
     wait_for_ends(w);
     return make(x, client, w, fd);
 }

@@ -536,10 +536,35 @@ bool unmapped_beside_a_copy(bool to_device)
     return HOLDS(unmapped == 0 && rc == 0 && got == bytes && copies.remote.malloc(100));
 }
 
+// A client is killed whose memory a device still reads. CUDA unpins memory behind the work of the
+// device on which it was pinned; work of another one would fail, and all work of its context.
+bool unmapped_beside_another_device()
+{
+    constexpr std::uint64_t there = 0x220000000000;
+    Gpu gpu(resume);
+    const auto before = gpu.remote.stats();
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const int mapped = own.call(
+            "ibxRuntime", number(IBX_EXT_HOST_MAP).u64(there).u64(8192).u64(IBX_EXT_OWN_PAGES));
+        own.set_device(1);
+        const std::uint64_t memory = own.malloc(some), stream = own.stream_create(1);
+        return mapped == 0 && own.slow(1000000) &&
+               own.on_device_async(memory, there, some, stream) == 0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return gpu.remote.stats().host_pins == before.host_pins; }));
+    gpu.remote.slow(0);
+    return HOLDS(gpu.remote.stats().busy_unpins == before.busy_unpins);
+}
+
 } // namespace
 
 void check_calls_beside()
 {
+    check("host memory of a killed client beside work of another device",
+          unmapped_beside_another_device);
     for (const bool to_device : {false, true})
         check("host memory given back beside a copy",
               [=] { return unmapped_beside_a_copy(to_device); });

@@ -486,6 +486,31 @@ bool spare_has_a_context()
     return HOLDS(back.has(0));
 }
 
+// A program is killed beside its kernel that never ends, perhaps because it waits for a word of the
+// program's. `maps`: it has page-locked memory that kernels use.
+bool killed_beside_its_endless_work(bool maps)
+{
+    Listening back;
+    const pid_t pid = spawn([&back, maps]() -> int {
+        auto over = connected(back.port);
+        Remote own(over.get());
+        own.get_last_error();
+        own.set_device(0);
+        const Body map =
+            number(IBX_EXT_HOST_MAP).u64(0x230000000000).u64(8192).u64(IBX_EXT_OWN_PAGES);
+        if (maps && own.call("ibxRuntime", map) != 0)
+            return 1;
+        const std::uint64_t to = own.malloc(some), from = own.malloc(some),
+                            stream = own.stream_create(1);
+        own.hold_stream(stream);
+        if (own.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, some)))
+            return 2;
+        return raise(SIGKILL);
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return HOLDS(back.has(0));
+}
+
 // A killed spare process is not replaced at once: the next could end, too.
 bool spare_is_killed()
 {
@@ -597,6 +622,10 @@ int main(int argc, char **argv)
     check("a spare process becomes a program's", spare_is_taken);
     check("a spare process has a context", spare_has_a_context);
     check("a spare process is killed", spare_is_killed);
+    check("a program that is killed beside its endless work",
+          [] { return killed_beside_its_endless_work(false); });
+    check("... that may use its page-locked memory",
+          [] { return killed_beside_its_endless_work(true); });
     check("a spare process without a GPU", spare_without_a_gpu);
     check("more programs than spare processes", more_than_spare);
     check("a spare process and limits", spare_and_limits);
