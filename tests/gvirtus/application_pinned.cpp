@@ -533,6 +533,36 @@ bool host_pool_ends_beside_others(const HostPools &h)
     return HOLDS(good && freed && waited);
 }
 
+// Threads with streams of their own get memory that no other one has, while the pool is trimmed.
+bool host_pool_has_threads(const HostPools &h, void *pool)
+{
+    const auto trim = preloaded<int(void *, std::size_t)>("cudaMemPoolTrimTo");
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int t = 1; t <= 4; t++) {
+        threads.emplace_back([&, t] {
+            void *stream = nullptr, *memory = nullptr;
+            wrong += cudaStreamCreate(&stream) != 0;
+            for (std::size_t i = 0; i < 200; i++) {
+                const std::size_t n = 1 + i * 977 % 9000;
+                wrong += h.allocate(&memory, n, pool, stream) != 0;
+                wrong += cudaStreamSynchronize(stream) != 0;
+                std::memset(memory, t, n);
+                sched_yield();
+                wrong +=
+                    !has(static_cast<char *>(memory), std::vector<char>(n, static_cast<char>(t)));
+                wrong += h.give_back(memory, i % 3 ? stream : nullptr) != 0;
+                wrong += i % 50 == 0 && trim(pool, 0) != 0;
+            }
+            wrong += cudaStreamDestroy(stream) != 0;
+        });
+    }
+    for (std::thread &thread : threads)
+        thread.join();
+    REQUIRE(wrong == 0 && number_of(pool, 7) == 0 && cudaDeviceSynchronize() == 0);
+    return HOLDS(number_of(pool, 5) == 0);
+}
+
 } // namespace
 
 bool pools_of_host()
@@ -558,5 +588,6 @@ bool pools_of_host()
     REQUIRE(has(static_cast<char *>(b), std::vector<char>(of_pool, 7)));
     REQUIRE(h.give_back(b, h.stream) == 0 && fails(h.give_back(b, h.stream), 1));
     REQUIRE(host_pool_stays_small(h, standard) && host_pool_ends_beside_others(h));
+    REQUIRE(host_pool_has_threads(h, standard));
     return HOLDS(cudaGetLastError() == 0);
 }
