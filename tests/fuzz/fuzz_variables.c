@@ -162,9 +162,9 @@ int cudaFree(void *address)
     ibx_frontend_managed_free(address, &base, &rc);
     return rc;
 }
-int ibx_frontend_was_set(int rc, const void *address)
+int ibx_frontend_was_set(int rc, const void *address, void *stream)
 {
-    (void)address;
+    (void)address, (void)stream;
     return rc;
 }
 int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
