@@ -298,6 +298,12 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client);
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken);
 void ibx_host_maps_tidy(struct gpu_session *x);
+/* To be called before host memory that the client's work may use is unpinned: waits up to `ms` on
+ * each device until that work is over. cuMemHostUnregister() waits without end for work in the
+ * context in which the memory was pinned, and not for that in others: there a kernel or copy that
+ * still uses the memory would fail, and with it all work of that context (H200, driver 580). False:
+ * the work is not over yet. */
+bool ibx_work_on_devices(struct gpu_session *x, uint64_t client, unsigned ms);
 /* Writes a word of 4 or 8 bytes in such a piece of that client, also while it is unpinned. False:
  * it is in none. */
 bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint64_t word);

@@ -186,14 +186,11 @@ static bool wait_for_work(struct gpu_session *x, uint64_t client, const void *co
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const enum ibx_work work = ibx_work_wait(x, client, context, ms, &whose);
     ibx_cuda_capture_restore(x->cuda, mode);
-    return work != IBX_WORK_OWN || ibx_captures_any();
+    const bool of_others = work == IBX_WORK_OF_OTHERS && ibx_clients_several(x);
+    return work == IBX_WORK_OVER || work == IBX_WORK_LOST || of_others || ibx_captures_any();
 }
 
-/* Waits for the client's work on all devices. cuMemHostUnregister() waits without end for that in
- * the context in which the memory was pinned, and not for that in others: there a kernel or copy
- * that still uses the memory would fail, and with it all work of that context (H200, driver 580).
- * False: the work is not over yet. */
-static bool wait_for_devices(struct gpu_session *x, uint64_t client, unsigned ms)
+bool ibx_work_on_devices(struct gpu_session *x, uint64_t client, unsigned ms)
 {
     const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL, *popped = NULL;
@@ -235,7 +232,7 @@ static void end_or_keep(struct gpu_session *x, struct ibx_host_map *taken, unsig
     for (struct ibx_host_map *m; (m = taken);) {
         taken = m->next;
         if (m->client != client && ibx_back_end_have_cuda(x))
-            over = wait_for_devices(x, m->client, ms);
+            over = ibx_work_on_devices(x, m->client, ms);
         client = m->client;
         if (over)
             end(x, m);

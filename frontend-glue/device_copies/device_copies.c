@@ -6,15 +6,18 @@
 #include "frontend-glue/extensions/extensions.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
+#include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Most bytes of a connection's allocations in the shared region that are pinned here. */
 #define PINS_MAX (4ull << 30)
+#define WORK_MS  2000u /* for so long work is waited for before memory is unpinned */
 
 /* ----------------------------------------------------------------------------- requests */
 
@@ -354,12 +357,26 @@ static int began(void *context)
     return serve(context);
 }
 
+/* Unpinning waits without end for a kernel that waits for its program, or never ends. If all
+ * programs that this process serves have ended, nobody needs it any more: then it ends with that
+ * kernel, as natively the program's context would. */
+static void end_with_work(struct gpu_session *x)
+{
+    if (!x->pins.bytes || !ibx_client_process() || !ibx_back_end_have_cuda(x) ||
+        ibx_work_on_devices(x, ibx_clients_number_of(x), WORK_MS) || !ibx_clients_all_ended())
+        return;
+    ibx_log(IBX_LOG_INFO, "the process of the back end for %s ends, with work that was under way",
+            ibx_session_path(x->s)->peer);
+    _exit(EXIT_SUCCESS);
+}
+
 /* The connection is broken. Copies that were answered before they had ended may still use the
  * client's memory. */
 static void broken(void *context)
 {
     struct gpu_session *x = context;
     ibx_back_end_handle_resets(x);
+    end_with_work(x);
     ibx_client_pins_drop(&x->pins, x->cuda);
     ibx_gpu_registrations_pause(&x->registrations);
 }
@@ -387,6 +404,7 @@ static void ending(void *context)
     ibx_gpu_registrations_drop(&x->registrations, 0);
     x->late.pending = false;
     ibx_back_end_handle_resets(x);
+    end_with_work(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection unmaps them */
     free(x->regions);
     x->regions = NULL;

@@ -132,6 +132,16 @@ bool ibx_clients_any(void)
     return any;
 }
 
+bool ibx_clients_all_ended(void)
+{
+    pthread_mutex_lock(&ibx_client_list.lock);
+    const struct ibx_client *c = ibx_client_list.all;
+    while (c && ibx_client_has_ended(c))
+        c = c->next;
+    pthread_mutex_unlock(&ibx_client_list.lock);
+    return !c;
+}
+
 bool ibx_clients_others(struct gpu_session *x)
 {
     ibx_clients_number(x);

@@ -20,6 +20,8 @@ bool ibx_clients_has(uint64_t number);
 bool ibx_clients_left(void);
 /* Whether any client has a session. */
 bool ibx_clients_any(void);
+/* Whether the processes of all clients have ended, as far as this host sees. */
+bool ibx_clients_all_ended(void);
 /* Whether there is a client beside the session's. */
 bool ibx_clients_others(struct gpu_session *x);
 /* use_thread_stream(): the session uses CUDA's per-thread stream. use_thread_streams(): whether

@@ -405,6 +405,7 @@ int main(int argc, char **argv)
         {"loads-beside-graphs", loads_beside_graphs},
         {"killed-in-graph", killed_in_graph},
         {"killed-while-mapped", killed_while_mapped},
+        {"killed-beside-endless", killed_beside_endless},
         {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-as-gates", host_functions_as_gates},

@@ -287,6 +287,7 @@ bool captures_of_events();
 bool captures_of_callbacks();
 bool killed_in_graph();
 bool killed_while_mapped();
+bool killed_beside_endless();
 bool lied_to();
 
 // application_graph_conditions.cpp

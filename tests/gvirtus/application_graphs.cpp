@@ -151,6 +151,19 @@ static void end_process_when(void *flag)
 
 // Kernels have reached the process's memory. The last of its sessions is that of the library's own
 // thread, which waits to be asked for a function.
+bool killed_beside_endless()
+{
+    constexpr std::size_t n = 3000000;
+    char *device = device_memory(n), *host = nullptr;
+    void *stream;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&host), n) == 0 &&
+            cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemcpy(device, host, n, H2D) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uint64_t>(stream));
+    REQUIRE(cudaMemcpyAsync(device, device + 1000000, 1000, D2D, stream) == 0);
+    return raise(SIGKILL);
+}
+
 bool killed_while_mapped()
 {
     static std::atomic<bool> alone{false};

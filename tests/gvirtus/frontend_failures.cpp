@@ -74,6 +74,16 @@ bool function_for_ever()
 }
 
 // A client is killed while its graph, or its stream, waits for it; the next client's graph works.
+bool killed_beside_endless()
+{
+    GpuBackEnd back;
+    Application first(&back, application, "killed-beside-endless", "taken");
+    REQUIRE(first.ended() == 128 + SIGKILL);
+    while (back.children().size() > 1) // the test's limit ends it otherwise; one is a spare one
+        usleep(1000);
+    return true;
+}
+
 bool killed_in_graph(const char *test)
 {
     GpuBackEnd back;

@@ -156,6 +156,7 @@ bool sets_after_a_loss();
 bool mapped_for_ever();
 bool function_for_ever();
 bool killed_in_graph(const char *test);
+bool killed_beside_endless();
 bool lied_to();
 bool ends_in_the_middle();
 bool killed(const char *test, unsigned rounds, unsigned pause);

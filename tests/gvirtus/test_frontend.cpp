@@ -533,6 +533,7 @@ void check_what_it_does_not()
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", [] { return alone("unpinned-beside-graphs"); });
     check("kernels that are loaded beside graphs", [] { return alone("loads-beside-graphs"); });
+    check("a client that is killed beside work that never ends", killed_beside_endless);
     check("a client that is killed in a graph", [] { return killed_in_graph("killed-in-graph"); });
     check("... whose memory kernels reach", [] { return killed_in_graph("killed-while-mapped"); });
     check("a client that is killed while its streams wait for words",
