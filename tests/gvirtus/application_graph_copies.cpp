@@ -479,6 +479,25 @@ bool array_trips(void *stream, void *array, std::size_t element, char *there, ch
     return true;
 }
 
+// Bytes of one row of the array, captured.
+bool array_row(void *stream, void *array, char *there, char *back)
+{
+    void *graph = nullptr, *exec = nullptr;
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE((run<void *, std::size_t, std::size_t, const void *, std::size_t, int, void *>(
+                 "cudaMemcpyToArrayAsync", array, 56, 3, there, 200, H2D, stream) == 0));
+    REQUIRE((run<void *, const void *, std::size_t, std::size_t, std::size_t, int, void *>(
+                 "cudaMemcpyFromArrayAsync", back, array, 156, 3, 100, D2H, stream) == 0));
+    REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, &graph) == 0));
+    run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0);
+    for (char letter : {'p', 'q'}) {
+        REQUIRE(fill(there, letter, true) && fill(back, 'x', true));
+        REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(back[0] == letter && back[99] == letter && back[100] == 'x');
+    }
+    return HOLDS(run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", exec) == 0);
+}
+
 // Blocks of 4 x 4 elements have 8 bytes.
 bool array_of_blocks(void *stream, char *there)
 {
@@ -543,6 +562,7 @@ bool copies_with_arrays()
         void *array = array_of(bits, 256 / element, 16);
         REQUIRE(array_trips(stream, array, element, pinned, pinned + 4096, true));
         REQUIRE(array_trips(stream, array, element, device, device + 4096, false));
+        REQUIRE(array_row(stream, array, pinned, pinned + 4096));
         REQUIRE(bits < 32 || array_changes(stream, array, pageable.data()));
         REQUIRE(run("cudaFreeArray", array) == 0);
     }

@@ -509,20 +509,6 @@ static int over(int rc, const void *stream)
     return rc || !stream ? rc : cudaStreamSynchronize(NULL);
 }
 
-int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
-                           void *stream)
-{
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(cudaMemcpyToArray(array, x, y, from, n, kind), stream);
-}
-
-int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
-                             void *stream)
-{
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
-}
-
 /* Rows between memory and an array, as a copy of planes; its columns and its width are in bytes.
  * False: the array's elements are not known here, or it has blocks of them, or parts of elements
  * are copied. */
@@ -538,6 +524,46 @@ static bool as_planes(struct ibx_cuda_memcpy3d *rows)
     at->width /= n;
     rows->extent.width /= n;
     return true;
+}
+
+/* The same for bytes that are within one row of the array. */
+static bool as_row(struct ibx_cuda_memcpy3d *row)
+{
+    const void *array = row->to_array ? row->to_array : row->from_array;
+    const size_t x = row->to_array ? row->to_at.width : row->from_at.width;
+    struct ibx_frontend_array is;
+    if (!array || !ibx_frontend_array_known(array, &is))
+        return false;
+    const size_t n = is.extent.width * ibx_array_unit_of(&is.channel).bytes;
+    return x <= n && row->extent.width <= n - x && as_planes(row);
+}
+
+int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
+                           void *stream)
+{
+    struct ibx_cuda_memcpy3d p = {.from = {(void *)(uintptr_t)from, n, n, 1},
+                                  .to_array = array,
+                                  .to_at = {x, y, 0},
+                                  .extent = {n, 1, 1},
+                                  .kind = kind};
+    if (as_row(&p))
+        return cudaMemcpy3DAsync(&p, stream);
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : over(cudaMemcpyToArray(array, x, y, from, n, kind), stream);
+}
+
+int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
+                             void *stream)
+{
+    struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)array,
+                                  .from_at = {x, y, 0},
+                                  .to = {to, n, n, 1},
+                                  .extent = {n, 1, 1},
+                                  .kind = kind};
+    if (as_row(&p))
+        return cudaMemcpy3DAsync(&p, stream);
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
 }
 
 int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
