@@ -282,6 +282,28 @@ static void test_child_is_made_while_servers_are_silent(void)
         close(silent[i]);
 }
 
+/* ... also if there is one server alone, and the transport would wait for it for much longer. */
+static void test_child_is_made_while_the_only_server_is_silent(void)
+{
+    struct mover clone;
+    char again[300];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    snprintf(again, sizeof(again), "%s", server.uri);
+    serve(&filler, (const char *[]){"serve", "--json", cache, "--on-demand", "--cache", again,
+                                    "--set", "timeout_ms=120000", NULL});
+    child_start(&children[0], NULL);
+    mover_kill(&server, SIGKILL);
+    const int silent = mover_listen_in_place_of(again);
+    mover_await_words(&filler, "connecting again");
+    mover_start(&clone, (const char *[]){"clone", cache, "--qmp", children[0].tool, NULL});
+    await_figure(&filler, "children", 1);
+    close(silent);
+    SERVE(&server, snapshot, "--listen", again);
+    mover_ends(&clone, 0);
+    child_is_right(&children[0]);
+}
+
 /* Another snapshot is now served where this one was: the next server is asked. */
 static void test_another_snapshot_in_its_place(void)
 {
@@ -597,6 +619,7 @@ int main(void)
         VM_TEST(test_filler_killed_when_whole),
         VM_TEST(test_filler_killed_when_whole_and_not_missed),
         VM_TEST(test_child_is_made_while_servers_are_silent),
+        VM_TEST(test_child_is_made_while_the_only_server_is_silent),
         VM_TEST(test_another_snapshot_in_its_place),
         VM_TEST(test_a_cache_that_waits_itself),
         VM_TEST(test_a_cache_that_waits_later),
