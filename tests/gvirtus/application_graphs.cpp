@@ -149,8 +149,7 @@ static void end_process_when(void *flag)
     end_process(nullptr);
 }
 
-// Kernels have reached the process's memory. The last of its sessions is that of the library's own
-// thread, which waits to be asked for a function.
+// It has copied from page-locked memory, and its kernel never ends.
 bool killed_beside_endless()
 {
     constexpr std::size_t n = 3000000;
@@ -164,6 +163,8 @@ bool killed_beside_endless()
     return raise(SIGKILL);
 }
 
+// Kernels have reached the process's memory. The last of its sessions is that of the library's own
+// thread, which waits to be asked for a function.
 bool killed_while_mapped()
 {
     static std::atomic<bool> alone{false};

@@ -73,7 +73,7 @@ bool function_for_ever()
     return true;
 }
 
-// A client is killed while its graph, or its stream, waits for it; the next client's graph works.
+// The back end's process for a killed client ends, although work of the client does not.
 bool killed_beside_endless()
 {
     GpuBackEnd back;
@@ -84,6 +84,7 @@ bool killed_beside_endless()
     return true;
 }
 
+// A client is killed while its graph, or its stream, waits for it; the next client's graph works.
 bool killed_in_graph(const char *test)
 {
     GpuBackEnd back;
