@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
+#include <sys/mman.h>
 
 namespace
 {
@@ -210,8 +211,44 @@ bool planes_beyond_rows()
     return cudaFree(device) == 0;
 }
 
+// A copy beyond an array is refused before memory is read that the program need not have.
+static bool beyond_array()
+{
+    constexpr std::size_t page = 4096, row = 400;
+    void *array = nullptr;
+    auto *memory = static_cast<char *>(
+        mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(memory != MAP_FAILED && mprotect(memory + page, page, PROT_NONE) == 0);
+    REQUIRE(malloc_array(&array, {100, 4, 0}) == 0);
+    Planes p = {};
+    p.from = {memory + page - 4 * row, row, row, 5};
+    p.to_array = array;
+    p.extent = {100, 4, 1};
+    p.kind = H2D;
+    REQUIRE(planes(&p) == 0);
+    p.extent.height = 5;
+    REQUIRE(fails(planes(&p), 1));
+    p.extent.height = 4, p.to_at.width = 1;
+    REQUIRE(fails(planes(&p), 1));
+    p.to_at = {0, 0, 1};
+    REQUIRE(fails(planes(&p), 1));
+    using To = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                   std::size_t, int);
+    using From = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                     std::size_t, int);
+    auto *to = preloaded<To>("cudaMemcpy2DToArray");
+    auto *from = preloaded<From>("cudaMemcpy2DFromArray");
+    for (std::size_t more : {std::size_t{0}, std::size_t{1}}) {
+        REQUIRE(to(array, 0, 0, p.from.at, row, row, 4 + more, H2D) == static_cast<int>(more));
+        REQUIRE(from(p.from.at, row, array, 0, 0, row, 4 + more, D2H) == static_cast<int>(more));
+    }
+    REQUIRE(fails(to(array, 4, 0, p.from.at, row, row, 4, H2D), 1));
+    return HOLDS(free_array(array) == 0 && munmap(memory, 2 * page) == 0);
+}
+
 bool planes_of_arrays()
 {
+    REQUIRE(beyond_array());
     REQUIRE(planes_beyond_rows());
     void *array = nullptr;
     constexpr std::size_t row = 40, height = 5, depth = 3;

@@ -205,6 +205,26 @@ int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t 
     return bounce_end(&b, rc);
 }
 
+/* `unit`: in which the rest counts, but for the length. A length of 0 is one. */
+static bool ends_within(size_t at, size_t n, size_t length, size_t texels, size_t unit)
+{
+    const size_t all = ((length ? length : 1) + texels - 1) / texels * unit;
+    return at <= all && n <= all - at;
+}
+
+/* Whether rows go beyond an array that this process has made; columns and width in bytes. The back
+ * end would say so as well, but only after the host's bytes were read, which a copy that is too
+ * long may not have. */
+static bool rows_are_beyond(const void *array, size_t x, size_t y, size_t width, size_t height)
+{
+    struct ibx_frontend_array is;
+    if (!array || !ibx_frontend_array_known(array, &is))
+        return false;
+    const struct ibx_array_unit unit = ibx_array_unit_of(&is.channel);
+    return !ends_within(x, width, is.extent.width, unit.texels, unit.bytes) ||
+           !ends_within(y, height, is.extent.height, unit.texels, 1);
+}
+
 static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
                          size_t width, size_t height)
 {
@@ -236,7 +256,7 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
         return rows_to_array(array, x, y, from, pitch, width, height);
-    if (!bytes_of(width, height, &n))
+    if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = bounce_begin(&b, n);
     if (!rc)
@@ -272,7 +292,7 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
         return rows_from_array(to, pitch, array, x, y, width, height);
-    if (!bytes_of(width, height, &n))
+    if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = bounce_begin(&b, n);
     if (!rc)
@@ -440,6 +460,19 @@ static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cud
                                                 : ibx_frontend_host_is_short(memory->at, n);
 }
 
+/* The same of planes, which count in elements. */
+static bool is_beyond(const void *array, const struct ibx_cuda_extent *at,
+                      const struct ibx_cuda_extent *n)
+{
+    struct ibx_frontend_array is;
+    if (!array || !ibx_frontend_array_known(array, &is))
+        return false;
+    const size_t texels = ibx_array_unit_of(&is.channel).texels;
+    return !ends_within(at->width, n->width, is.extent.width, texels, texels) ||
+           !ends_within(at->height, n->height, is.extent.height, texels, texels) ||
+           !ends_within(at->depth, n->depth, is.extent.depth, 1, 1);
+}
+
 /* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */
 static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d *bytes)
 {
@@ -455,7 +488,9 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
     if (!rc)
         rc = within(&bytes->to, &bytes->to_at, bytes, known);
     return !rc && (is_short(&bytes->from, &bytes->from_at, bytes) ||
-                   is_short(&bytes->to, &bytes->to_at, bytes))
+                   is_short(&bytes->to, &bytes->to_at, bytes) ||
+                   is_beyond(p->from_array, &p->from_at, &p->extent) ||
+                   is_beyond(p->to_array, &p->to_at, &p->extent))
                ? CUDA_INVALID_VALUE
                : rc;
 }
