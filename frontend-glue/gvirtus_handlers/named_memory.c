@@ -336,8 +336,14 @@ static const struct allocating {
     {"cuArray3DCreate", DRIVER_TEXELS, F(8), F(16), F(24), F(32)},
 };
 
-static const struct allocating *allocating_find(const char *name)
+/* As in G2: the pitch comes behind its length. ibx_shapes_sanitize() has the handlers of other
+ * generations find no width there. */
+static const struct allocating behind_length = {"cudaMallocPitch", PITCHED, F(16), F(24), 0, 0};
+
+static const struct allocating *allocating_find(const char *name, size_t n)
 {
+    if (n >= IBX_PITCH_BEHIND_LENGTH && !strcmp(name, behind_length.name))
+        return &behind_length;
     for (size_t i = 0; may_be_named(name) && i < sizeof(allocations) / sizeof(allocations[0]);
          i++) {
         if (!strcmp(allocations[i].name, name))
@@ -348,7 +354,7 @@ static const struct allocating *allocating_find(const char *name)
 
 bool ibx_naming_allocates(const char *name)
 {
-    return allocating_find(name) != NULL;
+    return allocating_find(name, 0) != NULL;
 }
 
 /* Bytes of a texel: from the bits of four channels, or from a CUarray_format and the number of
@@ -376,7 +382,7 @@ static uint64_t steps_of(uint64_t bytes)
 
 uint64_t ibx_naming_allocation(const char *name, const void *bytes, size_t n)
 {
-    const struct allocating *a = allocating_find(name);
+    const struct allocating *a = allocating_find(name, n);
     const struct body body = {bytes, n, 0};
     if (!a)
         return 0;
@@ -389,7 +395,7 @@ uint64_t ibx_naming_allocation(const char *name, const void *bytes, size_t n)
 
 void ibx_naming_enlarge(const char *name, void *bytes, size_t n)
 {
-    const struct allocating *a = allocating_find(name);
+    const struct allocating *a = allocating_find(name, n);
     const struct body body = {bytes, n, 0};
     uint64_t absurd = ABSURD;
     if (!a)

@@ -159,6 +159,15 @@ static void sanitize_devices(uint8_t *body, size_t n)
         ibx_put_u32(&w, INT32_MAX);
 }
 
+/* The pitch, behind its length, which handlers only write. Those without a length take it for the
+ * width, and allocate nothing. */
+static void sanitize_pitch(uint8_t *body, size_t n)
+{
+    struct ibx_writer w = ibx_writer_of(body, n);
+    ibx_put_u64(&w, sizeof(uint64_t));
+    ibx_put_u64(&w, 0);
+}
+
 /* In mode 0 (global) a thread's calls end captures of other clients, which are threads here: each
  * thread minds its own captures only, as it does from its first request on. */
 static void sanitize_capture_mode(uint8_t *body)
@@ -193,6 +202,8 @@ void ibx_shapes_sanitize(const char *name, uint8_t *body, size_t n)
         ibx_copy_rows_sanitize(body, n);
     if (!strcmp(name, "cudaMemcpy3D"))
         ibx_copy_planes_sanitize(body, n);
+    if (!strcmp(name, "cudaMallocPitch") && n >= IBX_PITCH_BEHIND_LENGTH)
+        sanitize_pitch(body, n);
     if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
         sanitize_devices(body, n);
     if (!strncmp(name, "cudaThreadExchangeStreamCaptureMode", NAME_KNOWN) && n >= 4)

@@ -10,6 +10,9 @@
 #include "frontend-glue/back_end/types.h"
 #include "frontend-glue/session/frames.h"
 
+/* Bytes of a cudaMallocPitch as in G2, whose pitch comes behind its length. */
+#define IBX_PITCH_BEHIND_LENGTH 32u
+
 /* Changes the body of a request that GVirtuS is about to run, if its handler would do so: then the
  * handler or CUDA refuses it. `name` may be cut to 23 characters. */
 void ibx_shapes_sanitize(const char *name, uint8_t *body, size_t n);

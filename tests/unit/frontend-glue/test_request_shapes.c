@@ -228,6 +228,10 @@ static void nulls(void **state)
     struct body devices = with((struct body){.n = 8}, UINT32_MAX, 4);
     ibx_shapes_sanitize("cudaSetValidDevices", devices.bytes, devices.n);
     assert_memory_equal(devices.bytes + 8, "\xff\xff\xff\x7f", 4);
+    struct body rows = with(with(with((struct body){0}, 0, 8), 512, 8), 2049, 8);
+    assert_true(good("cudaMallocPitch", rows)); /* pitch, width, height */
+    rows = repaired("cudaMallocPitch", with(rows, 1, 8));
+    assert_true(number(&rows, 0, 8) == 8 && number(&rows, 8, 8) == 0);
 }
 
 /* Truncated anywhere. */
