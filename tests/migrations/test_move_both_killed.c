@@ -154,6 +154,16 @@ static void test_return_after_the_commit(void)
     }
 }
 
+/* ------------------------------------------------------------ a slow watchdog */
+
+/* Lets a stopped watchdog continue when recover has had time to take another record. */
+static void continues_late(pid_t watchdog)
+{
+    for (const uint64_t late = ibx_deadline_in_ms(2000); ibx_now_ns() < late;)
+        poll(NULL, 0, 20);
+    kill(watchdog, SIGCONT);
+}
+
 /* The watchdog that the VM's source has left has the lock of the return for a while. The record of
  * the borrowing, which nobody works on, is not taken in its place. */
 static void test_recover_waits_for_a_watchdog(void)
@@ -165,13 +175,27 @@ static void test_recover_waits_for_a_watchdog(void)
     kill_all();
     mover_recover(&lender, &home);
     mover_recover(&bringer, &vms[1]);
-    for (const uint64_t late = ibx_deadline_in_ms(2000); ibx_now_ns() < late;)
-        poll(NULL, 0, 20);
-    kill(watchdog, SIGCONT);
+    continues_late(watchdog);
     brought();
     the_borrowing_goes_on();
     pair_done();
     is_home();
+}
+
+/* If it has continued the VM then, there is nothing to recover. */
+static void test_the_watchdog_continues_the_vm(void)
+{
+    pair_start(NULL);
+    assert_ptr_equal(pair_run_to("source:stopped", NULL), &sender);
+    const pid_t watchdog = mover_watchdog(&sender);
+    kill(watchdog, SIGSTOP);
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_recover(&sender, &vms[0]);
+    continues_late(watchdog);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "no unfinished migration");
+    pair_stays();
 }
 
 /* ------------------------------------------------------------ a rollback */
@@ -266,6 +290,7 @@ int main(void)
         VM_TEST(test_return_before_the_commit),
         VM_TEST(test_return_after_the_commit),
         VM_TEST(test_recover_waits_for_a_watchdog),
+        VM_TEST(test_the_watchdog_continues_the_vm),
         VM_TEST(test_rolled_back_while_the_destination_recovers),
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),

@@ -252,7 +252,7 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_record *r
         *record = all[i];
     }
     free(all);
-    return 0;
+    return found ? 0 : ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
 }
 
 /* Whether this is a source that is done; its destination may not know that yet. */
