@@ -518,7 +518,7 @@ def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
                 sender.send_signal(number)
                 out, err = sender.communicate(timeout=LIMIT)
         equal((sender.returncode, out), (1, ""))
-        assert "goes on here" in err and "did not answer" not in err, err
+        assert "stays here" in err and "did not answer" not in err, err
     equal([name for name in os.listdir(scene.path("state")) if name.endswith(".sock")], [])
     vm.runs_on()
 
