@@ -27,6 +27,11 @@ VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
 # short; to a QEMU that is as any other signal.
 STRIKES = [(victim, name) for victim in VICTIMS for name in SIGNALS
            if name != "bus" or victim.endswith("tool")]
+# Who has ended when a tool comes to that state, and cannot be struck.
+GONE = {"destination:given up": ("destination QEMU",),
+        "destination:answering": ("source tool", "destination QEMU"),
+        "destination:failed": ("destination QEMU",),
+        "destination:shut down": ("destination QEMU",)}
 PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
 TRIES = 6
 
@@ -137,7 +142,8 @@ class Case:
     """What is done to one migration: every combination once, then with a second one at random."""
 
     def __init__(self, seed, number, state=None):
-        matrix = [(s, *strike) for s in STATES for strike in STRIKES if not state or s == state]
+        matrix = [(s, *strike) for s in STATES for strike in STRIKES
+                  if (not state or s == state) and strike[0] not in GONE.get(s, ())]
         random.Random(seed).shuffle(matrix)
         self.number, self.random = number, random.Random(f"{seed}/{number}")
         self.state, *first = matrix[number % len(matrix)]
@@ -154,7 +160,8 @@ class Case:
         return f"case {self.number}: at {self.state}: {what}"
 
     def run(self):
-        """How it ended, in words; again when there was no time for a tool before it was struck."""
+        """How it ended, in words; again when there was no time for a tool before it was struck, or
+        when nobody was struck."""
         for left in range(TRIES, 0, -1):
             try:
                 return attempt(self)
@@ -195,10 +202,11 @@ class Struck(Scene):
                 "source QEMU": self.a, "destination QEMU": self.b}[name]
 
     def strike(self, victim, name, seconds):
-        """One signal; a stopped victim goes on after that."""
+        """One signal, if the victim lives, and whether it does; a stopped one goes on after that.
+        """
         process = self.victim(victim)
         if not process or not process.alive():
-            return
+            return False
         if name == "kill" and process is self.a:
             self.kill_qemu(process)
         elif process is self.a:
@@ -211,6 +219,7 @@ class Struck(Scene):
             pause(seconds)
         if name == "stop" or process_state(process.process.pid) == "T":
             process.process.send_signal(signal.SIGCONT)
+        return True
 
     def go_on(self, but=None):
         """What was stopped for the strike."""
@@ -234,8 +243,9 @@ class Struck(Scene):
             if self.was_slow():
                 raise TooSlow(str(why)) from why
             raise
-        for (victim, name), seconds in zip(case.strikes, case.pauses):
-            self.strike(victim, name, seconds)
+        for number, ((victim, name), seconds) in enumerate(zip(case.strikes, case.pauses)):
+            if not self.strike(victim, name, seconds) and number == 0:
+                raise TooSlow(f"nobody was struck: the {victim} had ended before {case.state}")
             if not case.at_once:
                 self.go_on()
         self.go_on()

@@ -18,7 +18,7 @@ import sys
 from leg import Leg, Place
 from matrix import arguments, run_cases, told
 from remedies import Remedies
-from scene import BEATS, SLOWER, TIMEOUT, Failed, Tool, expect, now, pause, until
+from scene import BEATS, SLOWER, TIMEOUT, Failed, Tool, TooSlow, expect, now, pause, until
 from trip_operator import AT_MOST, LOOK, Operator
 from trips import HOSTS, TRIES, Trip
 
@@ -83,18 +83,17 @@ class ThirdTrip(Trip):
         """It is struck: how it ended, in words."""
         kind, path = self.kinds[-1], self.choose_path(self.kinds[-1])
         home = self.loan.source.host if self.loan else HOSTS[self.at.host == HOSTS[0]]
-        for _ in range(TRIES):
-            leg = Leg(self, kind, self.at, Place(home, self.qemu()), path)
-            self.note(f"  {kind} over {path}: {leg.source.host}, QEMU {leg.source.qemu.name} to "
-                      f"{leg.destination.qemu.name}; kill {self.victim} at {self.state}")
+        leg = Leg(self, kind, self.at, Place(home, self.qemu()), path)
+        self.note(f"  {kind} over {path}: {leg.source.host}, QEMU {leg.source.qemu.name} to "
+                  f"{leg.destination.qemu.name}; kill {self.victim} at {self.state}")
+        try:
             leg.begin(bool(self.loan), self.state)
             stopped = leg.sender if self.state.startswith("source") else leg.receiver
-            try:
-                stopped.stopped()
-                break
-            except Failed:
-                if not leg.was_slow():
-                    raise
+            stopped.stopped()
+        except Failed as why:
+            if leg.was_slow():
+                raise TooSlow(f"nobody was struck: {why}") from why
+            raise
         self.strike(leg, stopped)
         if "QEMU" in self.victim:
             return QemuOperator(self, leg).work()
@@ -108,7 +107,10 @@ class ThirdTrip(Trip):
                  "old sender": loan and loan.sender, "old receiver": loan and loan.receiver}
         qemus = {"source's QEMU": leg.source.qemu, "destination's QEMU": leg.destination.qemu,
                  "old QEMU": loan and loan.source.qemu}
-        process = (tools.get(self.victim) or qemus.get(self.victim)).process
+        victim = tools.get(self.victim) or qemus.get(self.victim)
+        if not victim.alive():
+            raise TooSlow(f"nobody was struck: the {self.victim} had ended before {self.state}")
+        process = victim.process
         process.kill()
         process.wait()
         if stopped.process is not process:
@@ -248,7 +250,20 @@ class Case:
         return f"case {self.number}: {', '.join(kinds)}; kill {victim} at {state}"
 
     def run(self):
-        """How it went, in words."""
+        """How it went, in words; again, in a folder of its own, when nobody was struck."""
+        top = os.getcwd()
+        for left in range(TRIES, 0, -1):
+            os.mkdir(os.path.join(top, f"try{left}"))
+            os.chdir(os.path.join(top, f"try{left}"))
+            try:
+                return self.attempt()
+            except TooSlow:
+                if left == 1:
+                    raise
+        return None
+
+    def attempt(self):
+        """How one went."""
         chance = random.Random(f"{self.options.seed}/{self.number}")
         with told(ThirdTrip(chance, self.options.paths.split(","), *self.what)) as trip:
             trip.all_but_the_last()
