@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What programs of tools/bench compute from what others have printed or the kernel tells. Runs no
 benchmark. The argument is tools/bench/samples."""
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -89,6 +91,21 @@ Anonymous:            32 kB
 def private_memory_of_a_child_is_that_of_all_parts_of_its_ram(_):
     """Also of those that are zero in the snapshot, which are mappings without a file."""
     equal(loaded("clone").private_kib(SMAPS.splitlines(), 16 << 20), 12 + 20 + 256 + 8)
+
+
+@test
+def figures_of_a_microvm_are_those_of_all_rounds(_):
+    """And not those of the first one, beside times of all."""
+    module = loaded("firecracker")
+    server = module.Server.__new__(module.Server)
+    rounds = [{"by_fault": n, "by_prefetch": 10 * n, "latency_p50_ns": 1000 * n,
+               "latency_p99_ns": 5000 * n} for n in (900, 3, 1, 2, 4)]
+    server.build, server.caches = "build", [(1.0, 1.0)]
+    server.runs = {"cold": [(1.0, 2.0, 3.0, figures) for figures in rounds]}
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        server.show()
+    assert "pages by faults 3, ahead 30, a fault 3 us (99 %: 15)" in out.getvalue(), out.getvalue()
 
 
 @test
