@@ -21,8 +21,9 @@ class Wire:
         return ["nsenter", self.ends[incoming]]
 
     def end(self):
+        """Its exit status: not 0 if the list of packets is not whole."""
         self.process.stdin.close()
-        self.process.wait()
+        return self.process.wait()
 
 
 def at_end(bench, incoming):

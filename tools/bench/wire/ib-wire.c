@@ -13,7 +13,8 @@
  *
  * FILE gets a line for each TCP packet: the time when it came, in microseconds since the first
  * packet; > or < (> from the first end); bytes; both ports; and TCP's flags (S, F, R), or -, or
- * "dropped" in their place.
+ * "dropped" in their place. If there are more than TRACE_MAX packets, or FILE cannot be written,
+ * ib-wire says so at its end, with the exit status 1.
  */
 #include "common/clock.h"
 #include "common/thread.h"
@@ -62,6 +63,7 @@ struct traced {
 };
 
 static struct traced *trace; /* NULL: no FILE was given */
+static FILE *trace_file;
 static _Atomic unsigned traced;
 
 struct direction {
@@ -102,21 +104,31 @@ static void trace_packet(const struct direction *d, const uint8_t *packet, size_
                                    .dropped = dropped};
 }
 
-static void trace_write(const char *name)
+static void trace_open(const char *name)
 {
-    const unsigned count = traced < TRACE_MAX ? traced : TRACE_MAX;
-    FILE *file = trace ? fopen(name, "w") : NULL;
-    if (trace && !file)
+    trace = calloc(TRACE_MAX, sizeof(*trace));
+    trace_file = fopen(name, "we");
+    if (!trace || !trace_file)
         die(name);
-    for (unsigned i = 0; file && i < count; i++) {
+}
+
+/* Exit status. */
+static int trace_write(const char *name)
+{
+    const unsigned all = traced, count = all < TRACE_MAX ? all : TRACE_MAX;
+    for (unsigned i = 0; i < count; i++) {
         const struct traced *t = &trace[i];
-        fprintf(file, "%lld %c %u %u %u ", (long long)(t->at_ns - trace[0].at_ns) / 1000,
+        fprintf(trace_file, "%lld %c %u %u %u ", (long long)(t->at_ns - trace[0].at_ns) / 1000,
                 t->back ? '<' : '>', t->bytes, t->from, t->to);
-        fprintf(file, t->dropped ? "dropped\n" : "%s%s%s%s\n", t->flags & 2 ? "S" : "",
+        fprintf(trace_file, t->dropped ? "dropped\n" : "%s%s%s%s\n", t->flags & 2 ? "S" : "",
                 t->flags & 1 ? "F" : "", t->flags & 4 ? "R" : "", t->flags & 7 ? "" : "-");
     }
-    if (file)
-        fclose(file);
+    if (fflush(trace_file) || ferror(trace_file))
+        die(name);
+    fclose(trace_file);
+    if (all > count)
+        fprintf(stderr, "ib-wire: %s has only the first %u of %u TCP packets\n", name, count, all);
+    return all > count;
 }
 
 static void *reads(void *argument)
@@ -276,7 +288,8 @@ int main(int argc, char **argv)
         ends[i] = end_make(addresses[i]);
         pids[i] = keeper();
     }
-    trace = argc == 4 ? calloc(TRACE_MAX, sizeof(*trace)) : NULL;
+    if (argc == 4)
+        trace_open(argv[3]);
     direction_start(ends[0], ends[1], false, rate, rtt_us);
     direction_start(ends[1], ends[0], true, rate, rtt_us);
     printf("%d %d %s %s\n", (int)pids[0], (int)pids[1], addresses[0], addresses[1]);
@@ -287,7 +300,5 @@ int main(int argc, char **argv)
         kill(pids[i], SIGKILL);
         waitpid(pids[i], NULL, 0);
     }
-    if (trace)
-        trace_write(argv[3]);
-    return 0;
+    return trace ? trace_write(argv[3]) : 0;
 }
