@@ -7,6 +7,7 @@
 #include "migrate/common/common.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,31 +235,42 @@ static int mark_there(void *context, uint64_t first, uint64_t count, bool there)
                : ibx_fault_mark_present(cache->engine, first, count);
 }
 
-/* Keeps the hashes that an earlier process has fetched, so that nobody fetches them again. A hash
- * that differs from the index is not used. */
+/* Keeps the hashes that an earlier process has fetched, so that nobody fetches them again. A page
+ * of them that differs from the index, because somebody has changed it, leaves the file, and comes
+ * again. */
 static int keep_hashes(void *context, uint64_t first, uint64_t count, bool there)
 {
     const struct snapshot_cache *cache = context;
     const int fd = cache->folder->fds[cache->folder->manifest.ram_count + 1];
     const uint64_t table = table_of(cache).page;
     uint8_t bytes[IBX_SNAPSHOT_PAGE];
-    for (uint64_t page = first; there && first >= table && page < first + count; page++)
-        if (pread(fd, bytes, sizeof(bytes), (off_t)((page - table) * sizeof(bytes))) ==
-            (ssize_t)sizeof(bytes))
-            ibx_snapshot_checker_check(cache->hashes, 0, page, 1, bytes, NULL);
+    for (uint64_t page = first; there && first >= table && page < first + count; page++) {
+        const off_t at = (off_t)((page - table) * sizeof(bytes));
+        if (pread(fd, bytes, sizeof(bytes), at) == (ssize_t)sizeof(bytes) &&
+            ibx_snapshot_checker_check(cache->hashes, 0, page, 1, bytes, NULL) == -EBADMSG &&
+            fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, sizeof(bytes)))
+            return -errno;
+    }
     return 0;
 }
 
-/* Marks the pages that an earlier process has fetched as present. */
+/* Marks the pages that an earlier process has fetched as present; hashes first, of which some may
+ * not stay there. */
 static int mark(struct snapshot_cache *cache, struct ibx_error *err)
 {
     struct ibx_page_map there;
     int rc = ibx_snapshot_folder_map(cache->folder, &there, err);
+    if (!rc && cache->hashes) {
+        rc = ibx_page_map_runs(&there, keep_hashes, cache);
+        ibx_page_map_fini(&there);
+        if (rc)
+            return ibx_error_set(err, rc, "wrong hashes cannot be removed from %s: %s",
+                                 cache->folder->path, strerror(-rc));
+        rc = ibx_snapshot_folder_map(cache->folder, &there, err);
+    }
     if (rc)
         return rc;
     rc = ibx_page_map_runs(&there, mark_there, cache);
-    if (!rc && cache->hashes)
-        rc = ibx_page_map_runs(&there, keep_hashes, cache);
     if (!rc)
         rc = ibx_page_map_runs(&cache->map, mark_zero, cache);
     ibx_page_map_fini(&there);

@@ -604,11 +604,31 @@ static void test_changed_hash(void)
     is_as_frozen(second);
 }
 
+/* One of the hashes that a cache has fetched is changed while nobody serves it: it comes again. */
+static void test_changed_hash_of_a_cache_that_is_served_again(void)
+{
+    char command[400];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    forget_whole(cache);
+    flip_in(cache, "hashes", page_with_data() / IBX_SNAPSHOT_PAGE * IBX_SNAPSHOT_HASH);
+    SERVE(&filler, cache, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    snprintf(command, sizeof(command), "cmp %s/hashes %s/hashes", snapshot, cache);
+    assert_int_equal(system(command), 0);
+    is_as_frozen(cache);
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
         VM_TEST(test_changed_page),
         VM_TEST(test_changed_hash),
+        VM_TEST(test_changed_hash_of_a_cache_that_is_served_again),
         VM_TEST(test_filler_killed),
         VM_TEST(test_filler_killed_while_its_reader_waits),
         VM_TEST(test_filler_of_a_uri_killed),
