@@ -496,6 +496,7 @@ static int whole(struct snapshot_cache *cache, void (*notify)(void *context, con
         return 0; /* not yet */
     join_checker(cache);
     int rc = compare_digest(cache, err);
+    cache->right = !rc;
     if (!rc)
         rc = seal(cache, notify, context, err);
     if (rc)

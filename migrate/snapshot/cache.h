@@ -68,6 +68,7 @@ struct snapshot_cache {
     uint64_t max_bandwidth;        /* of background pages, bytes per second; 0: no limit */
     uint64_t present, progress_ns; /* to see progress: pages present, and since when so many */
     bool told_other;               /* LOST: has reported that a server has another snapshot now */
+    bool right;                    /* CHECKING: all pages are those that were frozen */
     bool told_room;                /* CHECKING: ... that there is no room for the manifest */
     char source[300];              /* the URI that is read */
     const struct ibx_snapshot_multicast_options *multicast; /* whether to join the server's group */

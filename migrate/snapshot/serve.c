@@ -421,17 +421,24 @@ static void end(struct serving *s)
     ibx_snapshot_folder_close(&s->folder);
 }
 
+static const char *what_is_there(const struct snapshot_cache *cache)
+{
+    if (cache->state.now != CACHE_CHECKING)
+        return "the cache has not all pages: its children wait until it is served again";
+    if (!cache->right)
+        return "the cache has all pages, which are not known to be those that were frozen: its "
+               "children wait until it is served again";
+    return "the cache has all pages, but its manifest does not say so: its children wait until it "
+           "is served again";
+}
+
 /* Ends the process without unmapping: threads, and children, may wait for pages in the mapping, and
  * must not continue with zeros. */
 static void leave(struct serving *s, int rc, const struct ibx_error *err)
 {
     if (rc < 0)
         notify(s, err->message);
-    notify(s,
-           s->cache.state.now == CACHE_CHECKING
-               ? "the cache has all pages, which are not known to be those that were frozen: its "
-                 "children wait until it is served again"
-               : "the cache has not all pages: its children wait until it is served again");
+    notify(s, what_is_there(&s->cache));
     fflush(NULL);
     _exit(rc < 0);
 }

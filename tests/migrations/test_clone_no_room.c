@@ -102,6 +102,29 @@ static void test_no_room_beside_pages_of_zeros(void)
     mover_ends(&filler, 0);
 }
 
+/* All pages are there, and no room for the manifest that says so: who ends then does not doubt the
+ * pages. */
+static void test_no_room_for_the_manifest(void)
+{
+    char folder[FOLDER];
+    serve_into_small("64m", folder);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    forget_whole(folder);
+    leave_room(0);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "it is tried again: make room there");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    mover_must_print(&filler, "has all pages, but its manifest does not say so");
+    leave_room(1 << 20);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    is_as_frozen(folder);
+}
+
 /* A child looks at all of its memory, also at what is zero. */
 static void look_at_all(struct vm *child)
 {
@@ -348,6 +371,7 @@ int main(void)
     static const struct vm_test tests[] = {
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_beside_pages_of_zeros),
+        VM_TEST(test_no_room_for_the_manifest),
         VM_TEST(test_no_room_for_zeros),
         VM_TEST(test_no_room_for_the_pages_of_a_child),
         VM_TEST(test_pages_of_a_child_do_not_come_where_room_has_no_limit),
