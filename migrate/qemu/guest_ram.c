@@ -362,18 +362,18 @@ int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_bloc
     return rc;
 }
 
-int ibx_guest_block_ask_dumped(struct ibx_qmp *qmp, const char *id, bool *dumped,
-                               uint64_t deadline_ns, struct ibx_error *err)
+int ibx_guest_block_ask_flag(struct ibx_qmp *qmp, const char *id, const char *property, bool *flag,
+                             uint64_t deadline_ns, struct ibx_error *err)
 {
     const struct search s = {qmp, deadline_ns, err};
     char path[IBX_GUEST_ID_MAX + 16];
-    json_t *dump;
+    json_t *value;
     snprintf(path, sizeof(path), "/objects/%s", id);
-    const int rc = qom_get(&s, path, "dump", &dump);
+    const int rc = qom_get(&s, path, property, &value);
     if (rc)
         return rc;
-    *dumped = json_is_true(dump);
-    json_decref(dump);
+    *flag = json_is_true(value);
+    json_decref(value);
     return 0;
 }
 

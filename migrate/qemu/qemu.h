@@ -210,10 +210,11 @@ void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
  * does not show it. */
 int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_block *block,
                                 uint64_t *address, uint64_t deadline_ns, struct ibx_error *err);
-/* Whether QEMU wants the block of this id in its core dumps: `dump` of the backend, by default
- * dump-guest-core of the machine. A new mapping of the block has to be told so again. */
-int ibx_guest_block_ask_dumped(struct ibx_qmp *qmp, const char *id, bool *dumped,
-                               uint64_t deadline_ns, struct ibx_error *err);
+/* A property of the block of this id that a new mapping of it has to be told again: `dump`, whether
+ * QEMU wants it in its core dumps, and `merge`, whether KSM may merge its pages. The machine's
+ * dump-guest-core and mem-merge are their defaults. */
+int ibx_guest_block_ask_flag(struct ibx_qmp *qmp, const char *id, const char *property, bool *flag,
+                             uint64_t deadline_ns, struct ibx_error *err);
 
 /* Finds in the output of QEMU's "info mtree -f" the guest physical address of the first part of a
  * backend that the machine shows, and the offset `into` the backend at which that part begins.

@@ -383,13 +383,14 @@ static int watch(struct cloning *c, struct ibx_error *err)
     return rc ? rc : closed;
 }
 
-/* Forbids transparent huge pages, as ibx_guest_ram_huge_pages() does, for a file of which pages may
- * be missing. */
-static int keep_huge_pages_out(struct cloning *c, unsigned i, struct ibx_error *err)
+/* A kernel may be without the feature that an advice concerns, if that is no `must`. */
+static int advise(struct cloning *c, unsigned i, int advice, bool must, struct ibx_error *err)
 {
-    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_NOHUGEPAGE};
+    const uint64_t arguments[6] = {c->child.addresses[i], c->folder.sizes[i], (uint64_t)advice};
     int64_t result;
-    return ibx_inject_syscall(c->ram.pid, SYS_madvise, advise, &result,
+    if (must)
+        return inject(c, SYS_madvise, arguments, 0, "madvise", err);
+    return ibx_inject_syscall(c->ram.pid, SYS_madvise, arguments, &result,
                               ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
@@ -418,22 +419,18 @@ static int map_holes(struct cloning *c, struct ibx_error *err)
     return rc;
 }
 
-static int advise_block(struct cloning *c, unsigned i, int advice, struct ibx_error *err)
-{
-    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], (uint64_t)advice};
-    return inject(c, SYS_madvise, advise, 0, "madvise", err);
-}
-
+/* Advises as QEMU does with its RAM. */
 static int finish_block(struct cloning *c, unsigned i, struct ibx_error *err)
 {
-    bool dumped = true;
+    const char *id = c->folder.manifest.ram[i].id;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    bool dumped = true, merged = false;
     int rc = c->folder.manifest.complete ? 0 : unlock_block(c, i, err);
-    if (!rc) /* this and the next one as QEMU does with its RAM */
-        rc = advise_block(c, i, MADV_DONTFORK, err);
-    if (!rc)
-        rc = ibx_guest_block_ask_dumped(c->qmp, c->folder.manifest.ram[i].id, &dumped,
-                                        ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    return rc || dumped ? rc : advise_block(c, i, MADV_DONTDUMP, err);
+    rc = rc ? rc : advise(c, i, MADV_DONTFORK, true, err);
+    rc = rc ? rc : ibx_guest_block_ask_flag(c->qmp, id, "dump", &dumped, deadline, err);
+    rc = rc || dumped ? rc : advise(c, i, MADV_DONTDUMP, true, err);
+    rc = rc ? rc : ibx_guest_block_ask_flag(c->qmp, id, "merge", &merged, deadline, err);
+    return rc || !merged ? rc : advise(c, i, MADV_MERGEABLE, false, err);
 }
 
 static int give_ram(struct cloning *c, struct ibx_error *err)
@@ -442,8 +439,8 @@ static int give_ram(struct cloning *c, struct ibx_error *err)
     c->child.count = c->folder.manifest.ram_count;
     for (unsigned i = 0; !rc && i < c->child.count; i++) {
         rc = map_block(c, i, err);
-        if (!rc && !c->folder.manifest.complete)
-            rc = keep_huge_pages_out(c, i, err);
+        if (!rc && !c->folder.manifest.complete) /* as ibx_guest_ram_huge_pages() */
+            rc = advise(c, i, MADV_NOHUGEPAGE, false, err);
     }
     ibx_migration_stop_at("clone", "mapped");
     if (!rc && !c->folder.manifest.complete)

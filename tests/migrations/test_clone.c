@@ -18,10 +18,12 @@ static void test_of_a_snapshot(void)
     is_as_frozen(snapshot);
 }
 
-/* How many mappings of the snapshot's memory a core dump of this child would contain. */
-static unsigned dumped(const struct vm *child)
+/* How many mappings of the snapshot's memory in this child are without a flag of smaps: dd, they
+ * are left out of core dumps; mg, KSM may merge their pages. */
+static unsigned without(const struct vm *child, const char *flag)
 {
-    char path[64], line[512];
+    char path[64], line[512], word[8];
+    snprintf(word, sizeof(word), " %s", flag);
     bool ram = false, was = false;
     unsigned count = 0;
     snprintf(path, sizeof(path), "/proc/%d/smaps", (int)child->pid);
@@ -31,7 +33,7 @@ static unsigned dumped(const struct vm *child)
         if (strstr(line, "-p ")) /* a private mapping begins */
             ram = strstr(line, "/ram.0") != NULL;
         if (ram && !strncmp(line, "VmFlags:", 8)) {
-            count += !strstr(line, " dd");
+            count += !strstr(line, word);
             was = true;
         }
     }
@@ -40,16 +42,22 @@ static unsigned dumped(const struct vm *child)
     return count;
 }
 
-/* By dump=off of the backend, or dump-guest-core=off of the machine, which is its default. */
-static void test_memory_stays_out_of_core_dumps(void)
+/* By dump=off of the backend, or dump-guest-core=off of the machine, which is its default; and by
+ * merge and mem-merge, where the kernel has KSM. */
+static void test_memory_is_dumped_and_merged_as_qemu_was_told(void)
 {
     freeze();
-    child_start(&children[0], (const char *[]){"-machine", "dump-guest-core=off", NULL});
+    child_start(&children[0],
+                (const char *[]){"-machine", "dump-guest-core=off,mem-merge=off", NULL});
     MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
-    assert_int_equal(dumped(&children[0]), 0);
+    assert_int_equal(without(&children[0], "dd"), 0);
+    const unsigned unmerged = without(&children[0], "mg");
+    assert_true(unmerged > 0);
     child_is_right(&children[0]);
     child_of(&children[1], snapshot);
-    assert_true(dumped(&children[1]) > 0);
+    assert_true(without(&children[1], "dd") > 0);
+    assert_int_equal(without(&children[1], "mg"),
+                     access("/sys/kernel/mm/ksm", F_OK) ? unmerged : 0);
 }
 
 /* The parent's lines of serial output up to where the child goes on. */
@@ -293,7 +301,7 @@ int main(void)
         VM_TEST(test_identities),
         VM_TEST(test_tpm),
         VM_TEST(test_of_a_snapshot),
-        VM_TEST(test_memory_stays_out_of_core_dumps),
+        VM_TEST(test_memory_is_dumped_and_merged_as_qemu_was_told),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),
         {0},
