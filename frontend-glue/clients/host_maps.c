@@ -187,7 +187,7 @@ static bool wait_for_work(struct gpu_session *x, uint64_t client, const void *co
     const enum ibx_work work = ibx_work_wait(x, client, context, ms, &whose);
     ibx_cuda_capture_restore(x->cuda, mode);
     const bool of_others = work == IBX_WORK_OF_OTHERS && ibx_clients_several(x);
-    return work == IBX_WORK_OVER || work == IBX_WORK_LOST || of_others || ibx_captures_any();
+    return work == IBX_WORK_OVER || work == IBX_WORK_LOST || of_others;
 }
 
 bool ibx_work_on_devices(struct gpu_session *x, uint64_t client, unsigned ms)
@@ -231,8 +231,8 @@ static void end_or_keep(struct gpu_session *x, struct ibx_host_map *taken, unsig
     bool over = true;
     for (struct ibx_host_map *m; (m = taken);) {
         taken = m->next;
-        if (m->client != client && ibx_back_end_have_cuda(x))
-            over = ibx_work_on_devices(x, m->client, ms);
+        if (m->client != client)
+            over = ibx_back_end_have_cuda(x) && ibx_work_on_devices(x, m->client, ms);
         client = m->client;
         if (over)
             end(x, m);

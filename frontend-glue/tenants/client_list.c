@@ -134,12 +134,14 @@ bool ibx_clients_any(void)
 
 bool ibx_clients_all_ended(void)
 {
+    unsigned sessions = 0; /* others have made no request yet: their programs are not known */
     pthread_mutex_lock(&ibx_client_list.lock);
     const struct ibx_client *c = ibx_client_list.all;
-    while (c && ibx_client_has_ended(c))
-        c = c->next;
+    for (; c && ibx_client_has_ended(c); c = c->next)
+        sessions += c->sessions;
+    const bool ended = !c && sessions == ibx_client_list.sessions;
     pthread_mutex_unlock(&ibx_client_list.lock);
-    return !c;
+    return ended;
 }
 
 bool ibx_clients_others(struct gpu_session *x)

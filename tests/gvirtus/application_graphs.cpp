@@ -160,6 +160,8 @@ bool killed_beside_endless()
     REQUIRE(cudaMemcpy(device, host, n, H2D) == 0);
     stub_remote()->hold_stream(reinterpret_cast<std::uint64_t>(stream));
     REQUIRE(cudaMemcpyAsync(device, device + 1000000, 1000, D2D, stream) == 0);
+    void *captures = nullptr;
+    REQUIRE(cudaStreamCreate(&captures) == 0 && cudaStreamBeginCapture(captures, 2) == 0);
     return raise(SIGKILL);
 }
 

@@ -550,7 +550,7 @@ bool unmapped_beside_another_device()
             "ibxRuntime", number(IBX_EXT_HOST_MAP).u64(there).u64(8192).u64(IBX_EXT_OWN_PAGES));
         own.set_device(1);
         const std::uint64_t memory = own.malloc(some), stream = own.stream_create(1);
-        return mapped == 0 && own.slow(1000000) &&
+        return mapped == 0 && own.slow(6000000) &&
                own.on_device_async(memory, there, some, stream) == 0;
     });
     REQUIRE(result_of(pid) == 128 + SIGKILL);
