@@ -275,7 +275,9 @@ static const struct ibx_tool_option options[] = {
     {"minor", NULL, "READ pages into place instead of copying them; also: run",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
-     "Leave the VM paused if QEMU was started with -S, even if it ran at the source",
+     "Leave the VM paused, even if it ran at the source; start its QEMU with -S, or it runs for "
+     "some "
+     "milliseconds first",
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",
