@@ -493,6 +493,11 @@ def show_says_what_to_preload(scene):
     line = f"preload       LD_PRELOAD={os.path.realpath(home.path('libibx-frontend.so'))} program\n"
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "the back end supports its copies\n")
+    assert "LD_LIBRARY_PATH" not in home.said  # classic GVirtuS has no lib/frontend
+    os.mkdir(home.path("lib/frontend"))
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(line, f"LD_LIBRARY_PATH={home.path('lib/frontend')}:{home.path('lib')}:"
+              "$LD_LIBRARY_PATH as well, where programs do not find GVirtuS's libcudart yet\n")
     os.mkdir(home.path("ibx/driver"))
     home.write("ibx/driver/libcuda.so.1", "")
     folder = os.path.realpath(home.path("ibx/driver"))

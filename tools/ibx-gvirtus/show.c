@@ -257,6 +257,18 @@ static bool same_files(const char *one, const char *other)
     return same;
 }
 
+/* Where programs find GVirtuS's libcudart; classic GVirtuS has no such folder. */
+static void show_front_end(const char *home)
+{
+    char folder[PATH_MAX];
+    ibx_gvirtus_path(folder, "%s/lib/frontend", home);
+    if (access(folder, X_OK) == 0)
+        row("",
+            "LD_LIBRARY_PATH=%s:%s/lib:$LD_LIBRARY_PATH as well, where programs do not find "
+            "GVirtuS's libcudart yet",
+            folder, home);
+}
+
 /* Shows whether applications can use the preload: it needs the plugin on both sides, and an answer
  * of the back end shows that it has one. */
 static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
@@ -274,6 +286,7 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
         return;
     }
     row("preload", "LD_PRELOAD=%s program", preload);
+    show_front_end(home);
     if (find_driver(plugin, driver))
         row("",
             "LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH as well, if a program that uses the driver API "
