@@ -21,14 +21,19 @@ static bool is_pinned(const struct ibx_client_pin *pin)
     return pin->base && pin->state.now == IBX_PIN_PINNED;
 }
 
-/* The entry at that address, of which there is one at most; NULL: there is none. */
-static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *base)
+static bool holds(const struct ibx_client_pin *pin, const void *address)
+{
+    return pin->base && (uintptr_t)address - (uintptr_t)pin->base < pin->length;
+}
+
+/* The entry that holds that address, of which there is one at most; NULL: there is none. */
+static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *address)
 {
     unsigned i = pins->pin;
-    if (i < pins->room && pins->pins[i].base == base)
+    if (i < pins->room && holds(&pins->pins[i], address))
         return &pins->pins[i];
     for (i = 0; i < pins->room; i++) {
-        if (pins->pins[i].base != base)
+        if (!holds(&pins->pins[i], address))
             continue;
         pins->pin = i;
         return &pins->pins[i];
@@ -238,8 +243,16 @@ static struct ibx_client_pin *grow(struct ibx_client_pins *pins)
     return grown + before;
 }
 
+/* Whether unpinning now would wait for work that may never end. */
+static bool unpin_would_wait(struct ibx_client_pins *pins, const struct ibx_client_pin *pin)
+{
+    pins->put_off = is_pinned(pin) && pins->works && pins->works(pins->owner);
+    return pins->put_off;
+}
+
 /* Returns a free entry and makes room for `length` more bytes by unpinning the least recently used
- * entries. NULL: `length` exceeds bytes_max, or what the quota leaves to this connection. */
+ * entries. NULL: `length` exceeds bytes_max, or what the quota leaves to this connection, or
+ * unpinning would wait. */
 static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                         size_t length, struct ibx_error *err)
 {
@@ -262,7 +275,7 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
         empty = empty ? empty : grow(pins);
         if (empty && pins->bytes_max - pins->bytes >= length && left >= length)
             return empty;
-        if (!oldest)
+        if (!oldest || unpin_would_wait(pins, oldest))
             return NULL;
         unpin(pins, cuda, oldest);
     }
@@ -305,13 +318,39 @@ static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
     return true;
 }
 
+/* Whether the entry tells about these bytes: what is pinned, does so about each part, as long as
+ * pages stay under their id; what was refused, only about the whole. */
+static bool is_about(const struct ibx_client_pin *pin, const uint8_t *base, size_t length,
+                     uint64_t id)
+{
+    if (pin->id != id)
+        return false;
+    return is_pinned(pin) ? length <= pin->length - (size_t)(base - pin->base)
+                          : pin->base == base && pin->length == length;
+}
+
+/* Unpins what is in the way of new memory. False: that would wait. */
+static bool clear(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, const uint8_t *begin,
+                  size_t length)
+{
+    for (unsigned i = 0; i < pins->room; i++) {
+        struct ibx_client_pin *pin = &pins->pins[i];
+        if (!pin->base || pin->base >= begin + length || begin >= pin->base + pin->length)
+            continue;
+        if (unpin_would_wait(pins, pin))
+            return false;
+        unpin(pins, cuda, pin);
+    }
+    return true;
+}
+
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err)
 {
-    uint8_t *begin = base;
     unsigned flags;
     struct ibx_client_pin *pin = find(pins, base);
-    if (pin && pin->length == length && pin->id == id) {
+    pins->put_off = false;
+    if (pin && is_about(pin, base, length, id)) {
         pin->used = ++pins->clock;
         int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
         if (!rc)
@@ -326,11 +365,8 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         ibx_state_move(&pin->state, IBX_PIN_REFUSED);
         return false;
     }
-    for (unsigned i = 0; i < pins->room; i++) {
-        pin = &pins->pins[i];
-        if (pin->base && pin->base < begin + length && begin < pin->base + pin->length)
-            unpin(pins, cuda, pin);
-    }
+    if (!clear(pins, cuda, base, length))
+        return false;
     if (!ibx_client_pin_is_whole(base, length)) {
         ibx_error_set(err, -ENODATA, "of %zu bytes of the client's memory some were never touched",
                       length);

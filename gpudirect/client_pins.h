@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A client's memory that this process has mapped too, pinned so that the GPU reads and writes it in
- * place. An entry is a whole allocation under an id that no other allocation ever has. An
- * allocation that the client has freed is unpinned when another id appears at its place, or when
- * room is needed.
+ * place. An entry is a whole allocation under an id, which stands for its pages: other pages never
+ * have it. Memory that was freed is unpinned when other pages appear at its place, or an allocation
+ * that goes beyond it, or when room is needed. A shorter allocation of the same pages uses its pin.
+ *
+ * Unpinning waits for all work of the context, and a kernel may wait for the very program that
+ * would wait here. So while work is under way, nothing is unpinned for an allocation: its copies
+ * take other paths until one finds that the work is over.
  *
  * A copy may still run when its call returns. A stream fence, an event behind the last such copy of
  * a stream, tells when the memory may be unpinned.
@@ -62,18 +66,21 @@ struct ibx_client_pins {
     /* NULL, or called before and after a driver call that waits for all work of the context and
      * may block other callers of the driver meanwhile. */
     void (*waits)(void *owner, bool begins);
+    bool (*works)(void *owner); /* NULL, or whether work of the client's is under way */
     void *owner;
+    bool put_off; /* the latest memory is not pinned, since there is such work */
 };
 
 /* Whether the client has touched all of its memory, as far as mincore(2) tells. */
 bool ibx_client_pin_is_whole(uint8_t *base, size_t length);
 /* Pins [base, base + length), the allocation `id`, in the calling thread's context unless it is
  * pinned already. True: it is pinned. False: it exceeds bytes_max or the quota, has pages that were
- * never touched, or CUDA refuses to pin it. `err` is not set if it exceeds bytes_max, nor when CUDA
- * has refused this id before. */
+ * never touched, CUDA refuses to pin it, or other memory would have to be unpinned while the client
+ * has work under way. `err` is not set in the last case, nor if it exceeds bytes_max, nor when CUDA
+ * has refused this memory before. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
-/* Before a copy that may outlive its call, to or from the allocation pinned at `base`: chooses the
+/* Before a copy that may outlive its call, to or from pinned memory with that address: chooses the
  * stream's fence. False: the caller has to wait for the copy, since the current context has no
  * event for this stream or all fences are in use. */
 bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,

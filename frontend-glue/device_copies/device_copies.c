@@ -555,6 +555,13 @@ static void unpins(void *context, bool begins)
         ibx_frees_end();
 }
 
+/* Whether the client has work under way, for which unpinning would wait. */
+static bool works(void *context)
+{
+    struct gpu_session *x = context;
+    return !ibx_work_on_devices(x, ibx_clients_number_of(x), 0);
+}
+
 int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,
                              struct ibx_error *err)
 {
@@ -568,6 +575,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
                               .chosen_for = -1,
                               .selected = -1,
                               .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
+    x->pins.works = works;
     ibx_request_watch_init(&x->requests);
     ibx_back_end_resets_begin(x);
     ibx_copies_set_end_hooks();

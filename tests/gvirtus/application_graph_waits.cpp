@@ -139,10 +139,71 @@ static unsigned long unpinned_ever()
     return now.host_pinned - now.host_pins;
 }
 
+namespace
+{
+
+constexpr std::size_t pin_bytes = 4u << 20;
+
+// There and back, in a stream that waits for nobody.
+bool comes_back(char *device, char *memory, std::size_t n, void *stream, char fill)
+{
+    std::memset(memory, fill, n);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    std::memset(memory, 0, n);
+    REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    return HOLDS(has(memory, std::vector<char>(n, fill)));
+}
+
+// A kernel writes to the memory, and a copy behind it reads that.
+bool copied_behind_kernel(char *device, char *memory, std::size_t n, void *stream)
+{
+    std::memset(memory, 'o', n);
+    REQUIRE(cudaMemset(device, 'k', n) == 0 && cudaStreamSynchronize(nullptr) == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(stub_launch(memory, device, n, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(device + n, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    stub_remote()->slow(0);
+    return HOLDS(device_has(device + n, std::vector<char>(n, 'k').data(), n));
+}
+
+// Page-locked memory of `n` bytes takes the place of such that was freed, while a stream has work
+// that does not end. The back end has pinned the former memory; unpinning would wait for that work.
+bool unpinned_beside_work(std::size_t n)
+{
+    void *held = nullptr, *stream = nullptr, *memory = nullptr;
+    char *device = device_memory(3 * pin_bytes);
+    REQUIRE(device && cudaStreamCreateWithFlags(&held, 1) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0 && cudaMallocHost(&memory, pin_bytes) == 0);
+    void *const before = memory;
+    REQUIRE(comes_back(device, static_cast<char *>(memory), pin_bytes, stream, 'b'));
+    REQUIRE(cudaFreeHost(memory) == 0 && cudaDeviceSynchronize() == 0);
+    const unsigned long unpinned = unpinned_ever();
+    stub_remote()->hold_stream(reinterpret_cast<std::uint64_t>(held));
+    REQUIRE(stub_launch(device, device + 5000, 5000, held) == 0);
+    REQUIRE(cudaMallocHost(&memory, n) == 0 && (!over_shm || memory == before));
+    char *const at = static_cast<char *>(memory);
+    REQUIRE(comes_back(device + pin_bytes / 2, at, n, stream, 'h'));
+    REQUIRE(!over_shm || copied_behind_kernel(device, at, n, stream));
+    REQUIRE(cudaStreamQuery(held) == 600);
+    REQUIRE(unpinned_ever() == unpinned);
+    stub_remote()->hold_stream(0);
+    REQUIRE(cudaStreamSynchronize(held) == 0 && comes_back(device, at, n, stream, 'a'));
+    // A shorter one uses the pin that is there.
+    REQUIRE(unpinned_ever() == unpinned + (over_shm && n > pin_bytes));
+    REQUIRE(cudaStreamDestroy(held) == 0 && cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
+}
+
+} // namespace
+
 // A thread that has page-locked memory ends while a graph waits for its client: the back end unpins
 // the memory, and that waits for all work of the device.
 bool unpinned_beside_graphs()
 {
+    REQUIRE(unpinned_beside_work(pin_bytes + (1u << 20)) && unpinned_beside_work(pin_bytes / 2));
     std::atomic<int> flag{0}, ready{0}, go{0};
     std::vector<char> there(10000, 'a'), back(10000, 'x');
     char *device = device_memory(10000);

@@ -88,6 +88,59 @@ static void test_new_allocation_at_the_same_address(void **state)
     assert_int_equal(cuda_stats().host_pins, 2);
 }
 
+static bool leave(size_t at, unsigned stream);
+
+/* Pages that stay are pinned for each allocation of them. */
+static void test_shorter_allocation_of_the_same_pages(void **state)
+{
+    (void)state;
+    assert_true(pin(0, BLOCK, 1));
+    assert_true(pin(0, 4 * KIB, 1));
+    assert_true(pin(8 * KIB, 56 * KIB, 1)); /* up to its end */
+    assert_true(leave(8 * KIB, 0));
+    assert_int_equal(cuda_stats().host_pinned, ever + 1);
+    assert_true(pin(8 * KIB, 57 * KIB, 1));
+    assert_int_equal(cuda_stats().host_pinned, ever + 2);
+    assert_int_equal(cuda_stats().host_pins, 1);
+    assert_true(pin(12 * KIB, 4 * KIB, 2)); /* other pages */
+    assert_int_equal(cuda_stats().host_pinned, ever + 3);
+    assert_int_equal(cuda_stats().host_pins, 1);
+}
+
+static bool busy;
+
+static bool works(void *owner)
+{
+    (void)owner;
+    return busy;
+}
+
+/* An old pin that is in the way, or whose room is needed, stays until unpinning would not wait. */
+static void test_nothing_is_unpinned_beside_work(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    pins.works = works;
+    pins.bytes_max = 100 * KIB;
+    busy = true;
+    assert_true(pin(0, BLOCK, 1));
+    assert_true(pin(0, BLOCK, 1));
+    assert_true(pin(BLOCK, 4 * KIB, 2)); /* next to it */
+    assert_false(ibx_client_pin(&pins, cuda, memory + KIB, 66 * KIB, 3, true, &err));
+    assert_true(pins.put_off);
+    assert_true(pin(0, BLOCK, 1));
+    assert_false(pins.put_off);
+    assert_false(ibx_client_pin(&pins, cuda, memory + 100 * KIB, 40 * KIB, 4, true, &err));
+    assert_true(pins.put_off && !err.code);
+    assert_int_equal(cuda_stats().host_pinned, ever + 2);
+    busy = false;
+    assert_true(pin(KIB, 66 * KIB, 3));
+    assert_int_equal(cuda_stats().host_pins, 1);
+    assert_true(pin(100 * KIB, 40 * KIB, 4));
+    assert_int_equal(cuda_stats().host_pinned, ever + 4);
+    assert_int_equal(cuda_stats().host_pins, 1);
+}
+
 /* Pins are limited in bytes and number; the least recently used one is dropped. */
 static void test_bounds(void **state)
 {
@@ -119,7 +172,7 @@ static void test_in_turn(void **state)
     assert_int_equal(cuda_stats().host_pins, 200);
 }
 
-/* An error is reported once, and that allocation is not tried again. */
+/* An error is reported once, and that allocation is not tried again; a shorter one there is. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -130,6 +183,7 @@ static void test_refused(void **state)
     assert_non_null(strstr(err.message, "1024"));
     assert_false(ibx_client_pin(&pins, cuda, memory, KIB, 1, true, &again));
     assert_int_equal(again.code, 0);
+    assert_true(pin(0, KIB / 2, 1));
     assert_true(ibx_client_pin(&pins, cuda, memory, KIB, 2, true, &again));
 }
 
@@ -439,6 +493,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_pinned_once),
         TEST(test_new_allocation_at_the_same_address),
+        TEST(test_shorter_allocation_of_the_same_pages),
+        TEST(test_nothing_is_unpinned_beside_work),
         TEST(test_bounds),
         TEST(test_in_turn),
         TEST(test_quota),
