@@ -310,6 +310,7 @@ struct gpu_session {
 
     struct handle *held[IBX_HANDLES_HELD]; /* by the request in hand */
     unsigned held_count;
+    struct ibx_graph_events graph_events; /* of the request in hand: handle_events.c */
 
     struct ibx_host_queue *host_queue; /* NULL: the session asks for no functions to call */
 

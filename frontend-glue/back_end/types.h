@@ -81,6 +81,20 @@ struct ibx_graph_size {
     unsigned level, depth;
 };
 
+/* An event that a node of a graph names. */
+struct ibx_graph_event {
+    uint64_t node, event;
+    uint64_t number; /* of the event: handle_lists.h; 0: not known */
+    bool waits;      /* the node waits for it, and does not record it */
+};
+struct handle;
+struct ibx_graph_events {
+    struct ibx_graph_event *named;
+    size_t count, room;
+    struct handle **held; /* by the request in hand */
+    size_t held_count;
+};
+
 /* The last allocation that a session was seen to use, for the next question. */
 struct ibx_owners_cache {
     uint64_t begin, end, changes;

@@ -193,10 +193,6 @@ void ibx_graph_captures_over(struct ibx_tenant *tenant);
 int ibx_captures_full(struct gpu_session *x);
 /* Notes a graph, or an executable graph, as the tenant's. False: no memory. */
 bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle);
-/* The *count nodes of a graph, by a function like cudaGraphGetNodes; the caller frees the array.
- * NULL: *rc is the cudaError_t. */
-void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
-#define CHILD_NODE 4 /* enum cudaGraphNodeType */
 /* Reserves room for a node that is to be made behind `behind` others, with a graph of `inner` nodes
  * in it, which has `depth` graphs within each other. 0: *weight of IBX_HOLD_GRAPHS are reserved.
  * CUDA_NOT_SUPPORTED: too many graphs within each other; CUDA_MEMORY_ALLOCATION: the tenant has no

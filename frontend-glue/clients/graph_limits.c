@@ -38,21 +38,6 @@ int ibx_graph_node_room(struct gpu_session *x, const void *graph, size_t behind,
     return 0;
 }
 
-void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
-{
-    int (*get)(void *graph, void **nodes, size_t *count) = NULL;
-    memcpy(&get, &function, sizeof(get));
-    *rc = get(graph, NULL, count);
-    void **nodes = *rc ? NULL : calloc(*count + 1, sizeof(*nodes));
-    if (!*rc && !nodes)
-        *rc = CUDA_MEMORY_ALLOCATION;
-    if (nodes && *count && (*rc = get(graph, nodes, count))) {
-        free(nodes);
-        nodes = NULL;
-    }
-    return nodes;
-}
-
 /* How many edges a graph has, apart from those in graphs within it; 0: not known. CUDA may refuse
  * to tell if edges have data, such as those of programmatic launches. */
 static size_t edges_of(void *graph)

@@ -112,8 +112,9 @@ static int graph_launch(struct gpu_session *x, struct arguments *a)
         return PASSES;
     void *stream = pointer(&a->in);
     const bool room = ibx_graph_launches(x, (uintptr_t)graph, (uintptr_t)stream);
-    const int rc =
-        room ? ibx_frees_launch(x, runtime.graph_launch, graph, stream) : CUDA_MEMORY_ALLOCATION;
+    int rc = room ? ibx_graph_events_launch(x, (uintptr_t)graph) : CUDA_MEMORY_ALLOCATION;
+    if (!rc)
+        rc = ibx_frees_launch(x, runtime.graph_launch, graph, stream);
     ibx_handles_let_go(x);
     return rc;
 }
@@ -491,6 +492,13 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
         ibx_registrations_changed();
 }
 
+static void note_exec(struct gpu_session *x, uint64_t exec)
+{
+    ibx_handles_made_so(x, exec, x->handler.exec_size);
+    if (!ibx_graph_events_note(x, exec) && ibx_handles_remove(x, IBX_HANDLE_EXEC, exec))
+        ibx_back_end_undo("cudaGraphExecDestroy", exec);
+}
+
 /* Notes a handle that GVirtuS's handler has returned: extension requests may name it, too. */
 static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 {
@@ -500,7 +508,7 @@ static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
         ibx_named_graph_unseen();
     else if (handle && ibx_graph_note(x, kind, handle)) {
         if (kind == IBX_HANDLE_EXEC)
-            ibx_handles_made_so(x, handle, x->handler.exec_size);
+            note_exec(x, handle);
         else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
             ibx_back_end_undo("cudaGraphDestroy", handle);
     }
@@ -518,6 +526,7 @@ void ibx_device_call_answered(struct gpu_session *x)
     if ((task == TASK_GRAPH || task == TASK_EXEC) && !code)
         note_handle(x, task == TASK_GRAPH ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     ibx_room_end(&x->handler.exec_room);
+    ibx_graph_events_end(x);
     x->handler.captures = CAPTURES_UNUSED;
     if (changes_kernels(task)) /* other sessions may have looked kernels up while it ran */
         ibx_registrations_changed();

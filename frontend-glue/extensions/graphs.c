@@ -152,6 +152,17 @@ int ibx_extension_count_functions(struct gpu_session *x, void *graph, size_t *co
     return rc;
 }
 
+/* False: no memory. */
+static bool note_exec(struct extension_request *e, uint64_t exec)
+{
+    if (!ibx_graph_note(e->x, IBX_HANDLE_EXEC, exec))
+        return false;
+    const bool noted = ibx_graph_events_note(e->x, exec);
+    if (!noted)
+        ibx_handles_remove(e->x, IBX_HANDLE_EXEC, exec);
+    return noted;
+}
+
 static int instantiate(struct extension_request *e)
 {
     int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
@@ -165,8 +176,9 @@ static int instantiate(struct extension_request *e)
     if (!ibx_room_take_execs(e->x, size.nodes, &room))
         return CUDA_MEMORY_ALLOCATION;
     const unsigned functions = count_functions(e->x, graph);
-    int rc = make(&exec, graph, flags);
-    if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
+    int rc = ibx_graph_events_begin(e->x, graph);
+    rc = rc ? rc : make(&exec, graph, flags);
+    if (!rc && !note_exec(e, (uintptr_t)exec))
         rc = ibx_extension_no_memory("cudaGraphExecDestroy", exec);
     if (!rc) {
         ibx_handles_made_so(e->x, (uintptr_t)exec, size);
@@ -246,10 +258,15 @@ static int update(struct extension_request *e)
     *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found) || found < 12000)
         return CUDA_NOT_SUPPORTED;
+    int rc = ibx_graph_events_begin(e->x, graph);
+    if (rc)
+        return rc;
     FUNCTION(e, change);
-    const int rc = change(exec, graph, &told);
+    rc = change(exec, graph, &told);
     if (!rc)
         ibx_exec_functions_gone(exec);
+    if (!rc && !ibx_graph_events_note(e->x, (uintptr_t)exec))
+        rc = CUDA_MEMORY_ALLOCATION;
     ibx_put_u32(&e->out, (uint32_t)rc);
     ibx_put_u32(&e->out, (uint32_t)told.result);
     ibx_put_u64(&e->out, (uintptr_t)told.node);

@@ -141,6 +141,7 @@ static int set_event(struct extension_request *e)
     void *exec, *node;
     const bool there = ibx_extension_get_node(e, &exec, &node);
     void *event = event_in(e);
+    int rc;
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
     switch (type_of(node)) {
@@ -148,8 +149,12 @@ static int set_event(struct extension_request *e)
         return set_in(exec, node, "cudaGraphEventRecordNodeSetEvent",
                       "cudaGraphExecEventRecordNodeSetEvent", event);
     case WAIT_NODE:
-        return set_in(exec, node, "cudaGraphEventWaitNodeSetEvent",
-                      "cudaGraphExecEventWaitNodeSetEvent", event);
+        rc = set_in(exec, node, "cudaGraphEventWaitNodeSetEvent",
+                    "cudaGraphExecEventWaitNodeSetEvent", event);
+        if (!rc && exec &&
+            !ibx_graph_event_set(e->x, (uintptr_t)exec, (uintptr_t)node, (uintptr_t)event))
+            rc = CUDA_MEMORY_ALLOCATION;
+        return rc;
     default:
         return CUDA_INVALID_VALUE;
     }
@@ -244,7 +249,8 @@ void ibx_extension_forget_child(struct extension_request *e, void *node)
 }
 
 /* Only for graphs without functions of clients: otherwise the client could not tell which functions
- * the executable graph calls after that. */
+ * the executable graph calls after that. Nor for graphs that wait for events: it would not be known
+ * which events the executable graph waits for no more. */
 static int set_child(struct extension_request *e)
 {
     int (*set)(void *exec, void *node, void *child) = NULL;
@@ -255,8 +261,11 @@ static int set_child(struct extension_request *e)
     if (!there || !exec || !whole(e) || !is_graph(e, child) || !child_of(e, node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
-    const int rc = ibx_extension_count_functions(e->x, child, &functions);
-    return rc ? rc : functions ? CUDA_NOT_SUPPORTED : set(exec, node, child);
+    int rc = ibx_extension_count_functions(e->x, child, &functions);
+    rc = rc ? rc : ibx_graph_events_begin(e->x, child);
+    if (!rc && (functions || ibx_graph_events_any_waits(e->x)))
+        rc = CUDA_NOT_SUPPORTED;
+    return rc ? rc : set(exec, node, child);
 }
 
 /* ----------------------------------------------------------------------------------- memory */

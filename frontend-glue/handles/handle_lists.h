@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files about handles: handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c,
- * handle_openers.c, handle_memory.c. */
+/* Shared by the files about handles: handles.c, handle_ends.c, handle_events.c, handle_graphs.c,
+ * handle_sizes.c, handle_openers.c, handle_memory.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -54,7 +54,8 @@ struct handle {
     const struct gpu_session *user; /* that holds a graph, or changes another handle */
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
-    bool theirs;     /* another process's; each client that uses it has opened it */
+    struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
+    bool theirs;                    /* another process's; each client that uses it has opened it */
     bool was_open;   /* by another client, whose work may use it also after a close */
     bool gone;       /* it is in no list; its last holder frees it */
     bool of_process; /* it is known which process has made it */
@@ -106,6 +107,9 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
  * does so in its graph. False: no memory. Not locked. */
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
+
+/* handle_events.c: the executable graph waits for no events any more. */
+void ibx_handle_forget_waits(struct handle *h);
 
 /* handle_graphs.c */
 

@@ -140,6 +140,7 @@ static void link_all(struct handle *h)
 
 static void free_handle(struct handle *h)
 {
+    ibx_handle_forget_waits(h);
     free(h->openers);
     free(h);
 }
@@ -213,6 +214,8 @@ static void release(struct handle *h)
 
 void ibx_handles_let_go(struct gpu_session *x)
 {
+    if (x->graph_events.named || x->graph_events.held)
+        ibx_graph_events_end(x);
     if (!x->held_count)
         return;
     pthread_mutex_lock(&ibx_handles_lock);
@@ -238,6 +241,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->of_process = made->of_process;
     h->opener_count = 0;
     h->heir_of = 0;
+    ibx_handle_forget_waits(h);
     h->theirs = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);

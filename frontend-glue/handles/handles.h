@@ -4,6 +4,7 @@
  *
  *   handles.c        the list of all handles
  *   handle_ends.c    handles that a client leaves
+ *   handle_events.c  events that graphs name
  *   handle_graphs.c  in which graphs something is
  *   handle_openers.c handles that other clients have opened
  *   handle_sizes.c   as how many graphs and executable graphs count
@@ -11,8 +12,8 @@
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
- * handles.c, handle_graphs.c, handle_openers.c and handle_sizes.c call each other: they are one
- * list under one lock.
+ * handles.c, handle_events.c, handle_graphs.c, handle_openers.c and handle_sizes.c call each other:
+ * they are one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -22,6 +23,27 @@
 #include "frontend-glue/tenants/rooms.h"
 
 struct handle;
+
+/* handle_events.c */
+
+/* The *count nodes of a graph, by a function like cudaGraphGetNodes; the caller frees the array.
+ * NULL: *rc is the cudaError_t. */
+void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
+#define CHILD_NODE 4 /* enum cudaGraphNodeType */
+/* begin(): to be called before an executable graph is made of `graph`, or gets its nodes. The
+ * request holds the events that the graph names until end(), which ibx_handles_let_go() calls, too.
+ * A cudaError_t: CUDA_INVALID_HANDLE if one of them is gone. any_waits(): whether nodes wait for
+ * these events. note(): the executable graph is made of that graph from now on. False: no
+ * memory. */
+int ibx_graph_events_begin(struct gpu_session *x, void *graph);
+bool ibx_graph_events_any_waits(const struct gpu_session *x);
+bool ibx_graph_events_note(struct gpu_session *x, uint64_t exec);
+void ibx_graph_events_end(struct gpu_session *x);
+/* A node waits for that event in the executable graph from now on. False: no memory. */
+bool ibx_graph_event_set(struct gpu_session *x, uint64_t exec, uint64_t node, uint64_t event);
+/* To be called before the executable graph is launched. A cudaError_t, as begin(); the request
+ * holds the events for which it waits. */
+int ibx_graph_events_launch(struct gpu_session *x, uint64_t exec);
 
 /* handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c, handle_openers.c */
 
@@ -217,6 +239,8 @@ void ibx_named_invalidate(struct gpu_session *x, uint8_t *body, size_t n);
  * now on. graph_unseen(): the same of a graph or an executable graph. */
 void ibx_named_unseen(void);
 bool ibx_named_any_unseen(void);
+/* Whether there may be events that are not known here. */
+bool ibx_named_any_event(const struct gpu_session *x);
 void ibx_named_graph_unseen(void);
 
 /* named_handlers.c */

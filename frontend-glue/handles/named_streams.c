@@ -63,6 +63,11 @@ static bool is_there(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
     return true;
 }
 
+bool ibx_named_any_event(const struct gpu_session *x)
+{
+    return nobody_knows(x, &unseen);
+}
+
 bool ibx_named_stream(struct gpu_session *x, uint64_t stream)
 {
     if (stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD && !x->thread_stream)
@@ -163,15 +168,16 @@ void ibx_named_tell(const struct gpu_session *x)
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
-/* Whether there is room for the executable graph, if the handler makes one. The room is reserved
- * until it exists. */
+/* Whether there is room for the executable graph, if the handler makes one, and all events of the
+ * graph are there. The room is reserved, and the events are held, until it exists. */
 static bool has_room(struct gpu_session *x, uint64_t graph)
 {
     if (x->handler.task != TASK_EXEC)
         return true;
     x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
     ibx_room_end(&x->handler.exec_room);
-    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room);
+    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room) &&
+           !ibx_graph_events_begin(x, pointer_to(graph));
 }
 
 static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)

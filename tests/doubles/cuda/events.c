@@ -78,6 +78,16 @@ static void event_free(struct event *event)
     stats.events--;
 }
 
+EXPORT bool ibx_double_is_event(const void *handle)
+{
+    pthread_mutex_lock(&mutex);
+    const struct event *event = events;
+    while (event && event != handle)
+        event = event->next;
+    pthread_mutex_unlock(&mutex);
+    return event;
+}
+
 EXPORT int cuEventCreate(void **handle, unsigned flags)
 {
     int code = enter("cuEventCreate");

@@ -151,6 +151,10 @@ struct double_graph *graph_captured(void *stream);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 
+/* graph_runs.c: whether the event of a node exists; whether those of all nodes do. */
+bool graph_has_event(const struct graph_node *node);
+bool graph_has_events(const struct double_graph *graph);
+
 /* graph_runs.c: runs what such a node does, in a stream. */
 int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
 int graph_run_set(const struct ibx_cuda_memset *set, void *stream);

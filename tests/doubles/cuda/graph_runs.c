@@ -4,6 +4,7 @@
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/runtime.h"
 
+#include <signal.h>
 #include <string.h>
 
 #define INVALID_VALUE 1
@@ -83,6 +84,26 @@ static int run_kernel(const struct graph_node *node, void *stream)
                   node->of.size[3], node->of.size[4], node->of.size[5], 0, stream, NULL, extra);
 }
 
+bool graph_has_event(const struct graph_node *node)
+{
+    bool (*is_event)(const void *handle) = NULL;
+    *(void **)&is_event = driver_function("ibx_double_is_event");
+    return is_event(node->of.event);
+}
+
+bool graph_has_events(const struct double_graph *graph)
+{
+    bool all = true;
+    for (unsigned i = 0; i < graph->count && all; i++) {
+        const struct graph_node *node = &graph->nodes[i];
+        if (node->type == NODE_GRAPH)
+            all = graph_has_events(node->of.child);
+        else if (node->type == NODE_RECORD || node->type == NODE_WAIT)
+            all = graph_has_event(node);
+    }
+    return all;
+}
+
 static int run_graph(const struct double_graph *graph, void *stream);
 
 /* By the first value of the condition: no kernel of the double sets one. */
@@ -110,8 +131,10 @@ static int run_node(const struct graph_node *node, void *stream)
     case NODE_CONDITIONAL:
         return run_conditional(node, stream);
     case NODE_RECORD:
-        return cudaEventRecord(node->of.event, stream);
+        return graph_has_event(node) ? cudaEventRecord(node->of.event, stream) : 0;
     case NODE_WAIT:
+        if (!graph_has_event(node))
+            raise(SIGSEGV); /* as driver 580 does */
         return cudaStreamWaitEvent(stream, node->of.event, 0);
     default:
         return 0;

@@ -4,6 +4,7 @@
 #include "tests/doubles/cuda/runtime.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 
 #define INVALID_VALUE  1
@@ -402,6 +403,8 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
     *(void **)&fails = driver_function("ibx_double_fails");
     if (flags > 15 || fails("cudaGraphInstantiate", &code))
         return returns(code);
+    if (!graph_has_events(graph_of(graph)))
+        raise(SIGSEGV); /* as driver 580 does */
     struct double_graph *made = graph_copy(graph);
     made->flags = flags;
     *exec = made;
@@ -448,6 +451,8 @@ EXPORT int cudaGraphExecUpdate(void *handle, void *graph_handle, struct update_r
         told->result = 2;
         return returns(UPDATE_FAILURE);
     }
+    if (!graph_has_events(graph))
+        raise(SIGSEGV);
     graph_objects_exchange(exec, graph);
     for (unsigned i = 0; i < graph->count; i++) {
         const bool child = graph->nodes[i].type == NODE_GRAPH;

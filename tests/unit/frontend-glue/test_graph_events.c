@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Events that graphs name and clients destroy. CUDA's double ends the process where the driver
+ * does. */
+#include "tests/fixtures/extensions.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <time.h>
+#include <cmocka.h>
+
+static void *event_make(void)
+{
+    void *event = NULL;
+    assert_int_equal(app->event_create(&event, 0), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)event));
+    return event;
+}
+
+/* Adds a node with an event or a graph. */
+static uint64_t node_add(unsigned number, uint64_t graph, uint64_t what)
+{
+    uint64_t node = 0;
+    uint8_t bytes[32];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), number);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, what);
+    assert_int_equal(ext_run(&alice, &w, &node), 0);
+    return node;
+}
+
+static uint64_t graph_with(unsigned number, const void *event, uint64_t *node)
+{
+    uint64_t graph = 0;
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    *node = node_add(number, graph, (uintptr_t)event);
+    return graph;
+}
+
+static int instantiate(uint64_t graph, uint64_t *exec)
+{
+    return ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, exec);
+}
+
+static int update(uint64_t exec, uint64_t graph)
+{
+    return ext_call(&alice, IBX_EXT_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, NULL);
+}
+
+/* As the back end launches it. */
+static int launch(uint64_t exec)
+{
+    int (*run)(void *exec, void *stream) = NULL;
+    *(void **)&run = ibx_back_end_runtime("cudaGraphLaunch");
+    assert_true(run && ibx_handles_know(&alice.x, IBX_HANDLE_EXEC, exec));
+    int rc = ibx_graph_events_launch(&alice.x, exec);
+    if (!rc)
+        rc = run(pointer_to(exec), NULL);
+    ibx_handles_let_go(&alice.x);
+    return rc;
+}
+
+static void destroy(uint64_t exec, uint64_t graph)
+{
+    if (exec)
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+}
+
+static const unsigned kinds[] = {IBX_EXT_NODE_RECORD, IBX_EXT_NODE_WAIT};
+
+/* No executable graph is made of a graph that names a destroyed event, also within it, nor updated
+ * by one. */
+static void test_made_of_destroyed_events(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t node, exec = 0, none = 0, outer;
+        void *event = event_make(), *other = event_make();
+        const uint64_t graph = graph_with(kinds[i], event, &node);
+        const uint64_t good = graph_with(kinds[i], other, &node);
+        assert_int_equal(ext_graph_create(&alice, &outer), 0);
+        node_add(IBX_EXT_NODE_CHILD, outer, graph);
+        assert_int_equal(instantiate(good, &exec), 0);
+        assert_int_equal(update(exec, graph), 0);
+        ext_event_destroy(event);
+        assert_int_equal(instantiate(graph, &none), CUDA_INVALID_HANDLE);
+        assert_int_equal(instantiate(outer, &none), CUDA_INVALID_HANDLE);
+        assert_int_equal(update(exec, graph), CUDA_INVALID_HANDLE);
+        assert_int_equal(update(exec, good), 0);
+        assert_int_equal(launch(exec), 0);
+        destroy(exec, good);
+        destroy(0, outer);
+        destroy(0, graph);
+        ext_event_destroy(other);
+    }
+}
+
+/* An executable graph that waits for a destroyed event is not launched; one that records it is. A
+ * graph may be destroyed after the events that it names. */
+static void test_launched_with_destroyed_events(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t node, exec = 0, around = 0, outer;
+        void *event = event_make();
+        const uint64_t graph = graph_with(kinds[i], event, &node);
+        assert_int_equal(ext_graph_create(&alice, &outer), 0);
+        node_add(IBX_EXT_NODE_CHILD, outer, graph);
+        assert_int_equal(instantiate(graph, &exec), 0);
+        assert_int_equal(instantiate(outer, &around), 0);
+        assert_int_equal(launch(exec), 0);
+        assert_int_equal(launch(around), 0);
+        ext_event_destroy(event);
+        const int code = kinds[i] == IBX_EXT_NODE_WAIT ? CUDA_INVALID_HANDLE : 0;
+        assert_int_equal(launch(exec), code);
+        assert_int_equal(launch(around), code);
+        destroy(exec, graph);
+        destroy(around, outer);
+    }
+}
+
+/* A node of an executable graph gets another event: then the one before may be destroyed, and the
+ * other one counts. */
+static void test_another_event(void **state)
+{
+    uint64_t node, exec = 0;
+    void *event = event_make(), *other = event_make();
+    const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
+    (void)state;
+    assert_int_equal(instantiate(graph, &exec), 0);
+    const uint64_t set[] = {exec, node, (uintptr_t)other};
+    assert_int_equal(ext_call(&alice, IBX_EXT_SET_EVENT, 3, set, NULL), 0);
+    ext_event_destroy(event);
+    assert_int_equal(launch(exec), 0);
+    ext_event_destroy(other);
+    assert_int_equal(launch(exec), CUDA_INVALID_HANDLE);
+    destroy(exec, graph);
+}
+
+static void *destroy_event(void *event)
+{
+    struct gpu_session other = alice.x;
+    other.graph_events = (struct ibx_graph_events){.named = NULL};
+    other.held_count = 0;
+    return ibx_handles_remove(&other, IBX_HANDLE_EVENT, (uintptr_t)event) ? event : NULL;
+}
+
+/* Another session that destroys an event waits until a launch that waits for it is over. */
+static void test_destroyed_beside_a_launch(void **state)
+{
+    uint64_t node, exec = 0;
+    void *event = event_make(), *result = NULL;
+    pthread_t thread;
+    const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
+    (void)state;
+    assert_int_equal(instantiate(graph, &exec), 0);
+    assert_int_equal(ibx_graph_events_launch(&alice.x, exec), 0);
+    assert_int_equal(pthread_create(&thread, NULL, destroy_event, event), 0);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec = (until.tv_nsec + 100000000) % 1000000000;
+    until.tv_sec += until.tv_nsec < 100000000;
+    assert_int_not_equal(pthread_timedjoin_np(thread, &result, &until), 0);
+    assert_true(ibx_handles_has(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)event));
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, event);
+    assert_int_equal(app->event_destroy(event), 0);
+    destroy(exec, graph);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_made_of_destroyed_events),
+        cmocka_unit_test(test_launched_with_destroyed_events),
+        cmocka_unit_test(test_another_event),
+        cmocka_unit_test(test_destroyed_beside_a_launch),
+    };
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
+}
