@@ -222,11 +222,13 @@ void ibx_release_graphs(struct gpu_session *x, uint64_t client);
 /* own_reset.c */
 
 /* For handlers of GVirtuS that make or destroy something: read() is called when the name of a
- * request has been read, run() when all of it has, answered() when the handler has answered. */
+ * request has been read, run() when all of it has, answered() when the handler has answered.
+ * `body`: the whole body, before the handler gets it; NULL: it came in pieces. run() returns 0, or
+ * as ibx_session_fail(). */
 void ibx_made_read(struct gpu_session *x, const char *name);
 /* After ibx_made_read(): whether the tenant may have one more of what the handler makes. */
 bool ibx_made_room(const struct gpu_session *x);
-void ibx_made_run(struct gpu_session *x);
+int ibx_made_run(struct gpu_session *x, uint8_t *body);
 void ibx_made_answered(struct gpu_session *x);
 /* cudaDeviceReset: gives back what the client has made. True: that is done, and *code is the
  * result, a cudaError_t. False: the client may reset the context. */

@@ -364,13 +364,14 @@ static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, siz
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }
 
-/* The handler is about to destroy a graph or an executable graph: forgets it. */
-static void forget_graph(struct gpu_session *x, uint64_t value)
+/* The handler is about to destroy a graph or an executable graph: forgets it. False: it must
+ * not. */
+static bool forget_graph(struct gpu_session *x, uint64_t value)
 {
     if (!strcmp(x->requests.name, "cudaGraphDestroy"))
-        ibx_handles_gone(x, IBX_HANDLE_GRAPH, value);
-    else if (!strcmp(x->requests.name, "cudaGraphExecDestroy"))
-        ibx_handles_gone(x, IBX_HANDLE_EXEC, value);
+        return ibx_handles_gone(x, IBX_HANDLE_GRAPH, value);
+    return strcmp(x->requests.name, "cudaGraphExecDestroy") != 0 ||
+           ibx_handles_gone(x, IBX_HANDLE_EXEC, value);
 }
 
 static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
@@ -399,10 +400,13 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
         reserve(x, body, n);
     /* What the handler gets: of something that is no array none, which it frees with success. */
     i->gone = frees ? ibx_body_number(body, n, named[0].at, 8) : 0;
+    if (i->gone && !forget_graph(x, i->gone)) {
+        ibx_naming_invalidate(&named[0], body, n);
+        ibx_named_tell(x);
+        i->gone = 0;
+    }
     i->freed = notes ? i->gone : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
-    if (i->gone)
-        forget_graph(x, i->gone);
     return 0;
 }
 

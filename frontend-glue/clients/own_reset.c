@@ -134,8 +134,23 @@ bool ibx_made_room(const struct gpu_session *x)
     return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
 }
 
+/* What the handler is about to destroy is still in use by another request, or not the client's to
+ * destroy. It gets no handle, or, if it may not take that, the session ends. */
+static int keep(const struct gpu_session *x, uint8_t *body)
+{
+    if (!body || x->handler.made_kind >= IBX_HANDLE_MATH ||
+        ibx_handle_is_of_handlers(x->handler.made_kind))
+        return ibx_session_fail(x->s, -EBUSY,
+                                "%s destroys by %s what another of its requests has used for too "
+                                "long, or what is not its to destroy",
+                                ibx_session_path(x->s)->peer, x->requests.name);
+    memset(body, 0, sizeof(x->requests.first));
+    ibx_named_tell(x);
+    return 0;
+}
+
 /* Forgets what is destroyed before the call: after it, another thread may get the same handle. */
-void ibx_made_run(struct gpu_session *x)
+int ibx_made_run(struct gpu_session *x, uint8_t *body)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
     if (x->handler.made == MADE_MAKES && x->handler.made_kind == IBX_HANDLE_MEMORY)
@@ -144,13 +159,16 @@ void ibx_made_run(struct gpu_session *x)
     if (x->handler.made != MADE_ENDS ||
         x->requests.length < (plan ? sizeof(uint32_t) : sizeof(x->requests.first)) ||
         x->isolation.given)
-        return;
+        return 0;
     const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
+    const bool gone = ibx_handles_gone(x, x->handler.made_kind, value);
+    if (!gone && x->handler.made_kind != IBX_HANDLE_MEMORY) /* that has its own check */
+        return keep(x, body);
     if (x->handler.made_kind == IBX_HANDLE_EVENT)
         ibx_shared_event_gone(value);
-    ibx_handles_remove(x, x->handler.made_kind, value);
+    return 0;
 }
 
 /* A plan of cuFFT in a reply: an int as it is, or an array of one int, which has its length in

@@ -231,7 +231,8 @@ static int note_read(void *context, void *bytes, size_t n)
     struct gpu_session *x = context;
     const unsigned resets = x->requests.resets;
     const enum ibx_request_stage stage = x->requests.stage;
-    if (stage == IBX_REQUEST_BODY && !x->requests.got && n == x->requests.length)
+    const bool whole = stage == IBX_REQUEST_BODY && !x->requests.got && n == x->requests.length;
+    if (whole)
         ibx_device_launch_spare(x, bytes, n);
     int rc = ibx_isolation_before_read(x, bytes, n);
     if (rc)
@@ -257,7 +258,7 @@ static int note_read(void *context, void *bytes, size_t n)
             ibx_frees_begin(x, 0);
             x->handler.frees = true;
         }
-        ibx_made_run(x); /* the request is complete */
+        rc = ibx_made_run(x, whole ? bytes : NULL); /* the request is complete */
         ibx_captures_run(x);
         ibx_registrations_begin(x);
     }

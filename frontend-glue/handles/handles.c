@@ -572,10 +572,13 @@ unsigned ibx_handles_gone_so_far(void)
     return atomic_load(&gone);
 }
 
-void ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    if (ibx_handles_remove(x, kind, value) && kind == IBX_HANDLE_GRAPH)
+    if (!ibx_handles_remove(x, kind, value))
+        return !ibx_handles_has(x, kind, value);
+    if (kind == IBX_HANDLE_GRAPH)
         ibx_handles_forget_nodes(value);
+    return true;
 }
 
 /* Locked. Releases the handle if this request holds it, so that it does not wait for itself. */

@@ -131,9 +131,10 @@ enum ibx_handle_maker ibx_handles_maker(struct gpu_session *x, enum ibx_handle_k
 /* The context is gone: drops all handles in it; NULL: it is not known which, and all are
  * dropped. */
 void ibx_handles_forget(const void *context);
-/* GVirtuS's handler is about to give back the graph or executable graph with that handle: removes
- * it, if the client may name it. */
-void ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+/* GVirtuS's handler is about to give back what has that handle: removes it, if the client may name
+ * it. False: it is still there, since another request holds it for too long, or the client must not
+ * end it: the handler must not get it. */
+bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* Removes the handle, once no other request holds it. False: there is none, it is another program's
  * and only open to the client, or that takes more than 10 s. */
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
