@@ -23,11 +23,12 @@ static bool set(void *address, int value, size_t n, int *rc)
     return ibx_frontend_called("cudaMemset", &body, rc);
 }
 
-/* Whether there is certainly no device memory, which is an error that CUDA returns at once; the
- * back end may report it only later. */
+/* Whether there is certainly no memory for n bytes, which is an error that CUDA returns at once. The
+ * back end may report it only later, and short page-locked memory is a part of what it has there. */
 static bool is_nowhere(const void *address, size_t n)
 {
-    return !address && n && ibx_frontend_plugin();
+    return (!address && n && ibx_frontend_plugin()) ||
+           (!ibx_frontend_given_out(address) && ibx_frontend_host_is_short(address, n));
 }
 
 int ibx_frontend_set_reach(const void *address)
@@ -120,7 +121,8 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 {
     struct extension_request e;
     int rc;
-    if (is_nowhere(address, width && height))
+    const size_t n = ibx_frontend_extent(pitch, width, height);
+    if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if ((rc = ibx_frontend_set_reach(address)))
         return rc;
@@ -133,7 +135,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     ibx_put_u64(&e.body, height);
     put_handle(&e.body, stream);
     return ibx_frontend_captured(&e, stream, &rc) ||
-                   set_within(&e, address, ibx_frontend_extent(pitch, width, height), &rc)
+                   set_within(&e, address, n, &rc)
                ? rc
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
