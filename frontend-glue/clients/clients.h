@@ -286,13 +286,14 @@ int ibx_host_work_ask(struct gpu_session *x, uint64_t over, bool wait,
 void ibx_host_work_end(struct gpu_session *x);
 
 /* host_maps.c: takes out all mappings of a client that has no session any more, for
- * ibx_host_maps_end(), which unmaps them, but later if the client's work is not over after a
- * second. Whoever maps anything there meanwhile waits for that, for a bounded time. */
+ * ibx_host_maps_end(), which unmaps them, but later if the client's work on a device is not over
+ * after two seconds. Whoever maps anything there meanwhile waits for that, for a bounded time. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client);
 /* Whether all n bytes (n > 0) are in one piece of page-locked memory of the session's client that
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken);
+/* Unmaps what was kept, if that work is over by now. */
 void ibx_host_maps_tidy(struct gpu_session *x);
 /* To be called before host memory that the client's work may use is unpinned: waits up to `ms` on
  * each device until that work is over. cuMemHostUnregister() waits without end for work in the

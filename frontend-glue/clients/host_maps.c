@@ -178,8 +178,7 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client)
     return all;
 }
 
-/* In the context of a device. False: the client's work there is not over yet. While somebody
- * captures that is not known, and nobody is to wait for him. */
+/* In the context of a device. False: the client's work there is not over yet. */
 static bool wait_for_work(struct gpu_session *x, uint64_t client, const void *context, unsigned ms)
 {
     uint64_t whose;

@@ -376,10 +376,10 @@ static void end_with_work(struct gpu_session *x)
 static void broken(void *context)
 {
     struct gpu_session *x = context;
+    ibx_gpu_registrations_pause(&x->registrations); /* who frees such memory waits for that */
     ibx_back_end_handle_resets(x);
     end_with_work(x);
     ibx_client_pins_drop(&x->pins, x->cuda);
-    ibx_gpu_registrations_pause(&x->registrations);
 }
 
 /* The new connection may have other abilities, and has no registrations of GPU memory. */
@@ -556,11 +556,12 @@ static void unpins(void *context, bool begins)
         ibx_frees_end();
 }
 
-/* Whether the client has work under way, for which unpinning would wait. */
+/* Whether the client has work under way, for which unpinning would wait. While somebody captures,
+ * that is not known. */
 static bool works(void *context)
 {
     struct gpu_session *x = context;
-    return !ibx_work_on_devices(x, ibx_clients_number_of(x), 0);
+    return !ibx_captures_any() && !ibx_work_on_devices(x, ibx_clients_number_of(x), 0);
 }
 
 int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,

@@ -135,7 +135,6 @@ bool driver_begins()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-// The stack of contexts, primary ones, and what goes with one.
 // A context goes, with what was made in it, when it was detached as often as it was made and
 // attached.
 static bool detached_contexts()
@@ -154,6 +153,7 @@ static bool detached_contexts()
     return refuses(free_memory(memory), 1);
 }
 
+// The stack of contexts, primary ones, and what goes with one.
 bool driver_contexts()
 {
     void *one = nullptr, *other = nullptr, *is = nullptr, *first = nullptr, *second = nullptr;

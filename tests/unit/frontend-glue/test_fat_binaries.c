@@ -233,7 +233,6 @@ static void images(void **state)
     assert_true(fits(fat_binary_fits, &b));
 }
 
-/* Lengths that lie, each of them alone. */
 /* The sum of the name's length and of what is before it wraps around: the handler moves back, and
  * takes the second length for the wrapper's magic. */
 static void wrapped_names(void **state)
@@ -251,6 +250,7 @@ static void wrapped_names(void **state)
     }
 }
 
+/* Lengths that lie, each of them alone. */
 static void fat_lengths(void **state)
 {
     const size_t fat = 16 + sizeof(HANDLE) + 24;
