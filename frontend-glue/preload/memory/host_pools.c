@@ -101,6 +101,17 @@ static struct block *pop(struct block **list)
     return b;
 }
 
+/* NULL: it is none, or not any more. */
+static struct pool *hold(const void *handle)
+{
+    ibx_frontend_ranges_lock();
+    struct pool *p = pool_of(handle);
+    if (p)
+        p->holds++;
+    ibx_frontend_ranges_unlock();
+    return p;
+}
+
 bool ibx_host_pool_is(const void *handle)
 {
     ibx_frontend_ranges_lock();
@@ -158,6 +169,15 @@ static void let_go(struct pool *p)
         return;
     leave(p);
     free(p);
+}
+
+/* What ends a call that holds the pool. */
+static int done(struct pool *p, int rc)
+{
+    ibx_frontend_ranges_lock();
+    let_go(p);
+    ibx_frontend_ranges_unlock();
+    return rc;
 }
 
 static size_t rounded(size_t n)
@@ -381,9 +401,8 @@ static int add(struct pool *pool, size_t n, void **address)
     return rc;
 }
 
-int ibx_host_pool_allocate(void **address, size_t n, void *handle, void *stream)
+static int allocate(void **address, size_t n, struct pool *pool, void *stream)
 {
-    struct pool *pool = handle;
     int rc;
     if (!address)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -405,6 +424,13 @@ int ibx_host_pool_allocate(void **address, size_t n, void *handle, void *stream)
         rc = add(pool, n, address);
     }
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+int ibx_host_pool_allocate(void **address, size_t n, void *handle, void *stream)
+{
+    struct pool *pool = hold(handle);
+    return pool ? done(pool, allocate(address, n, pool, stream))
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 int ibx_host_pool_free(void *address, void *stream)
@@ -527,12 +553,12 @@ int ibx_host_pool_destroy(void *handle)
 
 int ibx_host_pool_trim(void *handle, size_t keep)
 {
-    return release(handle, keep);
+    struct pool *pool = hold(handle);
+    return pool ? done(pool, release(pool, keep)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-int ibx_host_pool_set(void *handle, int attribute, uint64_t value)
+static int set(struct pool *pool, int attribute, uint64_t value)
 {
-    struct pool *pool = handle;
     const bool high = attribute == RESERVED_MOST || attribute == USED_MOST;
     if (attribute < FOLLOWS_EVENTS || attribute > USED_MOST || (high && value) ||
         attribute == RESERVED || attribute == USED)
@@ -546,23 +572,30 @@ int ibx_host_pool_set(void *handle, int attribute, uint64_t value)
     return CUDA_SUCCESS;
 }
 
+int ibx_host_pool_set(void *handle, int attribute, uint64_t value)
+{
+    struct pool *pool = hold(handle);
+    return pool ? done(pool, set(pool, attribute, value)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
 int ibx_host_pool_get(const void *handle, int attribute, uint64_t *value)
 {
-    const struct pool *pool = handle;
     if (attribute < FOLLOWS_EVENTS || attribute > USED_MOST)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct pool *pool = hold(handle);
+    if (!pool)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_ranges_lock();
     *value =
         attribute <= INSERTS_ORDER ? (uint64_t)pool->reuses[attribute] : pool->numbers[attribute];
     ibx_frontend_ranges_unlock();
-    return CUDA_SUCCESS;
+    return done(pool, CUDA_SUCCESS);
 }
 
 /* Kernels of all devices get to the memory; what the program has allowed is only told. */
 int ibx_host_pool_access(void *handle, const struct memory_location *where, const int *set,
                          int *get)
 {
-    struct pool *pool = handle;
     const bool device = where->type == AT_DEVICE;
     int devices = 0;
     if (device && (cudaGetDeviceCount(&devices) || where->id < 0 || where->id >= devices ||
@@ -570,11 +603,14 @@ int ibx_host_pool_access(void *handle, const struct memory_location *where, cons
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (set && *set != READ_WRITE && !(device && (*set == READ || !*set)))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct pool *pool = hold(handle);
+    if (!pool)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_ranges_lock();
     if (set && device)
         pool->access[where->id] = *set;
     if (get)
         *get = device ? pool->access[where->id] : READ_WRITE;
     ibx_frontend_ranges_unlock();
-    return CUDA_SUCCESS;
+    return done(pool, CUDA_SUCCESS);
 }
