@@ -21,6 +21,9 @@
  * Few bytes come with the reply for a while when the GPU could not reach such memory: that is
  * faster than through memory that it reaches. */
 bool ibx_client_leaves(struct ibx_session *session, size_t n);
+/* The same, and few bytes only where the GPU has reached such memory: else the call would wait for
+ * all work before the copy. */
+bool ibx_client_leaves_surely(struct ibx_session *session, size_t n);
 
 /* Makes a copy between the caller's memory and the device, at a point where GVirtuS would begin a
  * request, without a buffer of GVirtuS. 0: *exit_code is what the call returns, 999 if the back end

@@ -28,6 +28,12 @@ bool ibx_client_leaves(struct ibx_session *s, size_t n)
     return n >= FEW || (ahead && !ahead->few);
 }
 
+bool ibx_client_leaves_surely(struct ibx_session *s, size_t n)
+{
+    const struct client_ahead *ahead = n < FEW ? ibx_client_stage_ahead(s) : NULL;
+    return n >= FEW || (ahead && !ahead->few && ahead->reached);
+}
+
 /* Notes whether the GPU has put a payload into memory that both ends map: so it can use such
  * memory. */
 static void note_reach(struct ibx_session *s, const struct ibx_frontend_copy *copy)

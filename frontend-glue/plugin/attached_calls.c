@@ -97,7 +97,7 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_is_pending(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_LEAVES:
         return ibx_attached_over_shm(ibx_attached_session()) &&
-               ibx_client_leaves(ibx_attached_session(), (size_t)handle);
+               ibx_client_leaves_surely(ibx_attached_session(), (size_t)handle);
     case IBX_FRONTEND_SHARED:
         return ibx_attached_over_shm(ibx_attached_session()) &&
                (!handle || ibx_shared_holds((void *)(uintptr_t)handle, 1));
