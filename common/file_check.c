@@ -27,10 +27,7 @@ int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx
     if (st.st_uid != geteuid() && st.st_uid != 0)
         return ibx_error_set(err, -EPERM, "%s%s belongs to user %u, not to user %u or root: %s",
                              what, name, (unsigned)st.st_uid, (unsigned)geteuid(),
-                             key ? "give this user a copy (mode 0600), named by --key-file, or by "
-                                   "rdma.key_file in a gvirtus.properties of its own "
-                                   "(GVIRTUS_RDMA_PROPERTIES)"
-                                 : "chown it to one of them");
+                             key ? IBX_FILE_KEY_COPY : "chown it to one of them");
     return 0;
 }
 

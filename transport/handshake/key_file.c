@@ -210,10 +210,8 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
                              "one by \"openssl rand -hex 32 | install -m 600 /dev/stdin %s\"",
                              path, strerror(-fd), ibx_shell_word(path).text);
     if (fd == -EACCES)
-        return ibx_error_set(err, fd,
-                             "key file %s cannot be read: %s; it must belong to the user of this "
-                             "process",
-                             path, strerror(-fd));
+        return ibx_error_set(err, fd, "key file %s cannot be read: %s; " IBX_FILE_KEY_COPY, path,
+                             strerror(-fd));
     if (fd < 0)
         return fd;
     int rc = read_keys(fd, path, keys, err);

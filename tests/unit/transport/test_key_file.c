@@ -305,6 +305,16 @@ static void owners(void **state)
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
+    /* Root's is right for root, and its owner must stay: another user needs a copy. */
+    assert_int_equal(chown(path, 0, (gid_t)-1), 0);
+    child = fork();
+    if (!child) {
+        struct ibx_error err = {.message = ""};
+        const int rc = setresuid(12345, 12345, 12345) ? 0 : ibx_keys_load(path, &keys, &err);
+        _exit(rc != -EACCES || !strstr(err.message, "Permission denied; give this user a copy"));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }
 
 static struct ibx_keys *load_as_client(const char *path)
