@@ -232,7 +232,6 @@ static bool may_give_back(struct gpu_session *x, uint64_t address)
     if (!ibx_memory_free_begin(x, address, &i->given_number))
         return false;
     i->given = address;
-    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, address);
     ibx_pending_clear_wait(x, address);
     return true;
 }

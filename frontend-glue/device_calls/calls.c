@@ -183,7 +183,6 @@ static int free_noted(struct gpu_session *x, void *address)
         return 0;
     if (is_noted(x))
         return PASSES;
-    ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     ibx_pending_clear_wait(x, (uintptr_t)address);
     ibx_end_gone((uintptr_t)address); /* after the free, another thread may have this address */
     ibx_frees_begin(x, (uintptr_t)address);

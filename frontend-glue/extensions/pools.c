@@ -131,7 +131,6 @@ static int free_async(struct extension_request *e)
     if (!ibx_pending_clear_before((uintptr_t)address, stream)) /* cleared in another stream */
         ibx_pending_clear_wait(e->x, (uintptr_t)address);
     ibx_end_gone((uintptr_t)address);
-    ibx_handles_remove(e->x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
     const int rc = give_back(address, stream);
     ibx_memory_free_end((uintptr_t)address, maker, !rc);
     if (!rc)

@@ -278,9 +278,10 @@ bool ibx_memory_free_begin(struct gpu_session *x, uint64_t address, uint64_t *nu
     ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
-    const bool may = h && begin(x, h, address, number);
+    const bool opened = ibx_handle_touched(IBX_HANDLE_OPENED_POINTER, address, address);
+    const bool may = h && !opened && begin(x, h, address, number);
     pthread_mutex_unlock(&ibx_handles_lock);
-    return h ? may : begin_unseen(x, address, number);
+    return h || opened ? may : begin_unseen(x, address, number);
 }
 
 void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed)

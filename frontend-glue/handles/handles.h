@@ -212,7 +212,8 @@ uint64_t ibx_memory_other(struct gpu_session *x, uint64_t address, uint64_t n);
  * would refuse that, unless another program gets memory there before it looks. */
 uint64_t ibx_memory_not_there(struct gpu_session *x, uint64_t address, uint64_t n);
 /* Around a call that frees memory. False: CUDA must not get that address, because it is another
- * program's memory, or somebody is freeing it. *number: for ibx_memory_free_end(); 0: there is
+ * program's memory, or of another process's pool, which is closed instead, or somebody is freeing
+ * it. *number: for ibx_memory_free_end(); 0: there is
  * nothing to end. */
 bool ibx_memory_free_begin(struct gpu_session *x, uint64_t address, uint64_t *number);
 void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed);

@@ -349,6 +349,20 @@ static void test_one_change_of_what_is_launched(void **state)
     assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
 }
 
+/* A pointer into another process's pool is closed, not freed: others may have it open, and its pool
+ * counts as open as long as it is. */
+static void test_opened_pointer_is_not_freed(void **state)
+{
+    uint64_t memory = 0;
+    (void)state;
+    assert_int_equal(ext_call(&alice, IBX_EXT_MALLOC_ASYNC, 2, (uint64_t[]){4096, 0}, &memory), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_OPENED_POINTER, memory));
+    const uint64_t freed[] = {memory, 0};
+    assert_int_equal(ext_call(&alice, IBX_EXT_FREE_ASYNC, 2, freed, NULL), CUDA_INVALID_VALUE);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_OPENED_POINTER, memory));
+    assert_int_equal(ext_call(&alice, IBX_EXT_FREE_ASYNC, 2, freed, NULL), 0);
+}
+
 /* Returns the graph within a new node of a graph. */
 static uint64_t graph_within(uint64_t graph)
 {
@@ -519,6 +533,7 @@ int main(void)
         cmocka_unit_test(test_very_many_slots),
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_numbers_of_a_long_run),
+        cmocka_unit_test(test_opened_pointer_is_not_freed),
         cmocka_unit_test(test_dependencies_deep_down),
         cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_one_change_of_what_is_launched),
