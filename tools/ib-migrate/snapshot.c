@@ -99,7 +99,8 @@ static bool is_to_end(const sigset_t *before)
  * it, too, also while pages are compared or awaited. Afterwards it stays. */
 static struct {
     volatile pid_t pid; /* 0: none */
-    const char *qmp;
+    pid_t tool;         /* it may fork meanwhile, to fill a cache again: that process is no tool */
+    const char *qmp;    /* to remove; NULL: it may be another QEMU's */
 } vacant;
 
 /* Its whole process group: it may be a script that starts QEMU. */
@@ -111,9 +112,10 @@ static void kill_started(pid_t pid)
 
 static void on_end_signal(int number)
 {
-    if (vacant.pid) {
+    if (vacant.pid && vacant.tool == getpid()) {
         kill_started(vacant.pid);
-        unlink(vacant.qmp);
+        if (vacant.qmp)
+            unlink(vacant.qmp);
     }
     raise(number); /* which takes effect on return */
 }
@@ -123,6 +125,7 @@ static void ends_with_this(pid_t pid, const char *qmp)
     struct sigaction now, action = {.sa_handler = on_end_signal, .sa_flags = (int)SA_RESETHAND};
     sigfillset(&action.sa_mask);
     vacant.qmp = qmp;
+    vacant.tool = getpid();
     vacant.pid = pid;
     for (unsigned i = 0; i < END_SIGNALS; i++)
         if (!sigaction(end_signals[i], NULL, &now) && now.sa_handler != SIG_IGN)
@@ -177,8 +180,10 @@ static bool has_ended(pid_t pid)
     return !waitid(P_PID, (id_t)pid, &end, WEXITED | WNOHANG | WNOWAIT) && end.si_pid == pid;
 }
 
-/* Waits until the monitor accepts a client. -EINTR: this tool is to end. */
-static int await_monitor(const char *path, pid_t pid, const sigset_t *before, struct ibx_error *err)
+/* Waits until the monitor accepts a client. `own`: it is that of this process or its children, in
+ * its session. -EINTR: this tool is to end. */
+static int await_monitor(const char *path, pid_t pid, const sigset_t *before, bool *own,
+                         struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
     struct ibx_qmp *qmp;
@@ -195,13 +200,15 @@ static int await_monitor(const char *path, pid_t pid, const sigset_t *before, st
                                  START_MS / 1000);
         usleep(LOOK_US);
     }
-    if (!rc)
+    if (!rc) {
+        *own = getsid(ibx_qmp_pid(qmp)) == pid;
         ibx_qmp_close(qmp);
+    }
     return !rc && is_to_end(before) ? ibx_error_set(err, -EINTR, "ended while QEMU started") : rc;
 }
 
 static int start_qemu(const struct migrate_args *args, const sigset_t *before, pid_t *pid,
-                      struct ibx_error *err)
+                      bool *own, struct ibx_error *err)
 {
     unsigned count = 0;
     while (args->command[count])
@@ -218,7 +225,7 @@ static int start_qemu(const struct migrate_args *args, const sigset_t *before, p
         return ibx_error_set_task(err, -errno, "no process for QEMU");
     if (!*pid)
         become_qemu(args, before);
-    return await_monitor(args->qmp, *pid, before, err);
+    return await_monitor(args->qmp, *pid, before, own, err);
 }
 
 /* The snapshot is served elsewhere. */
@@ -251,14 +258,15 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
                       const char *folder, struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
+    bool own = false;
     sigset_t before;
     sigprocmask(SIG_BLOCK, NULL, &before);
     if (args->command)
         ends_wait();
-    int rc =
-        args->command ? start_qemu(args, &before, &pid, err) : ibx_cli_monitor_check(args, err);
+    int rc = args->command ? start_qemu(args, &before, &pid, &own, err)
+                           : ibx_cli_monitor_check(args, err);
     if (!rc && pid > 0)
-        ends_with_this(pid, args->qmp);
+        ends_with_this(pid, own ? args->qmp : NULL);
     if (!rc)
         sigprocmask(SIG_SETMASK, &before, NULL);
     const struct ibx_clone_config config = {.path = folder,
