@@ -6,9 +6,6 @@
  */
 #include "tests/fixtures/borrow.h"
 
-#include "common/clock.h"
-
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -156,11 +153,10 @@ static void test_return_after_the_commit(void)
 
 /* ------------------------------------------------------------ a slow watchdog */
 
-/* Lets a stopped watchdog continue when recover has had time to take another record. */
-static void continues_late(pid_t watchdog)
+/* Lets a stopped watchdog continue when recover waits for it. */
+static void continues_late(pid_t watchdog, struct mover *recover)
 {
-    for (const uint64_t late = ibx_deadline_in_ms(2000); ibx_now_ns() < late;)
-        poll(NULL, 0, 20);
+    mover_await_words(recover, "is waited for: ");
     kill(watchdog, SIGCONT);
 }
 
@@ -175,7 +171,7 @@ static void test_recover_waits_for_a_watchdog(void)
     kill_all();
     mover_recover(&lender, &home);
     mover_recover(&bringer, &vms[1]);
-    continues_late(watchdog);
+    continues_late(watchdog, &bringer);
     brought();
     the_borrowing_goes_on();
     pair_done();
@@ -192,7 +188,7 @@ static void test_the_watchdog_continues_the_vm(void)
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGKILL);
     mover_recover(&sender, &vms[0]);
-    continues_late(watchdog);
+    continues_late(watchdog, &sender);
     mover_ends(&sender, 1);
     mover_must_print(&sender, "no unfinished migration");
     pair_stays();

@@ -176,6 +176,12 @@ def receiver(scene, vm, *args, before=(), **options):
     return process, found["record"]["uri"]
 
 
+OLD_RECORD = {"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
+              "name": "web", "qmp": "/run/web", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
+              "peer": "a", "key-file": "", "uffd": -1, "device-way": False, "id": "01" * 16,
+              "written": 1700000000}
+
+
 def rewrite_record(scene, side, **changes):
     """That of the one source or destination here, as if a migration of this kind had left it."""
     (path,) = glob.glob(scene.path(f"state/*.{side}.json"))

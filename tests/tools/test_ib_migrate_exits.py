@@ -17,12 +17,8 @@ from harness import (LIMIT, Skip, alive, equal, free_port, process_state, run_al
                      within)
 
 import migrate_scene as tool
-from migrate_scene import Vm, case, objects, start, stops_at
+from migrate_scene import OLD_RECORD, Vm, case, objects, start, stops_at
 
-OLD_RECORD = {"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
-              "name": "web", "qmp": "/run/web", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
-              "peer": "a", "key-file": "", "uffd": -1, "device-way": False, "id": "01" * 16,
-              "written": 1700000000}
 OUTCOMES = {0: "done", 1: "failed", 2: "wrong-usage", 3: "unfinished"}
 
 

@@ -3,6 +3,7 @@
 """test_ib_migrate_unfinished.py IB-MIGRATE: migrations that have not come to their end, and what
 recover, rollback and status make of them, with QEMU, GUEST_ELF and GUEST_EXPECT in the environment,
 and as root."""
+import fcntl
 import glob
 import json
 import os
@@ -14,9 +15,9 @@ import sys
 
 from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, process_state, run_all, until
-from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_twice, key_file,
-                           let_go, looks_like, receiver, rewrite_record, same_memory, says,
-                           slow_migration, start, stops_at, succeeds, wait_for_message,
+from migrate_scene import (OLD_RECORD, Terminal, Vm, case, expect, fails, finish, interrupt_twice,
+                           key_file, let_go, looks_like, receiver, rewrite_record, same_memory,
+                           says, slow_migration, start, stops_at, succeeds, wait_for_message,
                            wait_for_phase, wait_for_status)
 
 
@@ -304,6 +305,29 @@ def rollback_says_what_is_known_and_asks(scene):
     equal(source.running(), True)
     assert "rolled-back" in succeeds(scene, "status", *source.qmp)
     says(fails(scene, "rollback --yes", *source.qmp), "no unfinished migration")
+
+
+@case
+def a_watchdog_that_works_for_long_is_named(scene):
+    """... by both, and the record of the borrowing, on which nobody works, is not taken instead."""
+    os.makedirs(scene.path("state"))
+    for number, role, state in (("01", "destination", "running"), ("02", "source", "may-run")):
+        path = scene.path(f"state/{number * 16}.{role}")
+        with open(path + ".json", "w", encoding="ascii") as file:
+            json.dump(dict(OLD_RECORD, id=number * 16, role=role, state=state, pid=os.getpid(),
+                           written=OLD_RECORD["written"] + int(number)), file)
+        os.chmod(path + ".json", 0o600)
+    tool = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], check=True,
+                          stdout=subprocess.PIPE, text=True).stdout.strip()
+    with open(path + ".lock", "w", encoding="ascii") as file:
+        file.write(tool + "\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for line, status in (("recover", 3), ("rollback --yes", 1)):
+            code, _, err = scene.run(*line.split(), "--qmp", OLD_RECORD["qmp"])
+            words = f"process {tool} worked on this migration and has ended, but its watchdog still"
+            assert words in err and "try again" in err, err
+            equal((line, code), (line, status))
 
 
 @case

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define LEFT_MS      20000 /* for a watchdog, which may have to wait for QEMU's monitor */
+#define LEFT_SAY_MS  1000  /* until it is said what is waited for */
 #define LEFT_LOOK_MS 50
 
 /* ------------------------------------------------------------ the end */
@@ -214,45 +215,71 @@ static bool is_unfinished(const struct ibx_record *record)
     return !ibx_journal_over(record);
 }
 
-/* Whether no ib-migrate works on the record, as it is now then. One that was killed may have left a
- * watchdog, which has the lock until it has done what it can: that is waited for. */
-static bool is_left(const char *folder, struct ibx_record *record)
+static void say_waits(void)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(LEFT_MS);
+    char text[IBX_ERROR_MAX];
+    snprintf(text, sizeof(text),
+             "the watchdog of an ib-migrate that has ended still works on this migration, and is "
+             "waited for: for %u s at most",
+             LEFT_MS / 1000);
+    ibx_cli_message(text);
+}
+
+/* `left`: no ib-migrate works on the record, as it is now then. One that was killed may have left a
+ * watchdog, which has the lock until it has done what it can: that is waited for. -EBUSY: it still
+ * has it. */
+static int await_left(const char *folder, struct ibx_record *record, bool *left,
+                      struct ibx_error *err)
+{
+    const uint64_t say = ibx_deadline_in_ms(LEFT_SAY_MS), deadline = ibx_deadline_in_ms(LEFT_MS);
+    bool said = false;
     int lock, rc;
-    while ((rc = ibx_journal_lock(folder, record, &lock, NULL)) == -EBUSY &&
-           !ibx_journal_worker(folder, record) && ibx_now_ns() < deadline)
+    *left = false;
+    while ((rc = ibx_journal_lock(folder, record, &lock, err)) == -EBUSY) {
+        if (ibx_journal_worker(folder, record))
+            return 0;
+        if (ibx_now_ns() >= deadline)
+            return rc;
+        if (!said && ibx_now_ns() >= say) {
+            say_waits();
+            said = true;
+        }
         poll(NULL, 0, LEFT_LOOK_MS);
+    }
     if (!rc)
         close(lock);
-    return !rc && !ibx_journal_reload(folder, record, NULL);
+    *left = !rc && !ibx_journal_reload(folder, record, NULL);
+    return 0;
 }
 
 /* Finds the unfinished record of --qmp. A QEMU has two, one as destination and one as source, if
  * its VM was sent on before all pages had arrived, or returns from a borrowing. Then it is the
- * newer one on which no ib-migrate works. A record that cannot be read may be newer, and is named.
- */
+ * newer one on which no ib-migrate works. -EBUSY: a watchdog does, and the older one may be wrong.
+ * A record that cannot be read may be newer, and is named. */
 static int find_unfinished(const struct migrate_args *args, struct ibx_record *record,
                            struct ibx_error *err)
 {
     struct ibx_record *all;
-    struct ibx_error unread = {0};
+    struct ibx_error why = {0};
     size_t count;
     bool found = false;
     int rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
-    if (rc || ibx_journal_list_readable(args->folder, &all, &count, &unread, NULL))
+    if (rc || ibx_journal_list_readable(args->folder, &all, &count, &why, NULL))
         return rc;
-    if (unread.code)
-        ibx_cli_message(unread.message);
-    for (size_t i = 0; !found && i < count; i++) {
-        if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]) ||
-            !is_left(args->folder, &all[i]) || !is_unfinished(&all[i]))
+    if (why.code)
+        ibx_cli_message(why.message);
+    for (size_t i = 0; !rc && !found && i < count; i++) {
+        if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]))
             continue;
-        found = true;
-        *record = all[i];
+        rc = await_left(args->folder, &all[i], &found, &why);
+        found = found && is_unfinished(&all[i]);
+        if (rc || found)
+            *record = all[i];
     }
     free(all);
-    return found ? 0 : ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
+    if (rc)
+        *err = why;
+    return rc || found ? rc : ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
 }
 
 /* Whether this is a source that is done; its destination may not know that yet. */
@@ -409,12 +436,15 @@ static bool confirm_return(const struct migrate_args *args, const struct ibx_rec
 int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
-    struct ibx_record record;
+    struct ibx_record record = {.source = false};
     struct ibx_error err = {0};
     char copied[2 * PATH_MAX];
     args = *given;
     int rc = find_unfinished(&args, &record, &err);
-    const bool source = rc ? args.uri != NULL : record.source;
+    const bool source = rc && rc != -EBUSY ? args.uri != NULL : record.source;
+    struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
+    if (rc == -EBUSY)
+        none.record = record;
     if (!rc && confirm_return(&args, &record))
         return MIGRATE_DONE;
     if (rc == -ENOENT && !args.listen &&
@@ -441,10 +471,8 @@ int ibx_cli_recover(const struct migrate_args *given)
         rc =
             ibx_error_set(&err, -EINVAL,
                           "this is the destination of the migration: it takes --listen, not a URI");
-    if (rc) {
-        const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
+    if (rc)
         return finish(&args, rc, true, &none, &err);
-    }
     if (ibx_cli_copied(&args, &record, copied, sizeof(copied)))
         ibx_cli_message(copied);
     ibx_cli_use_record(&args.options, &record);
