@@ -130,6 +130,11 @@ static int check_way(const char *folder, bool missing, struct ibx_error *err)
 
 static char given_folder[SOCKET_BYTES]; /* by --state-dir; "" none */
 
+void ibx_journal_note_given_folder(const char *given)
+{
+    snprintf(given_folder, sizeof(given_folder), "%s", given ? given : "");
+}
+
 struct ibx_journal_options ibx_journal_options(const char *qmp)
 {
     struct ibx_journal_options out;
@@ -172,7 +177,6 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
     if (rc)
         return rc;
     snprintf(folder, size, "%s", chosen);
-    snprintf(given_folder, sizeof(given_folder), "%s", given ? given : "");
     return 0;
 }
 

@@ -147,8 +147,10 @@ struct ibx_record {
  * socket in it would not fit a unix address. */
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
                        struct ibx_error *err);
+/* Notes the folder that was given by --state-dir, for ibx_journal_options(); NULL: none was. */
+void ibx_journal_note_given_folder(const char *given);
 /* The options by which a command finds the migrations of this monitor, for a message that tells a
- * person to call one: --qmp, and --state-dir if the folder was given so. To be used within one
+ * person to call one: --qmp, and --state-dir if its folder was noted. To be used within one
  * expression: ibx_journal_options(path).text. */
 struct ibx_journal_options {
     char text[2 * PATH_MAX + 32];

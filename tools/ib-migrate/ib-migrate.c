@@ -650,5 +650,6 @@ int main(int argc, char **argv)
         ibx_journal_folder(args.state_dir, !(BIT(command) & LOOKING), args.folder,
                            sizeof(args.folder), &err))
         return ibx_cli_fail(err.message);
+    ibx_journal_note_given_folder(args.state_dir);
     return run[command](&args);
 }

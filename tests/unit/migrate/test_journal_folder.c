@@ -214,6 +214,19 @@ static void folders_are_chosen_and_made(NO_STATE)
     unsetenv("IBX_STATE_DIR");
 }
 
+/* A record that was removed is written again to the folder that was chosen, whoever chose it. */
+static void messages_name_the_folder_that_was_given(NO_STATE)
+{
+    char chosen[PATH_MAX], wanted[PATH_MAX];
+    assert_int_equal(ibx_journal_folder(folder, true, chosen, sizeof(chosen), &error), 0);
+    assert_string_equal(ibx_journal_options("/qmp").text, "--qmp /qmp");
+    ibx_journal_note_given_folder(folder);
+    snprintf(wanted, sizeof(wanted), "--qmp /qmp --state-dir %s", folder);
+    assert_string_equal(ibx_journal_options("/qmp").text, wanted);
+    ibx_journal_note_given_folder(NULL);
+    assert_string_equal(ibx_journal_options("/qmp").text, "--qmp /qmp");
+}
+
 static int as_a_user(void)
 {
     char chosen[PATH_MAX], expected[PATH_MAX];
@@ -642,6 +655,7 @@ int main(void)
         TEST(deep_and_large_files_are_refused),
         TEST(only_plain_files_of_this_user_count),
         TEST(folders_are_chosen_and_made),
+        TEST(messages_name_the_folder_that_was_given),
         TEST(users_have_theirs_at_home),
         TEST(unfit_folders_are_refused),
         TEST(folders_in_those_of_others_are_refused),
