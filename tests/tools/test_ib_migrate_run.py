@@ -269,8 +269,8 @@ def what_cannot_be_is_refused_before_anything_starts(scene):
 
 
 @case
-def a_far_end_that_cannot_look_for_listeners_starts_no_qemu(scene):
-    """In a folder that even its user cannot enter any more."""
+def a_far_end_may_be_in_a_folder_that_its_user_cannot_enter(scene):
+    """As with --ssh "ssh HOST sudo -u USER": it looks for listeners all the same."""
     vm, taken, locked = start_vm(scene), scene.path("taken"), scene.path("locked")
     os.mkdir(locked, mode=0o700)
     with open(scene.path("ssh"), "w", encoding="ascii") as file:
@@ -280,9 +280,10 @@ def a_far_end_that_cannot_look_for_listeners_starts_no_qemu(scene):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(taken)
         listener.listen()
-        fails(scene, vm, ("cannot be entered",), "--qemu-arg=-monitor",
+        fails(scene, vm, (f"a program already listens at {taken}",), "--qemu-arg=-monitor",
               f"--qemu-arg=unix:{taken},server=on,wait=off")
         assert listens(taken)
+    fails(scene, vm, ("QEMU did not start", "nonsense"), "--qemu-arg=-nonsense")
 
 
 def plug_a_tap(scene, downscript):

@@ -273,10 +273,13 @@ static bool is_taken(const char *path)
 /* Checks that nobody listens at QEMU's sockets. QEMU unlinks an existing socket, and would take it
  * away from its listener, for instance from the source's QEMU if both run on one host. The paths
  * are those of a QEMU that runs in `folder`, or in / without it (see become()): a relative one may
- * be as long as one that QEMU binds, so they are looked up from there. */
+ * be as long as one that QEMU binds, so they are looked up from there. A user to whom sudo(8) has
+ * changed may not be able to enter the folder of this command, which then goes on in /. */
 static int check_sockets(const char *folder, char *const *arguments, struct ibx_error *err)
 {
-    const int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (here < 0)
+        here = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     int rc = here < 0 || (chdir(*folder ? folder : ".") && chdir("/")) ? -errno : 0;
     if (rc)
         ibx_error_set(err, rc, "the folders of this command and of QEMU cannot be entered: %s",
