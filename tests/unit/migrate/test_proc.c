@@ -3,8 +3,11 @@
  * same afterwards. Of what it shows as its command line no more is read than a program can get, and
  * its mappings take little memory. Who can write to guest RAM is found, or that it is not known. */
 #include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/patience.h"
 #include "tests/fixtures/shown_line.h"
 #include "tests/fixtures/unit.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -193,8 +196,11 @@ static void test_who_writes_to_memory(NO_STATE)
     assert_int_equal(check_unused(8, ""), 0);
     for (unsigned maps = 0; maps < 2; maps++) {
         const pid_t child = writer(maps);
-        while (check_unused(8, "may have overwritten") != -EBUSY)
+        const uint64_t deadline = ibx_deadline_in_ms(patience_ms(10000));
+        while (check_unused(8, "may have overwritten") != -EBUSY) {
+            assert_true(ibx_now_ns() < deadline);
             usleep(1000);
+        }
         for (unsigned descriptors = 0; descriptors < 3; descriptors++) {
             const int rc = check_unused(descriptors, "");
             if (rc != -EMFILE && rc != -EBUSY)
