@@ -184,9 +184,11 @@ struct migration_keeping {
 void ibx_migration_keep_record(struct migration_keeping *keeping, const char *folder,
                                struct ibx_record *record,
                                const struct ibx_migrate_observer *observer);
-/* Fills in the fields of a new record that describe the VM. */
-void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
-                            const char *qmp, const char *uri, const struct ibx_options *transport);
+/* Fills in the fields of a new record that describe the VM. An error: when its QEMU started cannot
+ * be read, so that nobody could tell whether it lives. */
+int ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
+                           const char *qmp, const char *uri, const struct ibx_options *transport,
+                           struct ibx_error *err);
 /* Notes the URI. A relative path of a key file in its query becomes absolute. */
 void ibx_migration_note_uri(struct ibx_record *record, const char *uri);
 /* Notes the name of the key with which the source has authenticated on `conn`. Both sides do this.

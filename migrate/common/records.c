@@ -132,13 +132,13 @@ void ibx_migration_note_uri(struct ibx_record *record, const char *uri)
     snprintf(record->uri, sizeof(record->uri), "%s", good ? whole : uri);
 }
 
-void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
-                            const char *qmp, const char *uri, const struct ibx_options *transport)
+int ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
+                           const char *qmp, const char *uri, const struct ibx_options *transport,
+                           struct ibx_error *err)
 {
     record->epoch = 1;
     record->uffd = -1;
     record->pid = ram->pid;
-    record->pid_started = ibx_process_started(ram->pid);
     snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);
     snprintf(record->name, sizeof(record->name), "%s", ram->name);
     char *whole = realpath(qmp, NULL);
@@ -150,6 +150,7 @@ void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ra
     memcpy(record->allow, transport->allow, sizeof(record->allow));
     record->encryption = transport->encryption;
     record->insecure = transport->insecure;
+    return ibx_process_find_start(ram->pid, &record->pid_started, err);
 }
 
 void ibx_migration_note_key(struct ibx_record *record, const struct ibx_conn *conn)

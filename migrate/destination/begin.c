@@ -82,8 +82,7 @@ static int check(struct destination *d, struct ibx_error *err)
         return rc;
     record->state = IBX_JOURNAL_NOT_YET;
     record->libvirt = d->qemu.managed;
-    ibx_migration_describe(record, ram, qmp, d->options->listen, &d->transport);
-    return 0;
+    return ibx_migration_describe(record, ram, qmp, d->options->listen, &d->transport, err);
 }
 
 static int open_acceptor(struct destination *d, const char *uri, struct ibx_error *err)

@@ -417,6 +417,8 @@ void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int
 /* The start time of a process, as in pid_started; 0: there is none, it is a zombie, or its start
  * time cannot be read. */
 uint64_t ibx_process_started(pid_t pid);
+/* The same of a QEMU, or an error that says why it cannot be read. */
+int ibx_process_find_start(pid_t pid, uint64_t *started, struct ibx_error *err);
 /* Whether the process that started then has ended for certain. */
 bool ibx_process_ended(pid_t pid, uint64_t started);
 /* Whether the QEMU of the record is known, and has not ended for certain; see also

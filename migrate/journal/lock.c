@@ -52,6 +52,14 @@ static int read_started(pid_t pid, uint64_t *started)
     return *started ? 0 : -EIO;
 }
 
+int ibx_process_find_start(pid_t pid, uint64_t *started, struct ibx_error *err)
+{
+    const int rc = pid > 0 ? read_started(pid, started) : -ESRCH;
+    return rc ? ibx_error_set(err, rc, "when QEMU (process %d) started cannot be read: %s%s",
+                              (int)pid, strerror(-rc), ibx_proc_remedy(rc))
+              : 0;
+}
+
 uint64_t ibx_process_started(pid_t pid)
 {
     uint64_t started;

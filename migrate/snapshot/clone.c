@@ -361,8 +361,9 @@ static int watch(struct cloning *c, struct ibx_error *err)
         rc = ibx_fault_register(c->uffd.fd, &range, err);
     }
     c->child.pid = c->ram.pid;
-    c->child.started = ibx_process_started(c->ram.pid);
     c->child.remote = c->uffd.remote;
+    if (!rc)
+        rc = ibx_process_find_start(c->ram.pid, &c->child.started, err);
     if (!rc)
         rc = hand_over(c, &whole, err);
     if (rc && rc != -EREMOTEIO && ibx_snapshot_folder_is_whole_now(&c->folder)) {

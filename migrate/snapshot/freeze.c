@@ -402,8 +402,8 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (rc)
         return rc;
     f->undo.stream = ibx_hold_name(f->theirs);
-    f->started = ibx_process_started(f->ram.pid);
-    return watch(f, qmp, err);
+    rc = ibx_process_find_start(f->ram.pid, &f->started, err);
+    return rc ? rc : watch(f, qmp, err);
 }
 
 /* Whether a QEMU that did not answer, or whose monitor another client has closed, has ended. A QEMU

@@ -108,11 +108,11 @@ static int begin_record(struct source *s, struct ibx_error *err)
         return ibx_error_set(err, -EIO, "there are no random numbers for the migration's id");
     record->source = true;
     record->state = IBX_JOURNAL_HERE;
-    ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
     record->libvirt = source_managed(&s->vm);
     record->was_running = ibx_vm_lives(ram->status);
-    return 0;
+    return ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport,
+                                  err);
 }
 
 /* Checks all that can be checked before anything is changed. */

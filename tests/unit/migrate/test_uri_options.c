@@ -4,9 +4,11 @@
 #include "migrate/common/common.h"
 #include "tests/fixtures/unit.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +22,7 @@ static void describe(const struct ibx_options *options, const char *uri)
     assert_non_null(ram);
     ram->pid = getpid();
     memset(&record, 0, sizeof(record));
-    ibx_migration_describe(&record, ram, "/nowhere/qmp", uri, &ours);
+    assert_int_equal(ibx_migration_describe(&record, ram, "/nowhere/qmp", uri, &ours, NULL), 0);
     free(ram);
 }
 
@@ -156,6 +158,28 @@ static void test_a_long_uri_is_not_cut(NO_STATE)
     assert_true(ibx_uri_parse(record.uri, &parsed, NULL) < 0 && strlen(record.uri) > IBX_URI_MAX);
 }
 
+/* Otherwise a destination that loses its monitor would take a QEMU that runs for ended. */
+static void test_a_qemu_whose_start_cannot_be_read(NO_STATE)
+{
+    struct ibx_options options;
+    struct ibx_guest_ram *ram = calloc(1, sizeof(*ram));
+    struct ibx_error err = {0};
+    struct rlimit before, none;
+    ibx_options_init(&options);
+    assert_non_null(ram);
+    ram->pid = getpid();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const int rc =
+        ibx_migration_describe(&record, ram, "/nowhere/qmp", "tcp://there:1", &options, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    free(ram);
+    assert_int_equal(rc, -EMFILE);
+    assert_non_null(strstr(err.message, "started cannot be read"));
+    assert_non_null(strstr(err.message, IBX_ERROR_RAISE_FILES));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -165,6 +189,7 @@ int main(void)
         cmocka_unit_test(test_folder_that_no_uri_can_contain),
         cmocka_unit_test(test_links_to_the_key_file_stay),
         cmocka_unit_test(test_a_long_uri_is_not_cut),
+        cmocka_unit_test(test_a_qemu_whose_start_cannot_be_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
