@@ -129,7 +129,7 @@ static bool note_image(void *context, int number, const char *path)
     const struct image_search *search = context;
     struct ibx_images *images = search->images;
     struct stat st;
-    if (!stat(path, &st) && (S_ISREG(st.st_mode) || images->devices) &&
+    if (!ibx_proc_stat(path, &st) && (S_ISREG(st.st_mode) || images->devices) &&
         images->count < IBX_IMAGES_MAX &&
         locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK)) {
         images->files[images->count].dev = st.st_dev;
@@ -155,7 +155,7 @@ static bool keeps(void *context, int number, const char *path)
     const struct kept_search *search = context;
     const struct ibx_images *images = search->images;
     struct stat st;
-    if (stat(path, &st))
+    if (ibx_proc_stat(path, &st))
         return false;
     unsigned i = 0;
     while (i < images->count &&

@@ -87,11 +87,12 @@ static bool is_that(void *context, int number, const char *path)
 {
     const struct searched *searched = context;
     struct found one = {.open = true, .number = number};
+    struct stat st;
     char link[PATH_MAX];
     snprintf(one.path, sizeof(one.path), "%s", path);
-    if (!look(&one))
+    if (ibx_proc_stat(path, &st))
         return false;
-    bool good = searched->wanted && same_file(&one.st, searched->wanted);
+    bool good = searched->wanted && same_file(&st, searched->wanted);
     if (!searched->wanted) {
         const size_t length = strlen(searched->file);
         const ssize_t n = readlink(path, link, sizeof(link) - 1);
@@ -99,6 +100,7 @@ static bool is_that(void *context, int number, const char *path)
         good = !strncmp(link, searched->file, length) &&
                (!link[length] || !strcmp(link + length, " (deleted)"));
     }
+    good = good && look(&one);
     if (good)
         *searched->found = one;
     return good;

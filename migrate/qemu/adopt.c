@@ -29,7 +29,7 @@ static bool collect(void *context, int number, const char *path)
 {
     struct found *found = context;
     struct stat st;
-    if (!stat(path, &st) && st.st_dev == found->dev && st.st_ino == found->ino)
+    if (!ibx_proc_stat(path, &st) && st.st_dev == found->dev && st.st_ino == found->ino)
         found->fds[found->count++] = number;
     return found->count == FDS_MAX;
 }

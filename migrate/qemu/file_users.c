@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static const struct ibx_guest_block *block_of(const struct ibx_guest_ram *ram, uint64_t dev,
@@ -65,14 +64,12 @@ static bool writable(pid_t pid, int descriptor)
     return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/* The descriptor may be of a file of any process, on a file system that does not answer: of NFS
- * whose server is gone, or of FUSE, where any user may be the server. So these are not asked. */
 static bool writes(void *context, int number, const char *path)
 {
     struct user *user = context;
-    struct statx st;
-    if (!statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_INO, &st))
-        user->found = block_of(user->ram, makedev(st.stx_dev_major, st.stx_dev_minor), st.stx_ino);
+    struct stat st;
+    if (!ibx_proc_stat(path, &st))
+        user->found = block_of(user->ram, st.st_dev, st.st_ino);
     if (user->found && !writable(user->pid, number))
         user->found = NULL;
     return user->found;

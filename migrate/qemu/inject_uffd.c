@@ -97,7 +97,7 @@ static bool matches(const char *path, const struct wanted *wanted)
 {
     struct stat st;
     if (!wanted->link)
-        return !stat(path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == wanted->rdev;
+        return !ibx_proc_stat(path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == wanted->rdev;
     char link[64];
     ssize_t n = readlink(path, link, sizeof(link));
     return n == (ssize_t)strlen(wanted->link) && !memcmp(link, wanted->link, (size_t)n);

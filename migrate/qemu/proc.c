@@ -35,6 +35,18 @@ const char *ibx_proc_remedy(int rc)
                : "";
 }
 
+int ibx_proc_stat(const char *path, struct stat *st)
+{
+    struct statx is;
+    if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &is))
+        return -1;
+    *st = (struct stat){.st_dev = makedev(is.stx_dev_major, is.stx_dev_minor),
+                        .st_ino = is.stx_ino,
+                        .st_mode = is.stx_mode,
+                        .st_rdev = makedev(is.stx_rdev_major, is.stx_rdev_minor)};
+    return 0;
+}
+
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
 {
     char path[64];

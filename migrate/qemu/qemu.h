@@ -437,6 +437,10 @@ bool ibx_proc_dumps_core(pid_t pid);
 /* Returns whether descriptor `number`, the link at `path`, is the wanted one. False with errno
  * EACCES or EPERM: it may not be read. */
 typedef bool ibx_proc_look(void *context, int number, const char *path);
+/* As stat(2) of the link at `path`, but sets only st_dev, st_ino, st_rdev and the type in st_mode,
+ * and asks no server: a descriptor may be of a file on a file system that does not answer, of NFS
+ * whose server is gone, or of FUSE, where any user may be the server. */
+int ibx_proc_stat(const char *path, struct stat *st);
 /* The number of the first descriptor of `pid` for which `look` is true. -ENOENT: there is none;
  * -EACCES, -EPERM: none among those that may be read, or /proc does not show the process; -ESRCH:
  * there is no such process. */

@@ -261,7 +261,7 @@ static bool is_file(void *context, int number, const char *path)
     const struct stat *wanted = context;
     struct stat is;
     (void)number;
-    return !stat(path, &is) && is.st_dev == wanted->st_dev && is.st_ino == wanted->st_ino;
+    return !ibx_proc_stat(path, &is) && is.st_dev == wanted->st_dev && is.st_ino == wanted->st_ino;
 }
 
 /* The number in QEMU of the descriptor that it was given for a file. */

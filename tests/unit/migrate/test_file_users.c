@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whether other processes can write to guest RAM is looked for in all processes, whoever's they
- * are. One has a file open on a file system that answers nothing any more. */
+ * are, and a QEMU's images in its descriptors. One has a file open on a file system that answers
+ * nothing any more. */
+#include "migrate/preflight/preflight.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/in_child.h"
 
@@ -61,8 +63,8 @@ static void serve(int fuse)
     _exit(0);
 }
 
-/* Mounts it, and has its file open in a process. False: that is not possible here. */
-static bool begin_silence(void)
+/* Mounts it, and has its file open in a process. 0: that is not possible here. */
+static pid_t begin_silence(void)
 {
     char options[128], path[96], byte;
     int told[2];
@@ -72,11 +74,12 @@ static bool begin_silence(void)
     snprintf(path, sizeof(path), "%s/file", place);
     if (fuse < 0 || unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("ibx-test", place, "fuse", MS_NOSUID | MS_NODEV, options) || pipe(told))
-        return false;
+        return 0;
     if (!fork_bound())
         serve(fuse);
     close(fuse);
-    if (!fork_bound()) {
+    const pid_t user = fork_bound();
+    if (!user) {
         const int fd = open(path, O_RDWR);
         if (fd >= 0 && write(told[1], "x", 1) == 1)
             for (;;)
@@ -86,14 +89,16 @@ static bool begin_silence(void)
     close(told[1]);
     const bool good = read(told[0], &byte, 1) == 1;
     close(told[0]);
-    return good;
+    return good ? user : 0;
 }
 
 static int beside_silence(void)
 {
     struct stat st;
     struct ibx_error err = {0};
-    if (geteuid() || !begin_silence())
+    struct ibx_images images;
+    const pid_t user = geteuid() ? 0 : begin_silence();
+    if (!user)
         return CHILD_SKIPS;
     const int fd = open(memory, O_RDWR);
     if (fd < 0 || fstat(fd, &st))
@@ -103,9 +108,10 @@ static int beside_silence(void)
     const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
     const uint64_t late = ibx_deadline_in_ms(LATE_MS);
     const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
+    ibx_preflight_find_images(user, false, &images);
     if (rc)
         print_error("%s\n", err.message);
-    return rc ? 3 : ibx_now_ns() > late ? 4 : 0;
+    return rc ? 3 : images.count ? 4 : ibx_now_ns() > late ? 5 : 0;
 }
 
 static void test_a_file_system_that_is_silent(NO_STATE)
