@@ -182,10 +182,11 @@ bool sets_nowhere()
 // The same of memory of a pool and of page-locked memory, and of copies.
 bool fails_beyond()
 {
-    void *stream = nullptr, *pool = nullptr, *pinned = nullptr;
+    void *stream = nullptr, *pool = nullptr, *pinned = nullptr, *next = nullptr;
     constexpr std::size_t n = 4096;
     char *device = device_memory(n);
     REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, 2 * n) == 0);
+    REQUIRE(cudaMallocHost(&next, 2 * n) == 0); // perhaps right behind it
     auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
     using Rows = int(void *, std::size_t, int, std::size_t, std::size_t, void *);
     auto *set_rows = preloaded<Rows>("cudaMemset2DAsync");
@@ -208,8 +209,10 @@ bool fails_beyond()
         REQUIRE(refused(set_rows(at, 1000, 'x', 1000, 5, stream)));
     }
     constexpr std::size_t beyond = 16384;
-    REQUIRE(refused(cudaMemset(pinned, 'x', beyond)));
-    REQUIRE(refused(cudaMemsetAsync(pinned, 'x', beyond, stream)));
+    for (const std::size_t more : {2 * n + 1, beyond}) {
+        REQUIRE(refused(cudaMemset(pinned, 'x', more)));
+        REQUIRE(refused(cudaMemsetAsync(pinned, 'x', more, stream)));
+    }
     REQUIRE(refused(set_rows(pinned, 1000, 'x', 1000, beyond / 1000, stream)));
     char *large = device_memory(2 * beyond);
     REQUIRE(large);
@@ -217,18 +220,21 @@ bool fails_beyond()
         const auto there = static_cast<std::size_t>(static_cast<char *>(pinned) + 2 * n - at);
         for (int kind : {int{H2D}, 4}) {
             REQUIRE(cudaMemcpyAsync(large, at, there, kind, stream) == 0);
+            REQUIRE(refused(cudaMemcpyAsync(large, at, there + 1, kind, stream)));
             REQUIRE(refused(cudaMemcpyAsync(large, at, beyond, kind, stream)));
             REQUIRE(refused(cudaMemcpy(large, at, beyond, kind)));
         }
         for (int kind : {int{D2H}, 4}) {
             REQUIRE(cudaMemcpy(at, large, there, kind) == 0);
             REQUIRE(refused(cudaMemcpyAsync(at, large, beyond, kind, stream)));
+            REQUIRE(refused(cudaMemcpy(at, large, there + 1, kind)));
             REQUIRE(refused(cudaMemcpy2D(at, 1024, large, 1024, 1000, beyond / 1024, kind)));
         }
     }
     REQUIRE(cudaFree(large) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
-    return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
+    return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0 &&
+                 cudaFreeHost(next) == 0);
 }
 
 // The last error is the newest one, also behind and before work that was answered before it was

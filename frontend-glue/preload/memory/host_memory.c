@@ -120,13 +120,9 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
 /* `registered`: of memory that the application has registered, too. */
 static bool goes_beyond(const void *address, size_t n, bool registered)
 {
-    struct range range, next;
-    if (!ibx_frontend_host_any() || !ibx_frontend_host_range(address, &range) ||
-        !(range.allocated || registered))
-        return false;
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    const uintptr_t end = (range.begin + range.n + page - 1) / page * page;
-    return n > end - (uintptr_t)address && !ibx_frontend_host_range((void *)end, &next);
+    struct range range;
+    return ibx_frontend_host_any() && ibx_frontend_host_range(address, &range) &&
+           (range.allocated || registered) && n > range.begin + range.n - (uintptr_t)address;
 }
 
 bool ibx_frontend_host_goes_beyond(const void *address, size_t n)
