@@ -34,6 +34,14 @@ static bool collect(void *context, int number, const char *path)
     return found->count == FDS_MAX;
 }
 
+/* Finds them in a QEMU whose descriptors this process may read. One that it may not read all the
+ * same, even as root, is of another file, such as one on another user's FUSE. */
+static int find_descriptors(pid_t pid, struct found *found)
+{
+    const int rc = ibx_proc_find_descriptor(pid, collect, found);
+    return rc == -ENOENT || rc == -EACCES || rc == -EPERM ? 0 : rc;
+}
+
 /* A system call that QEMU is to make. */
 struct call {
     const char *what; /* for messages: "cannot ..." */
@@ -81,8 +89,8 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
     struct found found = {.dev = block->dev, .ino = block->ino};
     int rc = ibx_proc_find_flags(pid, advice_there, &advised);
     if (rc >= 0)
-        rc = ibx_proc_find_descriptor(pid, collect, &found);
-    if (rc < 0 && rc != -ENOENT)
+        rc = find_descriptors(pid, &found);
+    if (rc < 0)
         return ibx_error_set(err, rc,
                              "/proc does not show how QEMU (process %d) has its memory mapped and "
                              "open: %s%s",

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Guest RAM is replaced in a process that also has a file open that nobody else may ask about. */
+#include "tests/fixtures/in_child.h"
+#include "tests/fixtures/qmp_peer.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+enum { PAGE = 4096 };
+
+static char hidden[64]; /* the path of the descriptor, as of another user's FUSE */
+
+int __real_statx(int dir, const char *path, int flags, unsigned mask, struct statx *st);
+int __wrap_statx(int dir, const char *path, int flags, unsigned mask, struct statx *st);
+int __wrap_statx(int dir, const char *path, int flags, unsigned mask, struct statx *st)
+{
+    if (strcmp(path, hidden) != 0)
+        return __real_statx(dir, path, flags, mask, st);
+    errno = EACCES;
+    return -1;
+}
+
+/* A block of guest RAM in a file of its own, which holds one letter. */
+static struct ibx_guest_block block_with(const char *letter, uint64_t address)
+{
+    struct stat st;
+    const int fd = memfd_create("ram", MFD_CLOEXEC);
+    assert_true(fd >= 0 && !ftruncate(fd, PAGE) && pwrite(fd, letter, 1, 0) == 1);
+    assert_int_equal(fstat(fd, &st), 0);
+    return (struct ibx_guest_block){.id = "ram0",
+                                    .fd = fd,
+                                    .size = PAGE,
+                                    .page_size = PAGE,
+                                    .address = address,
+                                    .dev = st.st_dev,
+                                    .ino = st.st_ino};
+}
+
+/* Acts as a QEMU, and tells which letter its memory begins with. */
+static _Noreturn void live(const char *memory, int asked, int told)
+{
+    char byte;
+    while (read(asked, &byte, 1) == 1 && write(told, memory, 1) == 1)
+        ;
+    _exit(0);
+}
+
+static char letter_of(int ask, int answer)
+{
+    char letter = '\0';
+    assert_int_equal(write(ask, "", 1), 1);
+    assert_int_equal(read(answer, &letter, 1), 1);
+    return letter;
+}
+
+static void test_a_descriptor_that_may_not_be_read(NO_STATE)
+{
+    int ask[2], answer[2];
+    char *memory = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ibx_guest_block block = block_with("a", (uintptr_t)memory);
+    struct ibx_guest_block before = block_with("b", 0);
+    assert_true(mmap(memory, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, block.fd, 0) ==
+                memory);
+    assert_int_equal(pipe(ask) || pipe(answer), 0);
+    const pid_t child = fork_bound();
+    if (!child)
+        live(memory, ask[0], answer[1]);
+    snprintf(hidden, sizeof(hidden), "/proc/%d/fd/%d", (int)child, ask[0]);
+    struct ibx_guest_ram ram = {.pid = child, .blocks = &block, .count = 1};
+    const struct ibx_guest_ram base = {.blocks = &before, .count = 1};
+    assert_int_equal(letter_of(ask[1], answer[0]), 'a');
+    attached(SCRIPT({"getfd", READY(2), 0}, {"closefd", READY(3), 0}));
+    const int rc = ibx_guest_ram_adopt(&ram, &base, qmp, ibx_deadline_in_ms(GENEROUS), &error);
+    if (rc == -EPERM)
+        skip(); /* no process may be traced here */
+    if (rc)
+        fail_msg("%s", error.message);
+    done();
+    assert_int_equal(letter_of(ask[1], answer[0]), 'b');
+    assert_int_equal(block.ino, before.ino);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(close(ask[i]) || close(answer[i]), 0);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    close(block.fd);
+    close(before.fd);
+    munmap(memory, PAGE);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_descriptor_that_may_not_be_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
