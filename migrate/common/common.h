@@ -140,17 +140,19 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
 int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *options,
                             const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                             struct ibx_migrate_answer *answer, struct ibx_error *err);
-/* The same for a QUERY or CONFIRM, for which a record is enough. Closes the connection again. */
+/* The same for a QUERY or CONFIRM, for which a record is enough. Closes the connection again.
+ * -EPERM: whoever answered a CONFIRM has another key than this migration
+ * (ibx_migration_check_key()). */
 int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,
                       const struct ibx_options *options, struct ibx_migrate_answer *answer,
                       struct ibx_error *err);
 /* ibx_migrate_confirm() with options of ibx_migration_options(). -ENOENT: the tool there does not
- * know this migration; -EPROTO: it is not complete there. */
+ * know this migration; -EPROTO: it is not complete there; -EPERM: as for ibx_migration_ask(). */
 int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_options *options,
                           struct ibx_error *err);
 /* Tells the destination of this source's record, which waits for the VM, by ABORT why the VM does
- * not come. 0, too, if the destination has given up. -EPROTO: it does not wait for the VM; other
- * errors: no tool answers there. */
+ * not come. 0, too, if the destination has given up. -EPROTO: it does not wait for the VM; -EPERM:
+ * whoever answers has another key than this migration; other errors: no tool answers there. */
 int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
                          const char *why, struct ibx_error *err);
 /* The same after the commit: the VM has been taken back, as `why` says (IBX_MIGRATE_TAKEN_BACK),

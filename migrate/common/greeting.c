@@ -281,8 +281,11 @@ int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose 
     memcpy(hello->id, record->id, sizeof(hello->id));
     int rc = ibx_migration_greet(record->uri, options, hello, &control, answer, err);
     free(hello);
-    if (!rc)
-        ibx_channel_fini(&control);
+    if (rc)
+        return rc;
+    if (purpose == IBX_PURPOSE_CONFIRM)
+        rc = ibx_migration_check_key(record, control.conn, err);
+    ibx_channel_fini(&control);
     return rc;
 }
 
@@ -382,6 +385,8 @@ static int disown(const struct ibx_record *record, const struct ibx_options *tra
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     int rc = answer ? greet_either_way(record, &options, &control, answer, err)
                     : ibx_error_set(err, -ENOMEM, "no memory for an answer");
+    if (!rc && (rc = ibx_migration_check_key(record, control.conn, err)))
+        ibx_channel_fini(&control);
     if (rc) {
         free(answer);
         return rc;

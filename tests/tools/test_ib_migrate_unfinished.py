@@ -162,6 +162,24 @@ def killed_tools_are_recovered_from(scene):
 
 
 @case
+def what_a_watchdog_records_still_names_the_key(scene):
+    """... by which recover tells the destination that the VM stays, and nobody else."""
+    key = ("--key-file", key_file(scene, "keys", f"alice:{'5c' * 32}\n"), "--set", "name=alice")
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination, *key)
+    sender = start(scene, "send --json", *source.qmp, uri, *key, env=stops_at("source:starting"))
+    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
+    sender.kill()
+    sender.communicate()
+    equal(finish(waiting)[0], 1)
+    (path,) = glob.glob(scene.path("state/*.source.json"))
+    with open(path, encoding="ascii") as file:
+        record = json.load(file)
+    equal((record["state"], record["source-key"]), ("kept", "alice"))
+    source.runs_on()
+
+
+@case
 def rollback_waits_for_who_has_the_monitor(scene):
     """It may be a send that is about to be refused. The VM must not stay stopped for that."""
     source, _ = left_behind(scene)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A source that has committed connects again, with the key of its migration or with another one:
- * what somebody else answers says nothing of where the VM runs. */
+/* A source connects again, with the key of its migration or with another one: what somebody else
+ * answers says nothing of where the VM runs, and confirms nothing. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
 
@@ -44,6 +44,9 @@ static const struct ibx_migrate_answer gave_up = {
     .state = IBX_ANSWER_GIVEN_UP, .host = "there", .count = 1, .reasons = {"it was told to"}};
 static const struct ibx_migrate_answer waits = {
     .accepted = true, .state = IBX_ANSWER_WAITING, .host = "there", .links = 1};
+
+static const struct ibx_migrate_answer has_all = {
+    .accepted = true, .state = IBX_ANSWER_COMPLETE, .host = "there"};
 
 static bool aborted;
 
@@ -140,11 +143,55 @@ static void test_nobody_else_is_told_that_the_vm_stays(NO_STATE)
     assert_false(aborted);
 }
 
+/* The same by a tool that has no link: rollback, recover of a record that is over, the watchdog. */
+static int told_without_a_link(const char *key, const struct ibx_migrate_answer *answer)
+{
+    struct side side;
+    struct ibx_error err = {0};
+    enum ibx_answer_state there = IBX_ANSWER_NONE;
+    side_begin(&side, key, answer);
+    side.record.block_count = 1;
+    strcpy(side.record.machine, "pc");
+    strcpy(side.record.uuid, vm.ram.uuid);
+    strcpy(side.record.blocks[0].id, "ram0");
+    side.record.blocks[0].size = side.record.blocks[0].page_size = 4096;
+    const int rc = ibx_migration_take_from(&side.record, &side.own, "it stays", &there, &err);
+    assert_int_equal(pthread_join(side.other, NULL), 0);
+    return rc;
+}
+
+static void test_nobody_else_is_told_without_a_link(NO_STATE)
+{
+    assert_int_equal(told_without_a_link("ours", &gave_up), 0);
+    assert_int_equal(told_without_a_link("other", &gave_up), -EPERM);
+    assert_int_equal(told_without_a_link("other", &waits), -EPERM);
+    assert_false(aborted);
+}
+
+/* recover would have the source's QEMU end, and the destination would keep waiting. */
+static int confirmed(const char *key)
+{
+    struct side side;
+    struct ibx_error err = {0};
+    side_begin(&side, key, &has_all);
+    const int rc = ibx_migration_confirm(&side.record, &side.own, &err);
+    assert_int_equal(pthread_join(side.other, NULL), 0);
+    return rc;
+}
+
+static void test_nobody_else_confirms(NO_STATE)
+{
+    assert_int_equal(confirmed("ours"), 0);
+    assert_int_equal(confirmed("other"), -EPERM);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_the_key_of_the_migration_counts),
         cmocka_unit_test(test_nobody_else_is_told_that_the_vm_stays),
+        cmocka_unit_test(test_nobody_else_is_told_without_a_link),
+        cmocka_unit_test(test_nobody_else_confirms),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
