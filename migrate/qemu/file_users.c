@@ -25,6 +25,7 @@ struct user {
     const struct ibx_guest_ram *ram;
     pid_t pid;
     const struct ibx_guest_block *found;
+    int unread; /* the error after which it is not known whether a descriptor can write */
 };
 
 static bool may_write(void *context, const struct ibx_proc_mapping *m)
@@ -49,19 +50,20 @@ static int find_mapped(struct user *user)
     return passes(rc) ? 0 : rc;
 }
 
-static bool writable(pid_t pid, int descriptor)
+/* 1: it is; 0: it is not, or has been closed; < 0: that is not known. */
+static int writable(pid_t pid, int descriptor)
 {
     char path[64], line[64];
     unsigned flags = O_RDONLY;
+    bool read = false;
     snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, descriptor);
     FILE *file = fopen(path, "re");
-    if (!file)
-        return errno != ENOENT && errno != ESRCH; /* perhaps, unless it has closed it */
-    while (fgets(line, sizeof(line), file))
-        if (sscanf(line, "flags: %o", &flags) == 1)
-            break;
-    fclose(file);
-    return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
+    while (file && !read && (errno = 0, fgets(line, sizeof(line), file)))
+        read = sscanf(line, "flags: %o", &flags) == 1;
+    const int code = read || errno == ENOENT || errno == ESRCH ? 0 : errno;
+    if (file)
+        fclose(file);
+    return code ? -code : !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
 static bool writes(void *context, int number, const char *path)
@@ -70,16 +72,18 @@ static bool writes(void *context, int number, const char *path)
     struct stat st;
     if (!ibx_proc_stat(path, &st))
         user->found = block_of(user->ram, st.st_dev, st.st_ino);
-    if (user->found && !writable(user->pid, number))
+    const int rc = user->found ? writable(user->pid, number) : 0;
+    if (rc <= 0)
         user->found = NULL;
-    return user->found;
+    user->unread = rc < 0 ? rc : 0;
+    return rc != 0;
 }
 
 /* Finds a block whose file the process has open for writing, and may be about to map. */
 static int find_opened(struct user *user)
 {
     const int rc = ibx_proc_find_descriptor(user->pid, writes, user);
-    return passes(rc) ? 0 : rc;
+    return user->unread ? user->unread : passes(rc) ? 0 : rc;
 }
 
 static void name_of(pid_t pid, char *name, size_t size)
@@ -105,7 +109,7 @@ static int not_known(int code, struct ibx_error *err)
 
 static int check(const struct ibx_guest_ram *ram, pid_t pid, struct ibx_error *err)
 {
-    struct user user = {ram, pid, NULL};
+    struct user user = {.ram = ram, .pid = pid};
     char name[32];
     int rc = find_mapped(&user);
     if (!rc && !user.found)

@@ -54,8 +54,8 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
     DIR *dir = opendir(path);
     if (!dir)
         return ibx_proc_error(pid, errno);
-    int found = -ENOENT, hidden = 0;
-    for (struct dirent *entry; found < 0 && (entry = readdir(dir));) {
+    int found = -ENOENT, unread = 0;
+    for (struct dirent *entry; found < 0 && (errno = 0, entry = readdir(dir));) {
         if (entry->d_name[0] == '.')
             continue;
         snprintf(path, sizeof(path), "/proc/%d/fd/%.16s", (int)pid, entry->d_name);
@@ -63,10 +63,12 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
         if (look(context, atoi(entry->d_name), path))
             found = atoi(entry->d_name);
         else if (errno == EACCES || errno == EPERM)
-            hidden = -errno;
+            unread = -errno;
     }
+    if (found < 0 && errno)
+        unread = ibx_proc_error(pid, errno);
     closedir(dir);
-    return found < 0 && hidden ? hidden : found;
+    return found < 0 && unread ? unread : found;
 }
 
 static bool is_link(void *context, int number, const char *path)

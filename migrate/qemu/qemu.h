@@ -443,7 +443,7 @@ typedef bool ibx_proc_look(void *context, int number, const char *path);
 int ibx_proc_stat(const char *path, struct stat *st);
 /* The number of the first descriptor of `pid` for which `look` is true. -ENOENT: there is none;
  * -EACCES, -EPERM: none among those that may be read, or /proc does not show the process; -ESRCH:
- * there is no such process. */
+ * there is no such process; others: none among those that could be listed. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
 /* The same for the socket with this inode number. */
 int ibx_proc_find_socket(pid_t pid, uint64_t inode);

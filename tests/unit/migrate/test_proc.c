@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -25,6 +26,25 @@
 
 static char path[] = "/tmp/ibx-proc-XXXXXX", own[64];
 static int file, watch;
+
+/* The kernel has no memory to list files of /proc, or to show what is in them. */
+static bool list_fails, shown_fails;
+
+struct dirent *__real_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir)
+{
+    errno = list_fails ? ENOMEM : errno;
+    return list_fails ? NULL : __real_readdir64(dir);
+}
+
+char *__real_fgets(char *line, int size, FILE *from);
+char *__wrap_fgets(char *line, int size, FILE *from);
+char *__wrap_fgets(char *line, int size, FILE *from)
+{
+    errno = shown_fails ? ENOMEM : errno;
+    return shown_fails ? NULL : __real_fgets(line, size, from);
+}
 
 static bool is_regular(const void *context, const struct stat *st)
 {
@@ -201,6 +221,9 @@ static void test_who_writes_to_memory(NO_STATE)
             assert_true(ibx_now_ns() < deadline);
             usleep(1000);
         }
+        shown_fails = true;
+        assert_int_equal(check_unused(8, maps ? "may have" : "not known"), maps ? -EBUSY : -ENOMEM);
+        shown_fails = false;
         for (unsigned descriptors = 0; descriptors < 3; descriptors++) {
             const int rc = check_unused(descriptors, "");
             if (rc != -EMFILE && rc != -EBUSY)
@@ -212,10 +235,30 @@ static void test_who_writes_to_memory(NO_STATE)
     assert_int_equal(check_unused(8, ""), 0);
 }
 
+static bool is_none(void *context, int number, const char *link)
+{
+    (void)context;
+    (void)number;
+    (void)link;
+    return false;
+}
+
+/* A list of descriptors that ends early has not been searched. */
+static void test_descriptors_that_cannot_be_listed(NO_STATE)
+{
+    assert_int_equal(ibx_proc_find_descriptor(getpid(), is_none, NULL), -ENOENT);
+    list_fails = true;
+    const int rc = ibx_proc_find_descriptor(getpid(), is_none, NULL);
+    list_fails = false;
+    assert_int_equal(rc, -ENOMEM);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_endless_command_line), cmocka_unit_test(test_many_mappings),
+        cmocka_unit_test(test_endless_command_line),
+        cmocka_unit_test(test_many_mappings),
+        cmocka_unit_test(test_descriptors_that_cannot_be_listed),
         cmocka_unit_test_setup_teardown(test_who_writes_to_memory, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
         cmocka_unit_test_setup_teardown(test_checked_file_is_opened, begin, end)};
