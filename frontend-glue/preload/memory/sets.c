@@ -23,8 +23,9 @@ static bool set(void *address, int value, size_t n, int *rc)
     return ibx_frontend_called("cudaMemset", &body, rc);
 }
 
-/* Whether there is certainly no memory for n bytes, which is an error that CUDA returns at once. The
- * back end may report it only later, and short page-locked memory is a part of what it has there. */
+/* Whether there is certainly no memory for n bytes, which is an error that CUDA returns at once.
+ * The back end may report it only later, and short page-locked memory is a part of what it has
+ * there. */
 static bool is_nowhere(const void *address, size_t n)
 {
     return (!address && n && ibx_frontend_plugin()) ||
@@ -134,8 +135,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     ibx_put_u64(&e.body, width);
     ibx_put_u64(&e.body, height);
     put_handle(&e.body, stream);
-    return ibx_frontend_captured(&e, stream, &rc) ||
-                   set_within(&e, address, n, &rc)
+    return ibx_frontend_captured(&e, stream, &rc) || set_within(&e, address, n, &rc)
                ? rc
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
