@@ -525,7 +525,7 @@ void ibx_device_call_answered(struct gpu_session *x)
     if ((task == TASK_GRAPH || task == TASK_EXEC) && !code)
         note_handle(x, task == TASK_GRAPH ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     ibx_room_end(&x->handler.exec_room);
-    ibx_graph_events_end(x);
+    ibx_handles_let_go(x);
     x->handler.captures = CAPTURES_UNUSED;
     if (changes_kernels(task)) /* other sessions may have looked kernels up while it ran */
         ibx_registrations_changed();

@@ -144,6 +144,9 @@ static int set_event(struct extension_request *e)
     int rc;
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
+    /* Held until the request ends. */
+    if (!ibx_handles_know(e->x, IBX_HANDLE_EVENT, (uintptr_t)event) && !ibx_named_any_event(e->x))
+        return CUDA_INVALID_HANDLE;
     switch (type_of(node)) {
     case RECORD_NODE:
         return set_in(exec, node, "cudaGraphEventRecordNodeSetEvent",

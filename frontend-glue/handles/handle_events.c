@@ -124,8 +124,8 @@ int ibx_graph_events_begin(struct gpu_session *x, void *graph)
     struct ibx_graph_events *g = &x->graph_events;
     ibx_graph_events_end(x);
     int rc = graph && look_up(&s) ? find_events(&s, g, graph, 0) : 0;
-    if (rc || !g->count) /* if CUDA does not tell the nodes, it does not get on either */
-        return rc == CUDA_MEMORY_ALLOCATION ? rc : 0;
+    if (rc || !g->count)
+        return rc;
     const bool unseen = ibx_named_any_event(x);
     pthread_mutex_lock(&ibx_handles_lock);
     rc = hold_all(x, g->named, g->count, unseen);

@@ -574,8 +574,9 @@ unsigned ibx_handles_gone_so_far(void)
 
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
+    const bool known = ibx_handles_has(x, kind, value);
     if (!ibx_handles_remove(x, kind, value))
-        return !ibx_handles_has(x, kind, value);
+        return !known; /* another request may have given it back meanwhile */
     if (kind == IBX_HANDLE_GRAPH)
         ibx_handles_forget_nodes(value);
     return true;

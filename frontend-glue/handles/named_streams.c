@@ -176,8 +176,10 @@ static bool has_room(struct gpu_session *x, uint64_t graph)
         return true;
     x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
     ibx_room_end(&x->handler.exec_room);
-    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room) &&
-           !ibx_graph_events_begin(x, pointer_to(graph));
+    if (!ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room))
+        return false;
+    (void)ibx_handles_know(x, IBX_HANDLE_GRAPH, graph); /* held until the handler has answered */
+    return !ibx_graph_events_begin(x, pointer_to(graph));
 }
 
 static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)

@@ -141,8 +141,8 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
                             const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                             struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* The same for a QUERY or CONFIRM, for which a record is enough. Closes the connection again.
- * -EPERM: whoever answered a CONFIRM has another key than this migration
- * (ibx_migration_check_key()). */
+ * -EPERM: whoever confirms, or says that the VM has not run there, has another key than this
+ * migration (ibx_migration_check_key()). */
 int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,
                       const struct ibx_options *options, struct ibx_migrate_answer *answer,
                       struct ibx_error *err);

@@ -283,7 +283,8 @@ int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose 
     free(hello);
     if (rc)
         return rc;
-    if (purpose == IBX_PURPOSE_CONFIRM)
+    if (purpose == IBX_PURPOSE_CONFIRM || answer->state == IBX_ANSWER_WAITING ||
+        answer->state == IBX_ANSWER_GIVEN_UP) /* by these rollback would say that it never ran */
         rc = ibx_migration_check_key(record, control.conn, err);
     ibx_channel_fini(&control);
     return rc;

@@ -23,12 +23,14 @@ struct found {
     uint64_t dev, ino;
     int fds[FDS_MAX];
     unsigned count;
+    bool looked; /* at one at least */
 };
 
 static bool collect(void *context, int number, const char *path)
 {
     struct found *found = context;
     struct stat st;
+    found->looked = true;
     if (!ibx_proc_stat(path, &st) && st.st_dev == found->dev && st.st_ino == found->ino)
         found->fds[found->count++] = number;
     return found->count == FDS_MAX;
@@ -39,7 +41,8 @@ static bool collect(void *context, int number, const char *path)
 static int find_descriptors(pid_t pid, struct found *found)
 {
     const int rc = ibx_proc_find_descriptor(pid, collect, found);
-    return rc == -ENOENT || rc == -EACCES || rc == -EPERM ? 0 : rc;
+    const bool of_another = found->looked && (rc == -EACCES || rc == -EPERM);
+    return rc == -ENOENT || of_another ? 0 : rc;
 }
 
 /* A system call that QEMU is to make. */

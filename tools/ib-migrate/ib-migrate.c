@@ -276,8 +276,7 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
      "Leave the VM paused, even if it ran at the source; start its QEMU with -S, or it runs for "
-     "some "
-     "milliseconds first",
+     "some milliseconds first",
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",

@@ -258,7 +258,7 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
                       const char *folder, struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
-    bool own = false;
+    bool own = true;
     sigset_t before;
     sigprocmask(SIG_BLOCK, NULL, &before);
     if (args->command)
@@ -284,7 +284,7 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
         stays_from_now_on();
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
             ;
-        if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
+        if (own && rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
             unlink(args->qmp);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);

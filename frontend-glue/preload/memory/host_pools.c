@@ -512,7 +512,8 @@ void *ibx_host_pool_current(void)
 void ibx_host_pool_set_current(void *handle)
 {
     ibx_frontend_ranges_lock();
-    current = handle;
+    if (pool_of(handle))
+        current = handle;
     ibx_frontend_ranges_unlock();
 }
 

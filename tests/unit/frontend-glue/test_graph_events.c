@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <dirent.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -222,9 +224,51 @@ static void test_held_for_too_long(void **state)
     destroy(exec, graph);
 }
 
+/* Until so many threads beside this one sleep. */
+static void wait_for_sleepers(unsigned wanted)
+{
+    for (unsigned sleeping = 0; sleeping < wanted;) {
+        DIR *tasks = opendir("/proc/self/task");
+        char path[64], state = 0;
+        assert_non_null(tasks);
+        sleeping = 0;
+        for (const struct dirent *task; (task = readdir(tasks));) {
+            snprintf(path, sizeof(path), "/proc/self/task/%.20s/stat", task->d_name);
+            FILE *stat = task->d_name[0] == '.' ? NULL : fopen(path, "re");
+            if (stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1)
+                sleeping += state == 'S';
+            if (stat)
+                fclose(stat);
+        }
+        closedir(tasks);
+        sched_yield();
+    }
+}
+
+/* Two requests destroy what a third one holds: one handler gets it. */
+static void test_two_destroy(void **state)
+{
+    uint64_t node, exec = 0;
+    void *event = event_make(), *one = &exec, *two = &exec;
+    pthread_t first, second;
+    const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
+    (void)state;
+    strcpy(session->path.provider, "shm");
+    assert_int_equal(instantiate(graph, &exec), 0);
+    assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_EXEC, exec));
+    assert_int_equal(pthread_create(&first, NULL, handler_destroys_exec, pointer_to(exec)), 0);
+    assert_int_equal(pthread_create(&second, NULL, handler_destroys_exec, pointer_to(exec)), 0);
+    wait_for_sleepers(2);
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(pthread_join(first, &one), 0);
+    assert_int_equal(pthread_join(second, &two), 0);
+    assert_true(!one || !two);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_destroy),
         cmocka_unit_test(test_made_of_destroyed_events),
         cmocka_unit_test(test_launched_with_destroyed_events),
         cmocka_unit_test(test_another_event),

@@ -185,6 +185,25 @@ static void test_nobody_else_confirms(NO_STATE)
     assert_int_equal(confirmed("other"), -EPERM);
 }
 
+static int asked(const char *key, const struct ibx_migrate_answer *answer)
+{
+    struct side side;
+    struct ibx_error err = {0};
+    static struct ibx_migrate_answer got;
+    side_begin(&side, key, answer);
+    const int rc = ibx_migration_ask(&side.record, IBX_PURPOSE_QUERY, &side.own, &got, &err);
+    assert_int_equal(pthread_join(side.other, NULL), 0);
+    return rc;
+}
+
+static void test_nobody_else_permits_a_rollback(NO_STATE)
+{
+    assert_int_equal(asked("ours", &gave_up), 0);
+    assert_int_equal(asked("other", &has_all), 0);
+    assert_int_equal(asked("other", &gave_up), -EPERM);
+    assert_int_equal(asked("other", &waits), -EPERM);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_nobody_else_is_told_that_the_vm_stays),
         cmocka_unit_test(test_nobody_else_is_told_without_a_link),
         cmocka_unit_test(test_nobody_else_confirms),
+        cmocka_unit_test(test_nobody_else_permits_a_rollback),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
