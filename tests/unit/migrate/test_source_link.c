@@ -54,11 +54,13 @@ static int note_abort(void *context, const struct ibx_migrate_any *message)
 {
     (void)context;
     aborted = message->type == IBX_MIGRATE_ABORT;
-    return 0;
+    return aborted ? -ECANCELED : 0;
 }
 
-static void *answer_main(void *answer)
+/* As a destination, it closes the connection once it has been told, or has given up. */
+static void *answer_main(void *context)
 {
+    const struct ibx_migrate_answer *answer = context;
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
@@ -70,7 +72,9 @@ static void *answer_main(void *answer)
     ibx_migrate_message_free(&request.first);
     ibx_channel_send(&control, &message, NULL);
     aborted = false;
-    ibx_channel_take_until(&control, note_abort, NULL, deadline, NULL);
+    ibx_channel_take_until(
+        &control, note_abort, NULL,
+        answer->state == IBX_ANSWER_GIVEN_UP ? ibx_deadline_in_ms(100) : deadline, NULL);
     ibx_channel_fini(&control);
     return NULL;
 }
