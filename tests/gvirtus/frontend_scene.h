@@ -149,6 +149,13 @@ inline bool has_maps(const GpuBackEnd &back)
 // frontend_nccl.cpp
 void check_nccl(bool all);
 
+// frontend_math.cpp
+bool without_math();
+bool too_long_for_dnn();
+bool without_some_math();
+bool math_first();
+bool leaves_math();
+
 // frontend_failures.cpp
 bool functions_lost(const char *test);
 bool memory_that_may_not_be_touched();
