@@ -136,6 +136,7 @@ bool local_driver();
 
 // Page-locked memory. after(): in an application after one that has ended without freeing its own.
 bool pinned();
+bool pools_of_host();
 bool freed_beside_captures();
 bool after();
 // Bytes that come from the device in a stream, and are sent on from there.
@@ -166,14 +167,26 @@ bool configurations();
 bool memory_that_ends();
 bool memory_that_may_not_be_touched();
 
+// application_arrays.cpp
+bool arrays();
+bool mipmaps();
+bool planes_of_arrays();
+bool planes_of_memory();
+bool array_to_array();
+bool textures();
+bool descriptions();
+bool textures_beyond();
+
 // application_extensions.cpp
 
 // Calls that the libcudart does not have.
-bool arrays();
-bool libraries();
-bool libraries_again();
-bool taken_for_another();
-bool math_libraries();
+bool capture_modes();
+bool pools();
+bool meanwhile();
+bool cooperative();
+// The same calls with a back end that does not know them.
+bool not_supported();
+
 // application_nccl.cpp
 bool nccl_threads();
 bool nccl_one_thread();
@@ -196,29 +209,23 @@ bool dnn_without_number();
 bool dnn_threads();
 bool dnn_alike();
 bool dnn_long();
+// application_lt.cpp
 bool lt_library();
+// application_math_settings.cpp
 bool math_settings();
+// application_math.cpp
+bool math_libraries();
 bool math_library_first();
 bool math_threads();
 bool no_math_libraries();
 bool absent_from_math();
 bool leaves_math_libraries();
-bool mipmaps();
-bool planes_of_arrays();
-bool planes_of_memory();
-bool array_to_array();
-bool textures();
-bool descriptions();
-bool textures_beyond();
-bool capture_modes();
-bool pools();
-bool pools_of_host();
-bool meanwhile();
-bool cooperative();
-// The same calls with a back end that does not know them.
-bool not_supported();
 
-// application_libraries.cpp: an image that the double's back end takes.
+// application_libraries.cpp
+bool libraries();
+bool libraries_again();
+bool taken_for_another();
+// An image that the double's back end takes.
 std::vector<char> library_cubin();
 
 // application_driver.cpp
