@@ -73,28 +73,33 @@ def a_clone_that_is_ended_before_it_has_a_vm_leaves_no_qemu(scene):
 
 @case
 def a_clone_that_is_ended_leaves_the_monitor_of_another_qemu(scene):
-    """... which has made it meanwhile, and does not answer yet."""
+    """... which has made it meanwhile, and does not answer yet, or not at all."""
     parent, folder, path = Vm(scene), scene.path("folder"), scene.path("child")
     tool.succeeds(scene, "freeze", *parent.qmp, folder)
-    clone = scene.start("clone", "--qmp", path, folder, "--", "sh", "-c",
-                        f"echo > {scene.path('started')}; exec sleep 1000")
-    until(lambda: os.path.exists(scene.path("started")), "its start")
-    with socket.socket(socket.AF_UNIX) as monitor:
-        monitor.bind(path)
-        monitor.listen()
-        monitor.settimeout(LIMIT)
-        with monitor.accept()[0] as client:
-            client.settimeout(LIMIT)
-            client.sendall(b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, '
-                           b'"package": ""}, "capabilities": ["oob"]}}\n')
-            asked = json.loads(client.recv(4096))
-            equal(asked["execute"], "qmp_capabilities")
-            client.sendall(json.dumps({"return": {}, "id": asked["id"]}).encode() + b"\n")
-            equal(client.recv(1), b"")
-        with monitor.accept()[0]:
-            clone.send_signal(signal.SIGTERM)
-            equal(clone.wait(LIMIT), -signal.SIGTERM)
-        assert os.path.exists(path)
+    for by_signal in (True, False):
+        clone = scene.start("clone", "--qmp", path, folder, "--", "sh", "-c",
+                            f"echo > {scene.path('started')}; exec sleep 1000")
+        until(lambda: os.path.exists(scene.path("started")), "its start")
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.bind(path)
+            monitor.listen()
+            monitor.settimeout(LIMIT)
+            with monitor.accept()[0] as client:
+                client.settimeout(LIMIT)
+                client.sendall(b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, '
+                               b'"major": 7}, "package": ""}, "capabilities": ["oob"]}}\n')
+                asked = json.loads(client.recv(4096))
+                equal(asked["execute"], "qmp_capabilities")
+                client.sendall(json.dumps({"return": {}, "id": asked["id"]}).encode() + b"\n")
+                equal(client.recv(1), b"")
+            with monitor.accept()[0]:
+                if by_signal:
+                    clone.send_signal(signal.SIGTERM)
+                    equal(clone.wait(LIMIT), -signal.SIGTERM)
+            equal(clone.wait(LIMIT), -signal.SIGTERM if by_signal else 1)
+            assert os.path.exists(path)
+        os.remove(path)
+        os.remove(scene.path("started"))
 
 
 def process_with(name, folder):
