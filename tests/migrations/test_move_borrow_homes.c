@@ -4,6 +4,7 @@
 #include "tests/fixtures/borrow.h"
 #include "tests/fixtures/line.h"
 #include "tests/fixtures/ram_file.h"
+#include "tests/migrations/guest/churn.h"
 
 #include "common/clock.h"
 #include "migrate/journal/journal.h"
@@ -67,10 +68,10 @@ static void test_pages_that_others_have_looked_at(void)
     home_with_every_byte(TCP);
 }
 
-/* At home its QEMU from before and the tool of that have the file, too. */
-static void look_at_home(const char *more, const char *stop_at)
+/* At home its QEMU from before and the tool of that have the file, too. Its holes are pages to come
+ * until the bringer goes on. */
+static void home_to_be_looked_at(const char *more, const char *stop_at)
 {
-    static const bool none[RAM_PAGES];
     borrowed(&(struct vm_options){.append = "mib=16"}, TCP, NULL);
     mover_stop_next("source:serving");
     if (stop_at)
@@ -81,15 +82,32 @@ static void look_at_home(const char *more, const char *stop_at)
     mover_await_stop(&bringer);
     for (const uint64_t until = vm_soon(); !access(vms[0].ram, F_OK); poll(NULL, 0, 5))
         assert_true(ibx_now_ns() < until); /* it gets the name that the QEMU knows */
-    touch_pages(home.ram, none);
 }
 
 /* The VM does not see what is in the file before a page comes. */
 static void test_home_that_others_have_looked_at(void)
 {
-    look_at_home(NULL, NULL);
+    static const bool none[RAM_PAGES];
+    home_to_be_looked_at(NULL, NULL);
+    touch_pages(home.ram, none);
     mover_kill(&bringer, SIGCONT);
     returned();
+}
+
+/* The holes among the pages that the guest churns. Where these are zeros, it prints other sums and
+ * runs on; with code of zeros it would reset, and its QEMU could end before its tool finds one. */
+static void look_at_the_working_set(void)
+{
+    static bool others[RAM_PAGES];
+    const size_t first = CHURN_BASE / RAM_PAGE, end = first + ((size_t)CHURN_MIB << 20) / RAM_PAGE;
+    unsigned holes = 0;
+    ram_pages(home.ram, others);
+    for (size_t i = 0; i < RAM_PAGES; i++) {
+        others[i] |= i < first || i >= end;
+        holes += !others[i];
+    }
+    assert_true(holes > 0);
+    touch_pages(home.ram, others);
 }
 
 /* If missing pages are holes, the VM would find zeros. */
@@ -110,14 +128,16 @@ static void holes_are_found_to_be_looked_at(void)
 /* Pages are not verified then. */
 static void test_home_that_others_have_looked_at_and_kept_warm(void)
 {
-    look_at_home("--keep-warm", NULL);
+    home_to_be_looked_at("--keep-warm", NULL);
+    look_at_the_working_set();
     holes_are_found_to_be_looked_at();
 }
 
 /* Home has long ended when the borrower reads its last message. */
 static void test_told_while_the_borrower_is_busy(void)
 {
-    look_at_home("--keep-warm", "destination:broken");
+    home_to_be_looked_at("--keep-warm", "destination:broken");
+    look_at_the_working_set();
     mover_kill(&bringer, SIGCONT);
     mover_await_stop(&lender);
     mover_kill(&bringer, SIGSTOP);
@@ -128,11 +148,13 @@ static void test_told_while_the_borrower_is_busy(void)
     mover_must_print(&bringer, "the migration is broken");
 }
 
-/* A tool that goes on does not take such pages for pages that have come. */
+/* A tool that goes on does not take such pages for pages that have come. The first one would find
+ * them, too, as pages may have reached it before the bringer stopped. */
 static void test_home_that_others_have_looked_at_before_a_recovery(void)
 {
-    look_at_home("--keep-warm", NULL);
+    home_to_be_looked_at("--keep-warm", NULL);
     mover_kill(&lender, SIGKILL);
+    look_at_the_working_set();
     mover_recover(&lender, &home);
     holes_are_found_to_be_looked_at();
 }
