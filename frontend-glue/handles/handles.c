@@ -12,9 +12,8 @@
  * client that did not would damage the back end of all. A request that changes an executable graph,
  * or the object of a library's handle, has it alone.
  *
- * In which graphs something is: handle_graphs.c; what graphs count as: handle_sizes.c; what other
- * clients have opened: handle_openers.c; memory: handle_memory.c; what a client leaves:
- * handle_ends.c.
+ * In which graphs something is: handle_graphs.c; graphs' sizes: handle_sizes.c; what others have
+ * opened: handle_openers.c; memory: handle_memory.c; what a client leaves: handle_ends.c.
  */
 #include "frontend-glue/handles/handle_lists.h"
 
