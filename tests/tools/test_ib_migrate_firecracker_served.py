@@ -259,19 +259,24 @@ def what_others_put_in_the_place_of_this_hosts_caches_is_not_used(scene):
         assert "remove it, or serve --cache into a folder of your own" in said.stderr, said.stderr
 
 
+def lose_both(server, tool, meanwhile=lambda: None):
+    """The server first, then the handler; the next handler finds no server."""
+    server.kill()
+    server.wait(LIMIT)
+    event(tool, "lost")
+    os.kill(handler_of(tool), signal.SIGKILL)
+    meanwhile()
+    event(tool, "restarted")
+    assert "no server answers" in event(tool, "lost")["reason"]
+
+
 @test
 def a_killed_handler_and_a_lost_server_are_waited_for(scene):
     memory = snapshot(scene)
     server, uri = offered(scene, memory)
     vm, tool = served_by(scene, uri, memory)
     vm.do("touch 0 100")
-    server.kill()
-    server.wait(LIMIT)
-    event(tool, "lost")
-    os.kill(handler_of(tool), signal.SIGKILL)
-    vm.ask("touch 500 100")
-    event(tool, "restarted")
-    assert "no server answers" in event(tool, "lost")["reason"]
+    lose_both(server, tool, lambda: vm.ask("touch 500 100"))
     server, _ = offered(scene, memory, uri)
     equal(vm.answer()["wrong"], 0)
     vm.do("check")
@@ -289,12 +294,7 @@ def the_next_handler_takes_no_other_bytes(scene):
     server, uri = offered(scene, memory)
     vm, tool = served_by(scene, uri, right)
     vm.do("touch 0 100")
-    server.kill()
-    server.wait(LIMIT)
-    event(tool, "lost")
-    os.kill(handler_of(tool), signal.SIGKILL)
-    event(tool, "restarted")
-    assert "no server answers" in event(tool, "lost")["reason"]
+    lose_both(server, tool)
     with open(memory, "r+b") as file:
         file.seek(1000 * PAGE + 5)
         file.write(b"changed")
