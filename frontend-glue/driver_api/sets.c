@@ -105,13 +105,11 @@ static int set(struct set s, void *stream, bool waits)
     return waits ? ibx_frontend_was_set(rc, at(s.at), NULL) : rc;
 }
 
-/* In the thread's own stream. Work that is captured there is not run, and not waited for. */
+/* In the thread's own stream. */
 static int set_in_own(struct set s)
 {
     const int rc = set_now(s, CUDA_STREAM_PER_THREAD, false);
-    return rc || ibx_frontend_captures(CUDA_STREAM_PER_THREAD)
-               ? rc
-               : ibx_frontend_was_set(rc, at(s.at), CUDA_STREAM_PER_THREAD);
+    return ibx_frontend_was_set(rc, at(s.at), CUDA_STREAM_PER_THREAD);
 }
 
 /* Each call with and without a stream, and both for programs with a default stream for each

@@ -102,7 +102,8 @@ int ibx_frontend_was_set(int rc, const void *address, void *stream)
 {
     int device;
     unsigned flags;
-    return !rc && ibx_frontend_host_any() && ibx_frontend_host_known(address, &device, &flags)
+    return !rc && ibx_frontend_host_any() && ibx_frontend_host_known(address, &device, &flags) &&
+                   !ibx_frontend_captures(stream)
                ? cudaStreamSynchronize(stream)
                : rc;
 }

@@ -48,7 +48,8 @@ void ibx_frontend_reach_reset(void);
 /* -------------------------------------------------------------------------------- host_memory.c */
 
 /* After a call that sets memory, without a stream, and returned `rc`: waits for the stream in which
- * it was set if the memory is page-locked, as CUDA does. */
+ * it was set if the memory is page-locked, as CUDA does. Work that is captured there is not run,
+ * and not waited for. */
 int ibx_frontend_was_set(int rc, const void *address, void *stream);
 /* The page-locked memory that contains the address; false: none. _reached() notes that kernels have
  * access to it since an epoch. */

@@ -241,12 +241,9 @@ EXPORTED int cudaMemcpyFromSymbol_ptds(void *to, const void *symbol, size_t n, s
                   kind);
 }
 
-/* Not while work is captured, which is not run. */
 static int was_set(int rc, const void *address)
 {
-    return rc || ibx_frontend_captures(CUDA_STREAM_PER_THREAD)
-               ? rc
-               : ibx_frontend_was_set(rc, address, CUDA_STREAM_PER_THREAD);
+    return ibx_frontend_was_set(rc, address, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemset_ptds(void *address, int value, size_t n)

@@ -165,6 +165,15 @@ bool load_fits_captures(void)
     return fits;
 }
 
+bool wait_fits_captures(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool fits = !stream || stream != capture.stream;
+    capture.lost = capture.lost || !fits;
+    pthread_mutex_unlock(&mutex);
+    return fits;
+}
+
 static void tell_driver(void *stream)
 {
     void (*tell)(void *captured) = NULL;

@@ -255,12 +255,12 @@ EXPORT int cudaGetDeviceCount(int *devices)
 
 EXPORT int cudaStreamQuery(void *stream)
 {
-    return with("cuStreamQuery", stream, NULL);
+    return wait_fits_captures(stream) ? with("cuStreamQuery", stream, NULL) : returns(900);
 }
 
 EXPORT int cudaStreamSynchronize(void *stream)
 {
-    return with("cuStreamSynchronize", stream, NULL);
+    return wait_fits_captures(stream) ? with("cuStreamSynchronize", stream, NULL) : returns(900);
 }
 
 EXPORT int cudaDeviceSynchronize(void)

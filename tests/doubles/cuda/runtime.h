@@ -52,5 +52,7 @@ void device_wait_ends(void);
 bool legacy_fits_captures(void);
 /* Whether the thread may load a module. If not, this ends the capture that the thread has begun. */
 bool load_fits_captures(void);
+/* The same of a wait for the stream that is captured, or a query of it, in every mode. */
+bool wait_fits_captures(const void *stream);
 
 #endif
