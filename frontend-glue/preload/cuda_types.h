@@ -48,6 +48,10 @@
 #define CUDA_MEMCPY_FROM_DEVICE 2
 #define CUDA_MEMCPY_ON_DEVICE   3
 #define CUDA_MEMCPY_DEFAULT     4
+static inline bool ibx_frontend_is_no_kind(int kind)
+{
+    return kind < CUDA_MEMCPY_ON_HOST || kind > CUDA_MEMCPY_DEFAULT;
+}
 
 /* cudaStreamPerThread, the calling thread's; the legacy stream's values are 0 and 1. */
 #define CUDA_STREAM_PER_THREAD ((void *)2)

@@ -134,11 +134,6 @@ static int bounce_end(struct bounce *b, int rc)
     return rc ? rc : freed;
 }
 
-static bool is_no_kind(int kind)
-{
-    return kind < CUDA_MEMCPY_ON_HOST || kind > CUDA_MEMCPY_DEFAULT;
-}
-
 static bool is_host(const void *address, int kind, int host_kind)
 {
     return (kind == host_kind && !ibx_frontend_is_managed(address)) ||
@@ -164,7 +159,7 @@ int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t 
     struct bounce b;
     if (!n)
         return CUDA_SUCCESS;
-    if (is_no_kind(kind))
+    if (ibx_frontend_is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
         return device_to_array(array, x, y, from, n);
@@ -193,7 +188,7 @@ int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t 
     struct bounce b;
     if (!n)
         return CUDA_SUCCESS;
-    if (is_no_kind(kind))
+    if (ibx_frontend_is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
         return array_to_device(to, array, x, y, n);
@@ -252,7 +247,7 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (is_no_kind(kind))
+    if (ibx_frontend_is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
         return rows_to_array(array, x, y, from, pitch, width, height);
@@ -288,7 +283,7 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (is_no_kind(kind))
+    if (ibx_frontend_is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
         return rows_from_array(to, pitch, array, x, y, width, height);
@@ -479,7 +474,7 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
     bool known = true;
     if (!is_copy(p))
         return CUDA_INVALID_VALUE;
-    if (is_no_kind(p->kind))
+    if (ibx_frontend_is_no_kind(p->kind))
         return CUDA_INVALID_DIRECTION;
     if (goes_backwards(p))
         return CUDA_INVALID_VALUE;

@@ -23,10 +23,10 @@ static int kind_of(const void *to, const void *from, int kind)
     return ibx_frontend_plugin() ? ibx_frontend_copy_kind(to, from, kind) : kind;
 }
 
-/* A value that is no cudaMemcpyKind. G5's front end would copy nothing and return success. */
+/* G5's front end would copy nothing and return success. */
 static bool is_no_kind(int kind)
 {
-    return (unsigned)kind > CUDA_MEMCPY_DEFAULT && ibx_frontend_plugin();
+    return ibx_frontend_is_no_kind(kind) && ibx_frontend_plugin();
 }
 
 /* Waits for all work that the legacy stream waits for, by an event. cudaDeviceSynchronize() would
