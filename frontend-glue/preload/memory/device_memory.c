@@ -188,8 +188,6 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 
 /* --------------------------------------------------------------------- allocations */
 
-/* Adds an allocation. An older one at this address was freed by a call that this library does not
- * see. Without memory for the entry, an address that both sides have counts as the host's. */
 /* Locked. What is noted there is no longer there. */
 static void remove_within(uintptr_t begin, size_t n)
 {
@@ -198,6 +196,8 @@ static void remove_within(uintptr_t begin, size_t n)
         ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
 }
 
+/* Adds an allocation. An older one at this address was freed by a call that this library does not
+ * see. Without memory for the entry, an address that both sides have counts as the host's. */
 static void note_range(const struct range *range)
 {
     if (!range->n)
@@ -227,7 +227,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 bool ibx_frontend_is_short(const void *address, size_t n)
 {
     return ibx_frontend_goes_beyond((uintptr_t)address, n) ||
-           (!ibx_frontend_given_out(address) && ibx_frontend_host_goes_beyond(address, n));
+           (ibx_frontend_host_goes_beyond(address, n) && !ibx_frontend_given_out(address));
 }
 
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)

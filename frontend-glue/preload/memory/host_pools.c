@@ -129,7 +129,9 @@ static bool holds(const struct block *b, const void *address)
 
 bool ibx_host_pool_has(const void *address)
 {
-    if (!atomic_load_explicit(&any, memory_order_relaxed))
+    struct range range;
+    if (!atomic_load_explicit(&any, memory_order_relaxed) ||
+        !ibx_frontend_host_range(address, &range)) /* the lists may be long */
         return false;
     ibx_frontend_ranges_lock();
     bool has = *place_of(address) || holds(left.unused, address);

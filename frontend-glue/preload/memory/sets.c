@@ -29,7 +29,7 @@ static bool set(void *address, int value, size_t n, int *rc)
 static bool is_nowhere(const void *address, size_t n)
 {
     return (!address && n && ibx_frontend_plugin()) ||
-           (!ibx_frontend_given_out(address) && ibx_frontend_host_is_short(address, n));
+           (ibx_frontend_host_is_short(address, n) && !ibx_frontend_given_out(address));
 }
 
 int ibx_frontend_set_reach(const void *address)
