@@ -10,6 +10,7 @@
 #include <functional>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -563,6 +564,40 @@ bool host_pool_has_threads(const HostPools &h, void *pool)
     return HOLDS(number_of(pool, 5) == 0);
 }
 
+// A forked child has none of its parent's pools, and counts what it gets itself.
+bool host_pool_is_the_parents(const HostPools &h, void *standard)
+{
+    void *memory = nullptr;
+    REQUIRE(h.allocate(&memory, of_pool, standard, h.stream) == 0);
+    REQUIRE(number_of(standard, 7) == of_pool);
+    const pid_t child = fork();
+    if (!child)
+        _exit(number_of(standard, 5) || number_of(standard, 7) || number_of(standard, 8));
+    int status = 1;
+    REQUIRE(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    return HOLDS(h.give_back(memory, h.stream) == 0 && cudaDeviceSynchronize() == 0);
+}
+
+// Memory of one device whose last end is in a stream of the other one, and what a reset takes:
+// memory of the device that is reset, and its events.
+bool host_pool_has_devices(const HostPools &h, void *pool)
+{
+    void *others = nullptr, *memory = nullptr, *lost = nullptr, *unused = nullptr, *again = nullptr;
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreate(&others) == 0);
+    REQUIRE(h.allocate(&memory, of_pool, pool, others) == 0 && cudaSetDevice(0) == 0);
+    REQUIRE(h.give_back(memory, others) == 0); // device 0 has no event for that stream
+    REQUIRE(h.allocate(&again, of_pool, pool, h.stream) == 0 && again == memory);
+    REQUIRE(h.allocate(&lost, of_pool, pool, h.stream) == 0 && lost != memory);
+    REQUIRE(h.allocate(&unused, of_pool, pool, h.stream) == 0);
+    REQUIRE(h.give_back(again, h.stream) == 0 && h.give_back(unused, h.stream) == 0);
+    REQUIRE(cudaDeviceReset() == 0);
+    REQUIRE(number_of(pool, 5) == rounded && number_of(pool, 7) == 0);
+    REQUIRE(fails(h.give_back(lost, nullptr), 1) && cudaSetDevice(1) == 0);
+    REQUIRE(h.allocate(&again, of_pool, pool, others) == 0 && again == memory);
+    std::memset(again, 8, of_pool);
+    return HOLDS(h.give_back(again, others) == 0 && cudaStreamDestroy(others) == 0);
+}
+
 } // namespace
 
 bool pools_of_host()
@@ -588,6 +623,7 @@ bool pools_of_host()
     REQUIRE(has(static_cast<char *>(b), std::vector<char>(of_pool, 7)));
     REQUIRE(h.give_back(b, h.stream) == 0 && fails(h.give_back(b, h.stream), 1));
     REQUIRE(host_pool_stays_small(h, standard) && host_pool_ends_beside_others(h));
-    REQUIRE(host_pool_has_threads(h, standard));
+    REQUIRE(host_pool_has_threads(h, standard) && host_pool_is_the_parents(h, standard));
+    REQUIRE(host_pool_has_devices(h, standard));
     return HOLDS(cudaGetLastError() == 0);
 }
