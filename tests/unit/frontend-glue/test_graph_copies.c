@@ -2,6 +2,7 @@
 /* Copies in graphs whose bytes the preload has taken. If a back end names the function of such a
  * copy after the bytes were freed, it gets none of what is in that memory now. */
 #include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
@@ -24,11 +25,13 @@
 static struct host_node named; /* the function that was requested last */
 static unsigned copies;
 static uint8_t seen;
+static size_t length; /* of the last copy */
 
 static int copy_it(const struct ibx_frontend_copy *copy, int *exit_code)
 {
     copies++;
     seen = *(const uint8_t *)copy->host;
+    length = copy->n;
     *exit_code = 0;
     return 0;
 }
@@ -214,6 +217,27 @@ static void memory_of_the_program(void **state)
     assert_true(copies_byte(7));
 }
 
+/* An array gets the number of one that had shorter elements: a copy to it has more bytes. */
+static void arrays_of_one_number(void **state)
+{
+    struct ibx_frontend_array array = {.array = (void *)0x7000, .extent = {16, 0, 0}};
+    const struct ibx_cuda_memcpy3d copy = {.from = {memory, BYTES, BYTES, 1},
+                                           .to_array = (void *)0x7000,
+                                           .extent = {16, 1, 1},
+                                           .kind = CUDA_MEMCPY_TO_DEVICE};
+    (void)state;
+    for (int element = 1; element <= 4; element *= 2) {
+        uint8_t bytes[512];
+        struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+        array.channel = (struct ibx_cuda_channel){.x = 8 * element};
+        ibx_frontend_array_made(&array);
+        assert_true(ibx_frontend_slot_copy(&w, &copy));
+        named.function(named.argument);
+        assert_int_equal(length, 16 * element);
+    }
+    ibx_frontend_array_gone(array.array);
+}
+
 void *__real_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
 void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
 
@@ -284,9 +308,8 @@ static void devices_that_are_not_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(devices_that_are_not_there),
-        cmocka_unit_test(freed_bytes_are_not_copied),
-        cmocka_unit_test(memory_of_the_program),
+        cmocka_unit_test(devices_that_are_not_there), cmocka_unit_test(freed_bytes_are_not_copied),
+        cmocka_unit_test(memory_of_the_program),      cmocka_unit_test(arrays_of_one_number),
         cmocka_unit_test(a_child_has_the_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
