@@ -227,6 +227,12 @@ static bool beyond_array()
         REQUIRE(from(p.from.at, row, array, 0, 0, row, 4 + more, D2H) == static_cast<int>(more));
     }
     REQUIRE(fails(to(array, 4, 0, p.from.at, row, row, 4, H2D), 1));
+    auto *run = preloaded<int(void *, std::size_t, std::size_t, const void *, std::size_t, int)>(
+        "cudaMemcpyToArray");
+    char *const last = memory + page - 400;
+    REQUIRE(run(array, 100, 2, last - 300, 700, H2D) == 0);
+    REQUIRE(fails(run(array, 104, 2, last - 300, 700, H2D), 1));
+    REQUIRE(fails(run(array, 0, 3, last, 404, H2D), 1) && fails(run(array, 0, 5, last, 4, H2D), 1));
     return HOLDS(free_array(array) == 0 && munmap(memory, 2 * page) == 0);
 }
 

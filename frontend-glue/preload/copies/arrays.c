@@ -154,6 +154,20 @@ static int device_to_array(void *array, size_t x, size_t y, const void *from, si
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
+/* Whether bytes, which go on in the next row behind the end of one, go beyond an array that this
+ * process has made. The back end would say so as well, but only after the host's bytes were read,
+ * which a copy that is too long may not have. */
+static bool bytes_are_beyond(const void *array, size_t x, size_t y, size_t n)
+{
+    struct ibx_frontend_array is;
+    if (!array || !ibx_frontend_array_known(array, &is))
+        return false;
+    const struct ibx_array_unit unit = ibx_array_unit_of(&is.channel);
+    const size_t row = ibx_array_units(&unit, is.extent.width) * unit.bytes;
+    const size_t rows = ibx_array_units(&unit, is.extent.height ? is.extent.height : 1);
+    return x > row || y >= rows || n > (rows - y) * row - x;
+}
+
 int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
 {
     struct bounce b;
@@ -163,6 +177,8 @@ int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t 
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
         return device_to_array(array, x, y, from, n);
+    if (bytes_are_beyond(array, x, y, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = bounce_begin(&b, n);
     if (!rc)
         rc = cudaMemcpy(b.memory, from, n, CUDA_MEMCPY_TO_DEVICE);
@@ -207,9 +223,7 @@ static bool ends_within(size_t at, size_t n, size_t length, size_t texels, size_
     return at <= all && n <= all - at;
 }
 
-/* Whether rows go beyond an array that this process has made; columns and width in bytes. The back
- * end would say so as well, but only after the host's bytes were read, which a copy that is too
- * long may not have. */
+/* The same of rows; columns and width in bytes. */
 static bool rows_are_beyond(const void *array, size_t x, size_t y, size_t width, size_t height)
 {
     struct ibx_frontend_array is;
