@@ -328,8 +328,7 @@ static struct block *take_fitting(struct pool *pool, size_t n, const void *strea
         return found ? pop(found) : NULL;
     found = fitting(pool, n, stream, false, &count);
     const bool small = pool->numbers[RESERVED] + n <= SMALL && count < SMALL_COUNT;
-    const bool full = pool->most && pool->numbers[RESERVED] + n > pool->most;
-    return found && (!small || full) ? pop(found) : NULL;
+    return found && !small ? pop(found) : NULL;
 }
 
 /* Locked. */
