@@ -309,7 +309,17 @@ static bool page_locked_is_set()
         const int rc = graph.add("cudaGraphAddMemsetNode", {}, &set);
         return rc ? rc : g::launch(graph.made(), nullptr) || cudaStreamSynchronize(nullptr);
     };
-    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements, +node}) {
+    const auto changed_node = [](char *at) {
+        g::Graph graph;
+        g::Set set = {device_memory(n), 0, 1, 1, n, 1};
+        int rc = graph.add("cudaGraphAddMemsetNode", {}, &set);
+        set.at = at, set.value = 2;
+        rc = rc ? rc
+                : g::run<void *, const g::Set *>("cudaGraphMemsetNodeSetParams", graph.nodes[0],
+                                                 &set);
+        return rc ? rc : g::launch(graph.made(), nullptr) || cudaStreamSynchronize(nullptr);
+    };
+    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements, +node, +changed_node}) {
         char *memory = page_locked(bytes_each);
         REQUIRE(memory && std::memset(memory, 1, bytes_each) && set(memory + n) == 0);
         REQUIRE(memory[n - 1] == 1 && memory[n] == 2 && memory[2 * n - 1] == 2);

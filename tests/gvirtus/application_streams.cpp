@@ -158,6 +158,9 @@ bool sets_of_host()
     REQUIRE(memory[0] == 1 && memory[row - 1] == 1);
     REQUIRE(preloaded<Rows>("cudaMemset2D_ptds")(memory, 2 * row, 2, row, 3) == 0);
     REQUIRE(memory[0] == 2 && memory[5 * row - 1] == 2);
+    using Planes = int(ibx_cuda_pitched, int, ibx_cuda_extent);
+    REQUIRE(preloaded<Planes>("cudaMemset3D_ptds")({memory, 2 * row, row, 2}, 7, {row, 1, 2}) == 0);
+    REQUIRE(memory[0] == 7 && memory[5 * row - 1] == 7 && memory[3 * row - 1] == 2);
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
     REQUIRE(preloaded<int(std::uint64_t, std::uint8_t, std::size_t)>("cuMemsetD8_v2_ptds")(
                 address, 3, row) == 0);
