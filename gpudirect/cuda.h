@@ -163,6 +163,31 @@ static inline void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int bef
         cuda->thread_exchange_stream_capture_mode(&before);
 }
 
+/* Makes a device's primary context, if that is active, the thread's: 1, and *context is it. 0: it
+ * is not active, or cannot be entered. < 0: there is no such device, or the driver is too old. */
+static inline int ibx_cuda_primary_enter(const struct ibx_cuda *cuda, int device, void **context)
+{
+    unsigned flags;
+    int active = 0;
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release ||
+        cuda->device_primary_ctx_get_state(device, &flags, &active))
+        return -1;
+    if (!active || cuda->device_primary_ctx_retain(context, device))
+        return 0;
+    if (!cuda->ctx_push_current(*context))
+        return 1;
+    cuda->device_primary_ctx_release(device);
+    return 0;
+}
+
+static inline void ibx_cuda_primary_leave(const struct ibx_cuda *cuda, int device)
+{
+    void *popped = NULL;
+    cuda->ctx_pop_current(&popped);
+    cuda->device_primary_ctx_release(device);
+}
+
 /* Waits for a stream without an event, in relaxed capture mode. 0 or a CUresult. */
 static inline int ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream)
 {

@@ -263,39 +263,28 @@ static size_t preparer_bytes;
 static pid_t preparer_process; /* 0: there is none to be joined */
 static pthread_mutex_t joining = PTHREAD_MUTEX_INITIALIZER;
 
-/* Pushes the primary context of the first device whose primary context is active, and returns that
- * device; -1: there is no such device. */
+/* Enters the first device's primary context that is active, and returns the device; -1: there is
+ * none. */
 static int enter_any(const struct ibx_cuda *cuda)
 {
     void *context = NULL;
-    unsigned flags;
-    int active = 0, device = 0;
-    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
-        !cuda->device_primary_ctx_release)
-        return -1;
-    while (!cuda->device_primary_ctx_get_state(device, &flags, &active) && !active)
+    int device = 0, entered;
+    while (!(entered = ibx_cuda_primary_enter(cuda, device, &context)))
         device++;
-    if (!active || cuda->device_primary_ctx_retain(&context, device))
-        return -1;
-    if (!cuda->ctx_push_current(context))
-        return device;
-    cuda->device_primary_ctx_release(device);
-    return -1;
+    return entered > 0 ? device : -1;
 }
 
 static enum preparation prepare(void)
 {
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     const int device = cuda ? enter_any(cuda) : -1;
-    void *popped;
     if (device < 0)
         return cuda && atomic_fetch_add(&tries, 1) < TRIES ? PREPARE_NONE : PREPARE_REFUSED;
     int mode = ibx_cuda_capture_relax(cuda);
     int rc = ibx_pinned_open(cuda, preparer_bytes, NULL);
     const bool lost = !rc && !is_pinned(cuda);
     ibx_cuda_capture_restore(cuda, mode);
-    cuda->ctx_pop_current(&popped);
-    cuda->device_primary_ctx_release(device);
+    ibx_cuda_primary_leave(cuda, device);
     if (lost && atomic_fetch_add(&tries, 1) < TRIES)
         return PREPARE_NONE;
     return rc ? PREPARE_REFUSED : PREPARE_MADE;

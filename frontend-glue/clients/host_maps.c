@@ -191,22 +191,14 @@ static bool wait_for_work(struct gpu_session *x, uint64_t client, const void *co
 
 bool ibx_work_on_devices(struct gpu_session *x, uint64_t client, unsigned ms)
 {
-    const struct ibx_cuda *cuda = x->cuda;
-    void *context = NULL, *popped = NULL;
-    unsigned flags;
-    int active = 0;
+    void *context = NULL;
     bool over = true;
-    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
-        !cuda->device_primary_ctx_release)
-        return true;
-    for (int i = 0; over && !cuda->device_primary_ctx_get_state(i, &flags, &active); i++) {
-        if (!active || cuda->device_primary_ctx_retain(&context, i))
+    for (int i = 0, entered; over && (entered = ibx_cuda_primary_enter(x->cuda, i, &context)) >= 0;
+         i++) {
+        if (!entered)
             continue;
-        if (!cuda->ctx_push_current(context)) {
-            over = wait_for_work(x, client, context, ms);
-            cuda->ctx_pop_current(&popped);
-        }
-        cuda->device_primary_ctx_release(i);
+        over = wait_for_work(x, client, context, ms);
+        ibx_cuda_primary_leave(x->cuda, i);
     }
     return over;
 }

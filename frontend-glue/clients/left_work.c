@@ -185,35 +185,16 @@ static void keep_work_of_context(struct gpu_session *x, uint64_t client)
     keep_legacy_work(x, client);
 }
 
-/* Notes work in a device's primary context, unless that is `asked`, for which it has been done. */
-static void keep_work_of_device(struct gpu_session *x, uint64_t client, int device,
-                                const void *asked)
-{
-    const struct ibx_cuda *cuda = x->cuda;
-    void *context = NULL, *popped = NULL;
-    if (cuda->device_primary_ctx_retain(&context, device))
-        return;
-    if (context != asked && !cuda->ctx_push_current(context)) {
-        keep_work_of_context(x, client);
-        cuda->ctx_pop_current(&popped);
-    }
-    cuda->device_primary_ctx_release(device);
-}
-
 static void keep_all_work(struct gpu_session *x, uint64_t client)
 {
-    const struct ibx_cuda *cuda = x->cuda;
-    void *context = NULL;
-    unsigned flags;
-    int active = 0;
-    if (!cuda->ctx_get_current(&context) && context)
+    void *current = NULL, *context = NULL;
+    if (!x->cuda->ctx_get_current(&current) && current)
         keep_work_of_context(x, client);
-    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
-        !cuda->device_primary_ctx_release)
-        return;
-    for (int i = 0; !cuda->device_primary_ctx_get_state(i, &flags, &active); i++) {
-        if (active)
-            keep_work_of_device(x, client, i, context);
+    for (int i = 0, entered; (entered = ibx_cuda_primary_enter(x->cuda, i, &context)) >= 0; i++) {
+        if (entered && context != current)
+            keep_work_of_context(x, client);
+        if (entered)
+            ibx_cuda_primary_leave(x->cuda, i);
     }
 }
 
