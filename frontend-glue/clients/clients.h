@@ -191,7 +191,8 @@ void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id);
 void ibx_graph_captures_over(struct ibx_tenant *tenant);
 /* Ends the session, which captures too much: -EDQUOT, as ibx_session_fail(). */
 int ibx_captures_full(struct gpu_session *x);
-/* Notes a graph, or an executable graph, as the tenant's. False: no memory. */
+/* Notes a graph as the tenant's, or an executable graph, with the events for which it waits. False:
+ * no memory. */
 bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle);
 /* Reserves room for a node that is to be made behind `behind` others, with a graph of `inner` nodes
  * in it, which has `depth` graphs within each other. 0: *weight of IBX_HOLD_GRAPHS are reserved.

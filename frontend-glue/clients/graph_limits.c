@@ -101,7 +101,7 @@ bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t h
 {
     if (!ibx_handles_add(x, kind, handle))
         return false;
-    if (ibx_room_own(x, handle))
+    if (ibx_room_own(x, handle) && (kind != IBX_HANDLE_EXEC || ibx_graph_events_note(x, handle)))
         return true;
     ibx_handles_remove(x, kind, handle);
     return false;

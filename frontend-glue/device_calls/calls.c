@@ -491,26 +491,20 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
         ibx_registrations_changed();
 }
 
-static void note_exec(struct gpu_session *x, uint64_t exec)
-{
-    ibx_handles_made_so(x, exec, x->handler.exec_size);
-    if (!ibx_graph_events_note(x, exec) && ibx_handles_remove(x, IBX_HANDLE_EXEC, exec))
-        ibx_back_end_undo("cudaGraphExecDestroy", exec);
-}
-
 /* Notes a handle that GVirtuS's handler has returned: extension requests may name it, too. */
 static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
     const uint64_t handle = ibx_get_u64(&r);
+    const bool exec = kind == IBX_HANDLE_EXEC;
     if (x->replies.last_size != 8)
         ibx_named_graph_unseen();
-    else if (handle && ibx_graph_note(x, kind, handle)) {
-        if (kind == IBX_HANDLE_EXEC)
-            note_exec(x, handle);
-        else if (!ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
-            ibx_back_end_undo("cudaGraphDestroy", handle);
-    }
+    else if (handle && !ibx_graph_note(x, kind, handle))
+        ibx_back_end_undo(exec ? "cudaGraphExecDestroy" : "cudaGraphDestroy", handle);
+    else if (handle && exec)
+        ibx_handles_made_so(x, handle, x->handler.exec_size);
+    else if (handle && !ibx_graph_measure(x, handle) && ibx_handles_remove(x, kind, handle))
+        ibx_back_end_undo("cudaGraphDestroy", handle);
 }
 
 void ibx_device_call_answered(struct gpu_session *x)

@@ -152,17 +152,6 @@ int ibx_extension_count_functions(struct gpu_session *x, void *graph, size_t *co
     return rc;
 }
 
-/* False: no memory. */
-static bool note_exec(struct extension_request *e, uint64_t exec)
-{
-    if (!ibx_graph_note(e->x, IBX_HANDLE_EXEC, exec))
-        return false;
-    const bool noted = ibx_graph_events_note(e->x, exec);
-    if (!noted)
-        ibx_handles_remove(e->x, IBX_HANDLE_EXEC, exec);
-    return noted;
-}
-
 static int instantiate(struct extension_request *e)
 {
     int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
@@ -178,7 +167,7 @@ static int instantiate(struct extension_request *e)
     const unsigned functions = count_functions(e->x, graph);
     int rc = ibx_graph_events_begin(e->x, graph);
     rc = rc ? rc : make(&exec, graph, flags);
-    if (!rc && !note_exec(e, (uintptr_t)exec))
+    if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         rc = ibx_extension_no_memory("cudaGraphExecDestroy", exec);
     if (!rc) {
         ibx_handles_made_so(e->x, (uintptr_t)exec, size);

@@ -512,9 +512,9 @@ bool some_device_is_reset()
     return HOLDS(third.make(both.queue, 3) == 801);
 }
 
-// A graph that waits for an event, launched before and after the event is destroyed. Another graph
-// that names it then is not made executable.
-bool event_destroyed()
+// A graph that waits for an event, launched before and after the event is destroyed. Then it is not
+// made executable once more.
+bool event_destroyed(bool by_handler)
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
@@ -523,13 +523,15 @@ bool event_destroyed()
     Body node = number(IBX_EXT_NODE_WAIT).u64(graph);
     node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
     REQUIRE(event && remote.call("ibxRuntime", node.u64(event)) == 0);
-    const Body body = number(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0);
-    const Body launch = Body().u64(answer(remote, "ibxRuntime", body)).u64(stream);
+    const char *name = by_handler ? "cudaGraphInstantiate" : "ibxRuntime";
+    const int refused = by_handler ? 1 : 400; // of NULL
+    const Body body = (by_handler ? Body() : number(IBX_EXT_GRAPH_INSTANTIATE)).u64(graph).u64(0);
+    const Body launch = Body().u64(answer(remote, name, body)).u64(stream);
     REQUIRE(remote.call("cudaGraphLaunch", launch) == 0);
     REQUIRE(remote.call("cudaEventDestroy", Body().u64(event)) == 0);
     const int code = remote.call("cudaGraphLaunch", launch); // may be told by the next call
     REQUIRE((code ? code : remote.stream_synchronize(stream)) == 400);
-    return HOLDS(remote.call("ibxRuntime", body) == 400 && remote.stream_synchronize(stream) == 0);
+    return HOLDS(remote.call(name, body) == refused && remote.stream_synchronize(stream) == 0);
 }
 
 } // namespace
@@ -550,7 +552,8 @@ void check_calls_graphs()
     check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");
     check("a function for a graph behind an error", error_before_a_function);
-    check("an event destroyed that a graph waits for", event_destroyed);
+    check("an event destroyed that a graph waits for", [] { return event_destroyed(false); });
+    check("... made executable by a handler", [] { return event_destroyed(true); });
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
     check("... on another device", room_of_another_device);

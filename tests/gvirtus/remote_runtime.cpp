@@ -29,6 +29,8 @@ const Runtime &runtime()
                 dlsym(handle, "ibx_double_stream_destroyed");
             *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
             *reinterpret_cast<void **>(&made.pool_destroy) = dlsym(handle, "cudaMemPoolDestroy");
+            *reinterpret_cast<void **>(&made.graph_instantiate) =
+                dlsym(handle, "cudaGraphInstantiateWithFlags");
             *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
             *reinterpret_cast<void **>(&made.enable_peer) =
                 dlsym(handle, "cudaDeviceEnablePeerAccess");

@@ -19,6 +19,7 @@ struct Runtime {
     int (*end_capture)(void *stream, void **graph) = nullptr;
     int (*is_capturing)(void *stream, int *status) = nullptr;
     void (*stream_destroyed)(void *stream) = nullptr;
+    int (*graph_instantiate)(void **exec, void *graph, unsigned long long flags) = nullptr;
     int (*graph_launch)(void *exec, void *stream) = nullptr;
     int (*graph_destroy)(void *graph) = nullptr;
     int (*pool_destroy)(void *pool) = nullptr;

@@ -95,6 +95,15 @@ const Calls stream_calls = {
 const Calls graph_calls = {
     {"cudaStreamBeginCapture", capture_begins_or_ends},
     {"cudaStreamEndCapture", capture_begins_or_ends},
+    {"cudaGraphInstantiate",
+     [](Frame &f) -> int {
+         auto *graph = f.pointer();
+         void *exec = nullptr;
+         const int rc = graph ? runtime().graph_instantiate(&exec, graph, 0) : 1;
+         if (!rc)
+             f.out.u64(reinterpret_cast<std::uint64_t>(exec));
+         return rc;
+     }},
     {"cudaGraphLaunch",
      [](Frame &f) -> int {
          auto *exec = f.pointer();
