@@ -151,8 +151,7 @@ struct double_graph *graph_captured(void *stream);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 
-/* graph_runs.c: whether the event of a node exists; whether those of all nodes do. */
-bool graph_has_event(const struct graph_node *node);
+/* graph_runs.c: whether the events of all nodes exist. */
 bool graph_has_events(const struct double_graph *graph);
 
 /* graph_runs.c: runs what such a node does, in a stream. */

@@ -84,7 +84,7 @@ static int run_kernel(const struct graph_node *node, void *stream)
                   node->of.size[3], node->of.size[4], node->of.size[5], 0, stream, NULL, extra);
 }
 
-bool graph_has_event(const struct graph_node *node)
+static bool has_event(const struct graph_node *node)
 {
     bool (*is_event)(const void *handle) = NULL;
     *(void **)&is_event = driver_function("ibx_double_is_event");
@@ -99,7 +99,7 @@ bool graph_has_events(const struct double_graph *graph)
         if (node->type == NODE_GRAPH)
             all = graph_has_events(node->of.child);
         else if (node->type == NODE_RECORD || node->type == NODE_WAIT)
-            all = graph_has_event(node);
+            all = has_event(node);
     }
     return all;
 }
@@ -131,9 +131,9 @@ static int run_node(const struct graph_node *node, void *stream)
     case NODE_CONDITIONAL:
         return run_conditional(node, stream);
     case NODE_RECORD:
-        return graph_has_event(node) ? cudaEventRecord(node->of.event, stream) : 0;
+        return has_event(node) ? cudaEventRecord(node->of.event, stream) : 0;
     case NODE_WAIT:
-        if (!graph_has_event(node))
+        if (!has_event(node))
             raise(SIGSEGV); /* as driver 580 does */
         return cudaStreamWaitEvent(stream, node->of.event, 0);
     default:
