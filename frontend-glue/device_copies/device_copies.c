@@ -570,14 +570,14 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
     struct gpu_session *x = malloc(sizeof(*x));
     if (!x)
         return ibx_error_set(err, -ENOMEM, "no memory for a session's copies");
-    *x = (struct gpu_session){.s = s,
-                              .options = *options,
-                              .choice = ibx_choice_default,
-                              .device = -1,
-                              .chosen_for = -1,
-                              .selected = -1,
-                              .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
-    x->pins.works = works;
+    *x = (struct gpu_session){
+        .s = s,
+        .options = *options,
+        .choice = ibx_choice_default,
+        .device = -1,
+        .chosen_for = -1,
+        .selected = -1,
+        .pins = {.bytes_max = PINS_MAX, .waits = unpins, .works = works, .owner = x}};
     ibx_request_watch_init(&x->requests);
     ibx_back_end_resets_begin(x);
     ibx_copies_set_end_hooks();

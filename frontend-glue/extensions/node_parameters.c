@@ -10,10 +10,8 @@
 #define INVALID_FUNCTION 98 /* cudaError_t */
 
 /* enum cudaGraphNodeType */
-#define WAIT_NODE   6
-#define RECORD_NODE 7
-#define ALLOC_NODE  10
-#define FREE_NODE   11
+#define ALLOC_NODE 10
+#define FREE_NODE  11
 
 /* The type of a node; -1: not known. */
 static int type_of(void *node)

@@ -12,10 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* enum cudaGraphNodeType */
-#define WAIT_NODE   6
-#define RECORD_NODE 7
-
 static atomic_uint waiting; /* executable graphs that wait for events */
 
 void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
@@ -33,8 +29,7 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
     return nodes;
 }
 
-/* ---------------------------------------------------------------- what the nodes of a graph name
- */
+/* ------------------------------------------------------- what the nodes of a graph name */
 
 struct search {
     void *get_nodes;

@@ -29,7 +29,10 @@ struct handle;
 /* The *count nodes of a graph, by a function like cudaGraphGetNodes; the caller frees the array.
  * NULL: *rc is the cudaError_t. */
 void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
-#define CHILD_NODE 4 /* enum cudaGraphNodeType */
+/* enum cudaGraphNodeType */
+#define CHILD_NODE  4
+#define WAIT_NODE   6
+#define RECORD_NODE 7
 /* begin(): to be called before an executable graph is made of `graph`, or gets its nodes. The
  * request holds the events that the graph names until end(), which ibx_handles_let_go() calls, too.
  * A cudaError_t: CUDA_INVALID_HANDLE if one of them is gone. any_waits(): whether nodes wait for
