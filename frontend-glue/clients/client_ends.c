@@ -30,7 +30,6 @@
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>

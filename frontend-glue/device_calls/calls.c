@@ -10,7 +10,6 @@
 #include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>

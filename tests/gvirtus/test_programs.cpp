@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <fstream>
 #include <memory>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>

@@ -5,7 +5,6 @@
 #include "tests/fixtures/in_child.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -9,7 +9,6 @@
 #include <semaphore.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define BYTES ((size_t)300000)
 

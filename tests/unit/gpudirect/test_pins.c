@@ -4,7 +4,6 @@
 #include "tests/fixtures/cuda_unit.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
