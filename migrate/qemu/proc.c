@@ -225,14 +225,16 @@ FILE *ibx_proc_arguments(pid_t pid)
 {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    const int from = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const int from = open(path, O_RDONLY | O_CLOEXEC);
     const int to = from >= 0 ? memfd_create("ibx-arguments", MFD_CLOEXEC) : -1;
-    FILE *file =
-        to >= 0 && !copy_arguments(from, to) && !lseek(to, 0, SEEK_SET) ? fdopen(to, "r") : NULL;
+    const int rc = to < 0 ? -errno : copy_arguments(from, to);
+    FILE *file = !rc && !lseek(to, 0, SEEK_SET) ? fdopen(to, "r") : NULL;
     if (!file && to >= 0)
         close(to);
     if (from >= 0)
         close(from);
+    if (rc)
+        errno = -rc;
     return file;
 }
 

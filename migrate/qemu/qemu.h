@@ -479,8 +479,8 @@ int ibx_proc_error(pid_t pid, int code);
 /* "; run this tool as ..." for an error caused by missing permissions, "" for others. */
 const char *ibx_proc_remedy(int rc);
 /* A copy of the command line of a process, each argument of which ends with a null byte; to be
- * closed by fclose(). NULL: `pid` is not known (0), or it cannot be read, or is longer than any
- * with which a program can be started. */
+ * closed by fclose(). NULL: `pid` is not known (0), or it cannot be read, or with errno E2BIG, it
+ * is longer than any with which a program can be started. */
 FILE *ibx_proc_arguments(pid_t pid);
 /* Whether a QEMU keeps running after its guest has shut down, by its command line (-no-shutdown,
  * -action shutdown=pause). A change by a monitor (set-action) is not seen. False if `pid` is not

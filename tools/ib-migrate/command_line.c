@@ -6,12 +6,13 @@
  */
 #include "tools/ib-migrate/run.h"
 
+#include "migrate/qemu/qemu.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ARGUMENTS_MAX (6u << 20) /* bytes with which a program can be started, and a null byte */
-#define OWN_MONITOR   "/qmp,server=on,wait=off"
+#define OWN_MONITOR "/qmp,server=on,wait=off"
 
 /* The options without a value, of all versions of QEMU; all others have one. */
 static const char *const flags[] = {"S",
@@ -355,37 +356,34 @@ static char *change(const struct work *work)
 
 json_t *ibx_run_arguments_of(pid_t pid, struct ibx_error *err)
 {
-    char path[64], *text = malloc(ARGUMENTS_MAX);
-    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    FILE *file = fopen(path, "re");
+    FILE *file = ibx_proc_arguments(pid);
+    const int code = errno;
     json_t *list = json_array();
-    size_t length = file && text ? fread(text, 1, ARGUMENTS_MAX - 1, file) : 0;
+    char *text = NULL;
+    size_t size = 0;
+    int rc = 0;
+    while (file && !rc && getdelim(&text, &size, '\0', file) > 0)
+        if (json_array_append_new(list, json_string(text)))
+            rc = ibx_error_set(err, -EILSEQ,
+                               "argument %zu of QEMU (process %d) is not UTF-8 text: give that "
+                               "file or VM another name",
+                               json_array_size(list), (int)pid);
+    if (!file && code == E2BIG) /* cut, it would start another VM there */
+        rc = ibx_error_set(err, -E2BIG,
+                           "/proc/%d/cmdline is longer than any with which QEMU can be started",
+                           (int)pid);
+    else if (!rc && !json_array_size(list))
+        rc = ibx_error_set(err, -ESRCH,
+                           "/proc/%d/cmdline cannot be read: QEMU has ended, or belongs to another "
+                           "user",
+                           (int)pid);
+    free(text);
     if (file)
         fclose(file);
-    if (!length || length == ARGUMENTS_MAX - 1) {
-        if (length) /* cut, it would start another VM there */
-            ibx_error_set(err, -E2BIG, "%s is longer than any with which QEMU can be started",
-                          path);
-        else
-            ibx_error_set(err, -ESRCH,
-                          "%s cannot be read: QEMU has ended, or belongs to another user", path);
-        json_decref(list);
-        list = NULL;
-    }
-    if (length)
-        text[length] = '\0';
-    for (size_t at = 0; list && at < length; at += strlen(text + at) + 1) {
-        if (!json_array_append_new(list, json_string(text + at)))
-            continue;
-        ibx_error_set(err, -EILSEQ,
-                      "argument %zu of QEMU (process %d) is not UTF-8 text: give that file or VM "
-                      "another name",
-                      json_array_size(list), (int)pid);
-        json_decref(list);
-        list = NULL;
-    }
-    free(text);
-    return list;
+    if (!rc)
+        return list;
+    json_decref(list);
+    return NULL;
 }
 
 static const char *text_at(const json_t *list, size_t i)
