@@ -251,12 +251,12 @@ int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX
     suffix_of(record, suffix);
     for (unsigned i = 0; i < count && i < own->block_count; i++) {
         struct ibx_error why = {0};
-        const int one = instead[i][0] ? rename_block(&ram.blocks[i], &record->blocks[i], suffix,
-                                                     instead[i], &why)
-                                      : 0;
-        if (!one && instead[i][0])
+        if (!instead[i][0])
+            continue;
+        const int one = rename_block(&ram.blocks[i], &record->blocks[i], suffix, instead[i], &why);
+        if (!one)
             memcpy(own->blocks[i].file.path, instead[i], IBX_GUEST_FILE_PATH);
-        else if (one && !rc)
+        else if (!rc)
             rc = ibx_error_set(err, one, "%s", why.message);
     }
     ibx_guest_ram_fini(&ram);

@@ -220,19 +220,30 @@ static void last_words(const struct far *far, char *text, size_t size)
     ibx_text_sanitize(text);
 }
 
-pid_t ibx_run_listener(const char *path)
+/* A connection to the program that listens at this socket. -EAGAIN: its backlog is full. */
+static int connect_to(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof(address.sun_path))
+        return -ENAMETOOLONG;
+    memcpy(address.sun_path, path, strlen(path));
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)))
+        return fd < 0 ? -errno : fd;
+    const int rc = -errno;
+    close(fd);
+    return rc;
+}
+
+pid_t ibx_run_listener(const char *path)
+{
     struct ucred peer = {.pid = 0};
     socklen_t length = sizeof(peer);
-    if (strlen(path) >= sizeof(address.sun_path))
-        return 0;
-    memcpy(address.sun_path, path, strlen(path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+    const int fd = connect_to(path);
+    if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
         peer.pid = 0;
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return peer.pid;
 }
 
@@ -257,17 +268,10 @@ static bool left(struct far *far, int wait_ms)
 /* Whether a program listens at this socket, even if its backlog is full. */
 static bool is_taken(const char *path)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    const size_t length = strlen(path);
-    bool taken = false;
-    if (fd >= 0 && length < sizeof(address.sun_path)) {
-        memcpy(address.sun_path, path, length + 1);
-        taken = !connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN;
-    }
+    const int fd = connect_to(path);
     if (fd >= 0)
         close(fd);
-    return taken;
+    return fd >= 0 || fd == -EAGAIN;
 }
 
 /* Checks that nobody listens at QEMU's sockets. QEMU unlinks an existing socket, and would take it
