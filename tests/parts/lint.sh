@@ -74,7 +74,7 @@ narrow() { sources | grep '\.md$' | none_has -P '^(?!.*://)[^|].{100}'; }
 # clang-format leaves a line long if it cannot break it, and does not read scripts.
 narrow_code() {
     {
-        sources | grep -E '\.(c|h|cpp|cu|def|S|py|sh)$'
+        sources | grep -E '\.(c|h|cpp|cu|def|S|py|sh)$|(^|/)meson(\.build|_options\.txt)$'
         sources | grep -v '^tests/fuzz/seeds/' | xargs awk '/^#!/ { print FILENAME } { nextfile }'
     } | none_has '.\{101\}'
 }
