@@ -464,6 +464,22 @@ static void test_no_memory(NO_STATE)
     openssl_lacks_memory = false;
 }
 
+/* A range that could not be compared comes over the next link, and agrees: that is no failure. */
+static void test_agrees_after_a_lack_of_memory(NO_STATE)
+{
+    uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
+    const struct ibx_bytes bytes = {entries, sizeof(entries)};
+    all_arrive();
+    for (unsigned i = 0; i < RANGES; i++)
+        assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
+    openssl_lacks_memory = true;
+    assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
+    assert_int_equal(result(), -ENOMEM);
+    openssl_lacks_memory = false;
+    assert_int_equal(give(0, RANGES), 0);
+    assert_int_equal(result(), 0);
+}
+
 /* A lack of memory hides no difference that is found before or after it. */
 static void test_no_memory_beside_a_difference(void **state)
 {
@@ -492,6 +508,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
         cmocka_unit_test_setup_teardown(test_no_memory, start, end),
+        cmocka_unit_test_setup_teardown(test_agrees_after_a_lack_of_memory, start, end),
         cmocka_unit_test_setup_teardown(test_no_memory_beside_a_difference, start, end),
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),

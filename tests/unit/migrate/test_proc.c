@@ -28,7 +28,7 @@ static char path[] = "/tmp/ibx-proc-XXXXXX", own[64];
 static int file, watch;
 
 /* The kernel has no memory to list files of /proc, or to show what is in them. */
-static bool list_fails, shown_fails;
+static bool list_fails, shown_fails, lines_fail;
 
 struct dirent *__real_readdir64(DIR *dir);
 struct dirent *__wrap_readdir64(DIR *dir);
@@ -44,6 +44,21 @@ char *__wrap_fgets(char *line, int size, FILE *from)
 {
     errno = shown_fails ? ENOMEM : errno;
     return shown_fails ? NULL : __real_fgets(line, size, from);
+}
+
+/* What getline(3) is, depends on the compiler's options. */
+ssize_t __real___getdelim(char **line, size_t *size, int end, FILE *from);
+ssize_t __wrap___getdelim(char **line, size_t *size, int end, FILE *from);
+ssize_t __wrap___getdelim(char **line, size_t *size, int end, FILE *from)
+{
+    errno = lines_fail ? ENOMEM : errno;
+    return lines_fail ? -1 : __real___getdelim(line, size, end, from);
+}
+
+ssize_t __wrap_getline(char **line, size_t *size, FILE *from);
+ssize_t __wrap_getline(char **line, size_t *size, FILE *from)
+{
+    return __wrap___getdelim(line, size, '\n', from);
 }
 
 static bool is_regular(const void *context, const struct stat *st)
@@ -224,6 +239,12 @@ static void test_who_writes_to_memory(NO_STATE)
         shown_fails = true;
         assert_int_equal(check_unused(8, maps ? "may have" : "not known"), maps ? -EBUSY : -ENOMEM);
         shown_fails = false;
+        lines_fail = true;
+        assert_int_equal(check_unused(8, "not known"), -ENOMEM);
+        lines_fail = false;
+        list_fails = true;
+        assert_int_equal(check_unused(8, "not known"), -ENOMEM);
+        list_fails = false;
         for (unsigned descriptors = 0; descriptors < 3; descriptors++) {
             const int rc = check_unused(descriptors, "");
             if (rc != -EMFILE && rc != -EBUSY)

@@ -498,6 +498,24 @@ static void test_keeps_what_stops_a_vm(NO_STATE)
     done();
 }
 
+/* The oldest event that is not needed goes first, also behind a panic that has come again. */
+static void test_drops_the_oldest_beside_panics(NO_STATE)
+{
+    attached(SCRIPT({"flood", "{\"event\": \"WATCHDOG\"}\n{\"event\": \"GUEST_PANICKED\"}\n", 0},
+                    {NULL, "{\"event\": \"RTC_CHANGE\"}\n", 2},
+                    {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n", IBX_QMP_EVENTS_MAX - 3},
+                    {NULL, "{\"event\": \"GUEST_PANICKED\"}\n", 0},
+                    {NULL, "{\"event\": \"ACPI_DEVICE_OST\"}\n" READY(2), 0}));
+    assert_int_equal(run("flood", NULL, GENEROUS), 0);
+    assert_true(next_is("WATCHDOG", false));
+    for (unsigned i = 0; i < IBX_QMP_EVENTS_MAX - 3; i++)
+        assert_true(next_is("ACPI_DEVICE_OST", false));
+    assert_true(next_is("GUEST_PANICKED", false));
+    assert_true(next_is("ACPI_DEVICE_OST", false));
+    assert_false(ibx_qmp_has_events(qmp));
+    done();
+}
+
 /* A thousand events of megabytes each are not kept in full. */
 static void test_keeps_no_long_events(NO_STATE)
 {
@@ -536,6 +554,7 @@ int main(void)
         cmocka_unit_test(test_keeps_the_newest_events),
         cmocka_unit_test(test_keeps_what_migrations_need),
         cmocka_unit_test(test_keeps_what_stops_a_vm),
+        cmocka_unit_test(test_drops_the_oldest_beside_panics),
         cmocka_unit_test(test_keeps_no_long_events),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
