@@ -3,6 +3,8 @@
 // Calls of programs that are compiled with a default stream for each thread.
 #include "tests/gvirtus/application.h"
 
+#include "frontend-glue/session/extensions.h"
+
 #include <atomic>
 #include <cstring>
 #include <thread>
