@@ -52,9 +52,9 @@ static bool in_place_able(struct gpu_session *x)
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin(x, &c->reach);
-    if (!pinned && in_order && x->pins.put_off) { /* other paths do not heed the stream's order */
+    if (!pinned && in_order) { /* other paths do not heed the stream's order */
         ibx_cuda_stream_wait(x->cuda, c->gpu.stream);
-        pinned = pin(x, &c->reach);
+        pinned = x->pins.put_off && pin(x, &c->reach);
     }
     const bool part = pinned && !leave && is_part(x);
     const bool fenced = pinned && (leave || part) &&

@@ -141,6 +141,8 @@ bool freed_beside_captures();
 bool after();
 // Bytes that come from the device in a stream, and are sent on from there.
 bool sent_on();
+// application_pins.cpp. The same of memory that the back end may not pin for the session.
+bool sent_on_beyond_pins();
 // Registered memory, and registered memory that was unmapped.
 bool registrations();
 bool stale_registration();

@@ -133,6 +133,15 @@ bool copies_in_graphs_by_calls()
     return HOLDS(app.good());
 }
 
+// One session pins the memory, and kernels reach it; there is no room to pin it for another one.
+bool sent_on_beyond_pins()
+{
+    GpuBackEnd back(true, "rdma.pins : 2M\nrdma.tenant_share : 100\n");
+    Application app(&back, application, "sent-on-beyond-pins", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
 bool mapped_memory()
 {
     GpuBackEnd back;
@@ -370,6 +379,7 @@ void check_what_the_provider_changes()
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });
+    check("... and is not pinned", sent_on_beyond_pins);
     for (bool taken : {true, false}) {
         if (provider != "shm")
             check("copies in the background", [=] { return background("background", taken); });
