@@ -28,7 +28,7 @@ void fill(void *memory)
     std::memcpy(memory, wanted, sent_bytes);
 }
 
-enum Before { COPIED };
+enum Before { COPIED, CONNECTED, NOTHING };
 
 bool rows_have(const char *to, const char *bytes, const Way &way)
 {
@@ -51,6 +51,8 @@ bool goes_on(char *device, char *memory, const Way &way, unsigned seed,
     REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0);
     std::memset(memory, 'o', sent_bytes);
     std::thread sends([&] {
+        if (before == CONNECTED)
+            cudaGetLastError();
         if (before == COPIED)
             rc = cudaMemcpy(device + 2 * sent_bytes, bytes.data(), 100, H2D);
         ready.set_value();
@@ -117,7 +119,7 @@ bool goes_on_by_all(char *device, char *memory, void *stream,
     bool good = true;
     for (std::size_t i = 0; i < fills.size(); i++)
         for (const Way &way : ways)
-            for (Before before : {COPIED}) {
+            for (Before before : {COPIED, CONNECTED, NOTHING}) {
                 if ((i && before != COPIED) ||
                     goes_on(device, memory, way, seed++, fills[i], before))
                     continue;

@@ -46,14 +46,15 @@ static int wait_for_legacy(void)
     return rc || !ibx_frontend_host_gone() ? rc : ibx_frontend_fail(CUDA_UNKNOWN);
 }
 
-/* Before a copy within host memory, which is made at once: waits for copies of `stream` (NULL, the
- * legacy stream: of all streams) that may be under way in that memory, and for kernels that can
- * access it. */
+/* Before a copy within host memory, or one to the device that GVirtuS makes (the first call of a
+ * thread), which reads the memory at once: waits for copies of `stream` (NULL, the legacy stream:
+ * of all streams) that may be under way in that memory, and for kernels that can access it. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
-    bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
-    if (!ibx_frontend_plugin() || !on_host ||
-        (!ibx_frontend_host_memory_used(to, n) && !ibx_frontend_host_memory_used(from, n)))
+    const bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
+    const bool reads = on_host || kind == CUDA_MEMCPY_TO_DEVICE;
+    if (!ibx_frontend_plugin() || !((on_host && ibx_frontend_host_memory_used(to, n)) ||
+                                    (reads && ibx_frontend_host_memory_used(from, n))))
         return CUDA_SUCCESS;
     return stream ? cudaStreamSynchronize(stream) : wait_for_legacy();
 }
