@@ -36,6 +36,10 @@ void ibx_copies_set_end_hooks(void);
 bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame);
 int ibx_copies_to_device(struct gpu_session *x, const struct ibx_request *q);
 int ibx_copies_from_device(struct gpu_session *x, const struct ibx_request *q, uint64_t began);
+/* To be called before GVirtuS's handler runs the copy. It READs the payload at once, and earlier
+ * work of the stream may still have to write it: waits for that work if the GPU can reach the
+ * client's memory. */
+void ibx_copies_pass_in_order(struct gpu_session *x, const struct ibx_request *q);
 
 /* answers.c: as ibx_session_fail() */
 

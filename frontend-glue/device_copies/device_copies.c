@@ -125,8 +125,10 @@ static int run_request(void *context, const struct ibx_request *q)
         return run_slot_copy(x, q);
     const bool able = ibx_back_end_able(x);
     choose(x);
-    if (!able)
+    if (!able) {
+        ibx_copies_pass_in_order(x, q);
         return IBX_REQUEST_PASS;
+    }
     int mode = ibx_cuda_capture_relax(x->cuda);
     x->answering = true;
     int rc = run_in_stream(x, q);
@@ -138,6 +140,8 @@ static int run_request(void *context, const struct ibx_request *q)
         ibx_client_pins_wait(&x->pins, x->cuda);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
+    if (rc == IBX_REQUEST_PASS)
+        ibx_copies_pass_in_order(x, q);
     x->ran += rc == IBX_REQUEST_DONE;
     if (rc == IBX_REQUEST_DONE && x->copy.path >= 0)
         x->taken[x->copy.path]++;

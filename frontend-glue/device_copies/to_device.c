@@ -155,3 +155,46 @@ int ibx_copies_to_device(struct gpu_session *x, const struct ibx_request *q)
     x->copy.remote_at = x->copy.frame.payload_at;
     return run_known(x, COPY_FROM_CLIENT);
 }
+
+/* ------------------------------------------------------------- copies that GVirtuS runs */
+
+/* Whether the memory is such that the GPU may be writing to it. */
+static bool is_lasting(struct gpu_session *x, struct ibx_remote remote)
+{
+    struct ibx_conn *conn = ibx_session_conn(x->s);
+    struct ibx_reach reach = {0};
+    if (!ibx_session_resolve(x->s, &remote) || ibx_session_posts_pending(x->s) ||
+        ibx_remote_hold(conn, &remote, IBX_ACCESS_REMOTE_READ, &reach))
+        return false;
+    ibx_remote_release(conn);
+    return reach.lasting;
+}
+
+/* Whether the stream may be waited for. */
+static bool is_open(struct gpu_session *x, uint64_t stream)
+{
+    int capturing = 0;
+    if (!ibx_named_stream(x, stream))
+        return false;
+    if (stream <= 1) {
+        ibx_captures_spare(x, stream);
+        return true;
+    }
+    return !ibx_captures_any() ||
+           (!x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &capturing) && !capturing);
+}
+
+/* By the runtime, which makes the thread's context if there is none yet. */
+void ibx_copies_pass_in_order(struct gpu_session *x, const struct ibx_request *q)
+{
+    int (*wait)(void *stream) = NULL;
+    struct ibx_frame frame;
+    if (q->call != IBX_FRAME_MEMCPY_ASYNC || !q->tail_length || x->host_queue ||
+        !ibx_copies_parse(q, &frame) || !ibx_back_end_have_cuda(x) || !is_lasting(x, q->remote))
+        return;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    *(void **)&wait = ibx_back_end_runtime("cudaStreamSynchronize");
+    if (wait && is_open(x, frame.stream) && wait((void *)(uintptr_t)frame.stream))
+        ibx_back_end_forget_error();
+    ibx_cuda_capture_restore(x->cuda, mode);
+}

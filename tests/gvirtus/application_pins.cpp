@@ -92,6 +92,12 @@ bool goes_on_by_all(char *device, char *memory, void *stream,
              return rc ? rc : cudaMemcpyAsync(to, memory, sent_bytes, H2D, own);
          },
          sent_bytes, sent_bytes},
+        {"with another device selected",
+         [=](char *to) {
+             const int rc = cudaSetDevice(1);
+             return rc ? rc : cudaMemcpyAsync(to, memory, sent_bytes, H2D, stream);
+         },
+         sent_bytes, sent_bytes},
         {"at once", [=](char *to) { return cudaMemcpy(to, memory, sent_bytes, H2D); }, sent_bytes,
          sent_bytes},
         {"few bytes at once", [=](char *to) { return cudaMemcpy(to, memory, 1000, H2D); }, 1000,
