@@ -190,11 +190,6 @@ int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_
 /* The other way round. */
 int ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
 
-/* ------------------------------------------------------------------------- graphs.c */
-
-int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
-                              unsigned flags);
-
 /* ----------------------------------------------------------------------- launches.c */
 
 /* CUlaunchConfig */

@@ -84,90 +84,32 @@ EXPORTED int cuGraphInstantiate_v2(void **exec, void *graph, void **node, char *
 
 /* ------------------------------------------------------------------------ edges' data */
 
-/* Before CUDA 13 the runtime's calls have no argument for data of edges, and the next one is in its
- * place. */
-static bool has_edges(void)
-{
-    return !ibx_frontend_before_13();
-}
-
-/* The argument that the runtime takes in the place of `edges`. */
-static const void *data_or(const void *edges, size_t count)
-{
-    return has_edges() ? edges : (const void *)count;
-}
-
-static void *place_or(void *edges, size_t *count)
-{
-    return has_edges() ? edges : count;
-}
-
-/* Whether a runtime that is not given `edges` would do another thing than the program asks for. */
-static bool lost(const void *edges, size_t count)
-{
-    return !has_edges() && !ibx_frontend_edges_are_known(edges, count);
-}
-
-/* The result of a call that lists edges. A runtime that is not given `edges` leaves them as they
- * are. All edges that it lists are plain, and the data of these is 0. */
-static int described(int rc, void *const *nodes, void *edges, const size_t *count)
-{
-    if (!rc && nodes && edges && !has_edges())
-        memset(edges, 0, *count * IBX_EDGE_BYTES);
-    return rc;
-}
-
-int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
-                              unsigned flags)
-{
-    if (has_edges())
-        return cudaStreamUpdateCaptureDependencies(stream, nodes, edges, count, flags);
-    return lost(edges, count)
-               ? CUDA_NOT_SUPPORTED
-               : cudaStreamUpdateCaptureDependencies(stream, nodes, (const void *)count, flags, 0);
-}
-
 EXPORTED int cuGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_t *count)
 {
-    return ANYWHERE(described(cudaGraphGetEdges(graph, from, to, place_or(edges, count), count),
-                              from, edges, count));
+    return ANYWHERE(cudaGraphGetEdges_v2(graph, from, to, edges, count));
 }
 
 EXPORTED int cuGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
 {
-    return ANYWHERE(
-        described(cudaGraphNodeGetDependencies(node, nodes, place_or(edges, count), count), nodes,
-                  edges, count));
+    return ANYWHERE(cudaGraphNodeGetDependencies_v2(node, nodes, edges, count));
 }
 
 EXPORTED int cuGraphNodeGetDependentNodes_v2(void *node, void **nodes, void *edges, size_t *count)
 {
-    return ANYWHERE(
-        described(cudaGraphNodeGetDependentNodes(node, nodes, place_or(edges, count), count), nodes,
-                  edges, count));
+    return ANYWHERE(cudaGraphNodeGetDependentNodes_v2(node, nodes, edges, count));
 }
 
-AS(cuGraphGetEdges, cudaGraphGetEdges, (void *graph, void **from, void **to, size_t *count), graph,
-   from, to, place_or(NULL, count), count)
-AS(cuGraphNodeGetDependencies, cudaGraphNodeGetDependencies,
-   (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
-AS(cuGraphNodeGetDependentNodes, cudaGraphNodeGetDependentNodes,
-   (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
-
-typedef int edges_call(void *graph, void *const *from, void *const *to, const void *edges,
-                       size_t count);
-
-static int change(edges_call *call, void *graph, void *const *from, void *const *to,
-                  const void *edges, size_t count)
-{
-    return lost(edges, count) ? CUDA_NOT_SUPPORTED
-                              : call(graph, from, to, data_or(edges, count), count);
-}
+AS(cuGraphGetEdges, cudaGraphGetEdges_v2, (void *graph, void **from, void **to, size_t *count),
+   graph, from, to, NULL, count)
+AS(cuGraphNodeGetDependencies, cudaGraphNodeGetDependencies_v2,
+   (void *node, void **nodes, size_t *count), node, nodes, NULL, count)
+AS(cuGraphNodeGetDependentNodes, cudaGraphNodeGetDependentNodes_v2,
+   (void *node, void **nodes, size_t *count), node, nodes, NULL, count)
 
 EXPORTED int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to,
                                        const void *edges, size_t count)
 {
-    return IN_CONTEXT(change(cudaGraphAddDependencies, graph, from, to, edges, count));
+    return IN_CONTEXT(cudaGraphAddDependencies_v2(graph, from, to, edges, count));
 }
 
 EXPORTED int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t count)
@@ -178,7 +120,7 @@ EXPORTED int cuGraphAddDependencies(void *graph, void *const *from, void *const 
 EXPORTED int cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
                                           const void *edges, size_t count)
 {
-    return IN_CONTEXT(change(cudaGraphRemoveDependencies, graph, from, to, edges, count));
+    return IN_CONTEXT(cudaGraphRemoveDependencies_v2(graph, from, to, edges, count));
 }
 
 EXPORTED int cuGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
@@ -469,12 +411,8 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
     if (!p)
         return CUDA_INVALID_VALUE;
     int rc = as_runtime(&is, p, &kernel);
-    if (!rc && lost(edges, count))
-        rc = CUDA_NOT_SUPPORTED;
     if (!rc)
-        rc = has_edges()
-                 ? cudaGraphAddNode(node, graph, behind, edges, count, &is)
-                 : cudaGraphAddNode(node, graph, behind, (const void *)count, (size_t)&is, NULL);
+        rc = cudaGraphAddNode_v2(node, graph, behind, edges, count, &is);
     if (!rc && (p->type == IBX_FRONTEND_NODE_ALLOCATION ||
                 p->type == IBX_FRONTEND_NODE_CONDITIONAL)) /* it has outputs */
         *p = is;

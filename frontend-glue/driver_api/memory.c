@@ -149,22 +149,15 @@ static struct memory_location place(int device)
                        : (struct memory_location){PLACE_HOST, 0};
 }
 
-static int prefetch(uint64_t address, size_t n, struct memory_location location, unsigned flags,
-                    void *stream)
-{
-    return cudaMemPrefetchAsync(at(address), n, ibx_managed_place(location),
-                                ibx_frontend_before_13() ? (uintptr_t)stream : flags);
-}
-
 EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_location location,
                                    unsigned flags, void *stream)
 {
-    return IN_CONTEXT_OF(stream, prefetch(address, n, location, flags, stream));
+    return IN_CONTEXT_OF(stream, cudaMemPrefetchAsync_v2(at(address), n, location, flags, stream));
 }
 
 EXPORTED int cuMemPrefetchAsync(uint64_t address, size_t n, int device, void *stream)
 {
-    return IN_CONTEXT_OF(stream, prefetch(address, n, place(device), 0, stream));
+    return IN_CONTEXT_OF(stream, cudaMemPrefetchAsync_v2(at(address), n, place(device), 0, stream));
 }
 
 EXPORTED int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *n, size_t count,
@@ -187,12 +180,12 @@ SAME_AS(cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchBatchAsync)
 
 EXPORTED int cuMemAdvise_v2(uint64_t address, size_t n, int advice, struct memory_location location)
 {
-    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, ibx_managed_place(location)));
+    return IN_CONTEXT(cudaMemAdvise_v2(at(address), n, advice, location));
 }
 
 EXPORTED int cuMemAdvise(uint64_t address, size_t n, int advice, int device)
 {
-    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, ibx_managed_place(place(device))));
+    return IN_CONTEXT(cudaMemAdvise_v2(at(address), n, advice, place(device)));
 }
 
 EXPORTED int cuMemRangeGetAttribute(void *data, size_t size, int attribute, uint64_t address,

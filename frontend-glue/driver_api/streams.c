@@ -204,7 +204,8 @@ EXPORTED int cuStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long 
 EXPORTED int cuStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes,
                                                   const void *edges, size_t count, unsigned flags)
 {
-    return IN_CONTEXT_OF(stream, ibx_driver_update_capture(stream, nodes, edges, count, flags));
+    return IN_CONTEXT_OF(
+        stream, cudaStreamUpdateCaptureDependencies_v2(stream, nodes, edges, count, flags));
 }
 
 EXPORTED int cuStreamUpdateCaptureDependencies(void *stream, void *const *nodes, size_t count,

@@ -153,18 +153,16 @@ int cudaStreamIsCapturing(void *stream, int *status);
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode);
-int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
-                             void *const **behind, const void **edges, size_t *count);
 int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
                                 void *const **behind, size_t *count);
 int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
                                 void *const **behind, const void **edges, size_t *count);
-int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
-                                        size_t count, unsigned flags);
+int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, const void *edges,
+                                           size_t count, unsigned flags);
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
                                      unsigned flags);
-int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
-                     struct node_parameters *p);
+int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
+                        size_t count, struct node_parameters *p);
 int cudaGraphCreate(void **graph, unsigned flags);
 int cudaGraphDestroy(void *graph);
 int cudaGraphClone(void **clone, void *graph);
@@ -175,10 +173,10 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result);
 int cudaGraphUpload(void *exec, void *stream);
 int cudaGraphGetNodes(void *graph, void **nodes, size_t *count);
 int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count);
-int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
-                             size_t count);
-int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+int cudaGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const void *edges,
                                 size_t count);
+int cudaGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
+                                   const void *edges, size_t count);
 int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct kernel_node *kernel);
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
@@ -263,8 +261,10 @@ int cudaHostGetFlags(unsigned *flags, void *address);
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
 int cudaDeviceGetAttribute(int *value, int attribute, int device);
 int cudaGetDeviceProperties(void *properties, int device);
-int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags);
-int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where);
+int cudaGetDeviceProperties_v2(void *properties, int device);
+int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
+                            unsigned flags, void *stream);
+int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_location location);
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
 void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
                               int external, size_t n, int constant, int global);
@@ -349,15 +349,36 @@ int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long l
 int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                      unsigned long long flags, int *status);
 /* graphs.c */
-int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count);
-int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count);
-int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count);
+int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphNodeGetDependentNodes_v2(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_t *count);
 int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on);
 int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on);
 /* managed_hints.c */
 int cudaMemRangeGetAttribute(void *data, size_t size, int attribute, const void *address, size_t n);
 int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes, size_t count,
                               const void *address, size_t n);
+/* versions.c */
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags,
+                         void *stream);
+int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where);
+int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count);
+int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                             size_t count);
+int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                                size_t count);
+int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
+                     struct node_parameters *p);
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                             void *const **behind, const void **edges, size_t *count);
+int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                        size_t count, unsigned flags);
+int cudaThreadGetLimit(size_t *value, int limit);
+int cudaThreadSetLimit(int limit, size_t value);
+int cudaThreadGetCacheConfig(int *config);
+int cudaThreadSetCacheConfig(int config);
 /* GVirtuS's. */
 int cudaSetDeviceFlags(unsigned flags);
 int cudaEventCreateWithFlags(void **event, unsigned flags);

@@ -77,11 +77,11 @@ static int list_nodes(unsigned which, unsigned argument)
     case 1:
         return cudaGraphGetRootNodes(handle(argument), one, count);
     case 2:
-        return cudaGraphNodeGetDependencies(handle(argument), one, edges, count);
+        return cudaGraphNodeGetDependencies_v2(handle(argument), one, edges, count);
     case 3:
-        return cudaGraphNodeGetDependentNodes(handle(argument), one, edges, count);
+        return cudaGraphNodeGetDependentNodes_v2(handle(argument), one, edges, count);
     default:
-        return cudaGraphGetEdges(handle(argument), one, other, edges, count);
+        return cudaGraphGetEdges_v2(handle(argument), one, other, edges, count);
     }
 }
 
@@ -106,7 +106,7 @@ static int add_node(unsigned which, unsigned argument)
         return cudaGraphAddChildGraphNode(node, graph, handles, 1, handle(argument));
     default:
         p.of.conditional.size = 1 + argument % 40;
-        return cudaGraphAddNode(node, graph, handles, NULL, 1, &p);
+        return cudaGraphAddNode_v2(node, graph, handles, NULL, 1, &p);
     }
 }
 
@@ -194,8 +194,8 @@ static int call_capture(unsigned which, unsigned argument)
             memcpy(out(*count * sizeof(void *)), *behind, *count * sizeof(void *));
         return rc;
     default:
-        return cudaStreamUpdateCaptureDependencies(stream, handles, NULL, argument % HANDLES,
-                                                   argument >> 7);
+        return cudaStreamUpdateCaptureDependencies_v2(stream, handles, NULL, argument % HANDLES,
+                                                      argument >> 7);
     }
 }
 

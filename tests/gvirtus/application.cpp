@@ -367,6 +367,7 @@ int main(int argc, char **argv)
         {"printed", printed},
         {"visible-devices", visible_devices},
         {"names-of-runtime", names_of_runtime},
+        {"calls-of-cuda-12", calls_of_cuda_12},
         {"absent", absent},
         {"managed", managed},
         {"mapped", mapped},

@@ -132,6 +132,10 @@ bool absent();
 bool local_library();
 bool local_driver();
 
+// application_versions.cpp
+
+bool calls_of_cuda_12();
+
 // application_pinned.cpp
 
 // Page-locked memory. after(): in an application after one that has ended without freeing its own.

@@ -290,18 +290,49 @@ const char *const names[] = {
     "cudaWaitExternalSemaphoresAsync_ptsz",
 };
 
+// ... and what libcudart.so.12 (12.8) exports besides, with what its header calls by another name.
+const char *const names_of_12[] = {
+    "cudaEventElapsedTime_v2",
+    "cudaGetDeviceProperties_v2",
+    "cudaGraphAddDependencies_v2",
+    "cudaGraphAddNode_v2",
+    "cudaGraphGetEdges_v2",
+    "cudaGraphNodeGetDependencies_v2",
+    "cudaGraphNodeGetDependentNodes_v2",
+    "cudaGraphRemoveDependencies_v2",
+    "cudaLaunchCooperativeKernelMultiDevice",
+    "cudaMemAdvise_v2",
+    "cudaMemPrefetchAsync_v2",
+    "cudaMemPrefetchAsync_v2_ptsz",
+    "cudaSignalExternalSemaphoresAsync_v2",
+    "cudaSignalExternalSemaphoresAsync_v2_ptsz",
+    "cudaStreamUpdateCaptureDependencies_v2",
+    "cudaStreamUpdateCaptureDependencies_v2_ptsz",
+    "cudaThreadGetCacheConfig",
+    "cudaThreadGetLimit",
+    "cudaThreadSetCacheConfig",
+    "cudaThreadSetLimit",
+    "cudaWaitExternalSemaphoresAsync_v2",
+    "cudaWaitExternalSemaphoresAsync_v2_ptsz",
+};
+
+template <std::size_t n> unsigned missing(const char *const (&all)[n])
+{
+    unsigned count = 0;
+    for (const char *name : all) {
+        if (dlsym(RTLD_DEFAULT, name))
+            continue;
+        std::fprintf(stderr, "%s is missing\n", name);
+        count++;
+    }
+    return count;
+}
+
 } // namespace
 
 bool names_of_runtime()
 {
-    unsigned missing = 0;
-    for (const char *name : names) {
-        if (dlsym(RTLD_DEFAULT, name))
-            continue;
-        std::fprintf(stderr, "%s is missing\n", name);
-        missing++;
-    }
-    return !missing;
+    return HOLDS(!missing(names) && !missing(names_of_12));
 }
 
 // A call that does not exist for a remote GPU says so, once.

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that uses only the driver: its first argument names libcuda.so.1, and it is linked with
  * nothing of CUDA. The second argument may be "namespace": it opens that library in a namespace of
- * its own (dlmopen(3)); or "edges": it asks for, and gives, the data of a graph's edges. If the
- * first one is empty it calls the runtime, which it has not loaded. */
+ * its own (dlmopen(3)); or "edges-12" or "edges-13": it asks for, and gives, the data of a graph's
+ * edges, also by the runtime of this version. If the first one is empty it calls the runtime, which
+ * it has not loaded. */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -63,8 +65,26 @@ static int changes(void *library, void *graph, void *const *nodes)
     return cu_remove(graph, &nodes[0], &nodes[1], unknown, 1) == 801 ? 0 : 10;
 }
 
+/* The runtime has parameters for this data from CUDA 13 on. */
+static int runtime_changes(int version, void *graph, void *const *nodes)
+{
+    void *library = NULL, *from = NULL, *to = NULL;
+    size_t count = 1;
+    change_edges *add, *remove;
+    get_edges *edges;
+    FIND(add, "cudaGraphAddDependencies");
+    FIND(remove, "cudaGraphRemoveDependencies");
+    FIND(edges, "cudaGraphGetEdges");
+    if (version < 13)
+        return remove(graph, &nodes[0], &nodes[1], (void *)1, 0) ||
+               edges(graph, &from, &to, &count, NULL) || count ||
+               add(graph, &nodes[0], &nodes[1], (void *)1, 0);
+    return remove(graph, &nodes[0], &nodes[1], NULL, 1) || edges(graph, &from, &to, NULL, &count) ||
+           count || add(graph, &nodes[0], &nodes[1], NULL, 1);
+}
+
 /* A graph with one edge. */
-static int edges(void *library)
+static int edges(void *library, int version)
 {
     create_graph *cu_create;
     add_empty *cu_add;
@@ -90,7 +110,7 @@ static int edges(void *library)
         return 6;
     if (cu_behind(nodes[0], &to, edge, &count) || count != 1 || to != nodes[1] || !is_plain(edge))
         return 7;
-    return changes(library, graph, nodes);
+    return runtime_changes(version, graph, nodes) ? 11 : changes(library, graph, nodes);
 }
 
 int main(int argc, char **argv)
@@ -129,6 +149,6 @@ int main(int argc, char **argv)
         cu_read(back, memory, N))
         return 3;
     if (argc > 2 && !apart)
-        return edges(library);
+        return edges(library, atoi(argv[2] + strlen("edges-")));
     return memcmp(there, back, N) != 0;
 }

@@ -280,7 +280,7 @@ bool driver_edges()
     for (const int version : {12, 13}) {
         GpuBackEnd back;
         const Installed installed(version);
-        Application app(&back, program, library, "edges");
+        Application app(&back, program, library, ("edges-" + std::to_string(version)).c_str());
         REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 0);
     }
     return true;

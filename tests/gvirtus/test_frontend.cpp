@@ -470,6 +470,7 @@ void check_what_it_does_not()
                              "launches-of-many-bytes",
                              "nodes-of-many-bytes",
                              "names-of-runtime",
+                             "calls-of-cuda-12",
                              "graphs-after-resets",
                              "host-functions",
                              "host-functions-as-gates",

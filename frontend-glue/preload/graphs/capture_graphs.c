@@ -324,14 +324,6 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     return CUDA_SUCCESS;
 }
 
-/* Before CUDA 13 this function had three parameters; the others came with _v2 and _v3. */
-int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
-                             void *const **behind, const void **edges, size_t *count)
-{
-    const bool asks = !ibx_frontend_before_13() && (graph || behind || count);
-    return capture_info(stream, status, id, graph, behind, edges, count, asks);
-}
-
 int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
                                 void *const **behind, size_t *count)
 {
@@ -344,19 +336,13 @@ int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *i
     return capture_info(stream, status, id, graph, behind, edges, count, graph || behind || count);
 }
 
-/* Before CUDA 13 there was no parameter for edge data: the two numbers are one place earlier. */
-int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
-                                        size_t count, unsigned flags)
+int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, const void *edges,
+                                           size_t count, unsigned flags)
 {
-    if (ibx_frontend_before_13()) {
-        flags = (unsigned)count;
-        count = (size_t)edges;
-        edges = NULL;
-    }
     struct capture *c = find(stream, false);
     if (!c || (count && !nodes) || flags > SET_DEPENDENCIES)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (edges)
+    if (!ibx_frontend_edges_are_known(edges, count))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = cut(c);
     const size_t before = flags == ADD_DEPENDENCIES ? c->count : 0;

@@ -94,15 +94,9 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
     return CUDA_SUCCESS;
 }
 
-/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
-int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
-                     struct node_parameters *p)
+int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
+                        size_t count, struct node_parameters *p)
 {
-    if (ibx_frontend_before_13()) {
-        p = (struct node_parameters *)count;
-        count = (size_t)edges;
-        edges = NULL;
-    }
     if (!node || !p || (count && !behind))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXT_BEHIND)

@@ -28,13 +28,6 @@ static size_t index_of(void *const *nodes, size_t count, const void *node)
     return i;
 }
 
-/* Before CUDA 13 cudaGraphGetEdges has no parameter for edge data. */
-static int edges_of(void *graph, void **from, void **to, size_t *count)
-{
-    return ibx_frontend_before_13() ? cudaGraphGetEdges(graph, from, to, count, NULL)
-                                    : cudaGraphGetEdges(graph, from, to, NULL, count);
-}
-
 /* *number: the next number of a graph in the drawing. */
 static int draw(FILE *file, void *graph, unsigned *number, unsigned depth);
 
@@ -63,12 +56,12 @@ static int draw_node(FILE *file, void *node, const char *id, unsigned *number, u
 static int draw_edges(FILE *file, void *graph, void *const *nodes, size_t count, unsigned self)
 {
     size_t edges = 0;
-    int rc = edges_of(graph, NULL, NULL, &edges);
+    int rc = cudaGraphGetEdges_v2(graph, NULL, NULL, NULL, &edges);
     void **ends = rc ? NULL : calloc(2 * edges + 1, sizeof(*ends));
     if (!rc && !ends)
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc && edges)
-        rc = edges_of(graph, ends, ends + edges, &edges);
+        rc = cudaGraphGetEdges_v2(graph, ends, ends + edges, NULL, &edges);
     for (size_t i = 0; !rc && i < edges; i++)
         fprintf(file, "\"graph_%u_node_%zu\" -> \"graph_%u_node_%zu\";\n", self,
                 index_of(nodes, count, ends[i]), self, index_of(nodes, count, ends[edges + i]));

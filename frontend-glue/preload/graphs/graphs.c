@@ -444,22 +444,12 @@ int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
     return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
 }
 
-/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
-static bool has_edges(void **edges, size_t **count)
-{
-    if (ibx_frontend_before_13()) {
-        *count = (size_t *)*edges;
-        *edges = NULL;
-    }
-    return *count;
-}
-
 static int get_neighbours(const char *call, const void *node, int behind, void **nodes, void *edges,
                           size_t *count)
 {
     size_t found;
     int rc = CUDA_SUCCESS;
-    if (!has_edges(&edges, &count))
+    if (!count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     uint64_t *all = list(IBX_EXT_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
     if (rc)
@@ -474,23 +464,23 @@ static int get_neighbours(const char *call, const void *node, int behind, void *
     return CUDA_SUCCESS;
 }
 
-int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count)
+int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
 {
     return get_neighbours("cudaGraphNodeGetDependencies", node, 0, nodes, edges, count);
 }
 
-int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count)
+int cudaGraphNodeGetDependentNodes_v2(void *node, void **nodes, void *edges, size_t *count)
 {
     return get_neighbours("cudaGraphNodeGetDependentNodes", node, 1, nodes, edges, count);
 }
 
 /* Lists, for each node, the edges to the nodes that depend on it. */
-int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count)
+int cudaGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_t *count)
 {
     static const char call[] = "cudaGraphGetEdges";
     size_t nodes, behind, found = 0;
     int rc = CUDA_SUCCESS;
-    if (!has_edges(&edges, &count) || !from != !to)
+    if (!count || !from != !to)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     uint64_t *all = list(IBX_EXT_GRAPH_NODES, call, graph, 0, &nodes, &rc);
     for (size_t i = 0; !rc && i < nodes; i++) {
@@ -555,15 +545,10 @@ bool ibx_frontend_edges_are_known(const void *edges, size_t count)
     return true;
 }
 
-/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 static int order(const char *call, void *graph, void *const *from, void *const *to,
                  const void *edges, size_t count, bool remove)
 {
     int rc = CUDA_SUCCESS;
-    if (ibx_frontend_before_13()) {
-        count = (size_t)edges;
-        edges = NULL;
-    }
     const bool known = ibx_frontend_edges_are_known(edges, count);
     if (!known || (count && (!from || !to)))
         return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
@@ -579,14 +564,14 @@ static int order(const char *call, void *graph, void *const *from, void *const *
     return rc;
 }
 
-int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
-                             size_t count)
+int cudaGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const void *edges,
+                                size_t count)
 {
     return order("cudaGraphAddDependencies", graph, from, to, edges, count, false);
 }
 
-int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
-                                size_t count)
+int cudaGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
+                                   const void *edges, size_t count)
 {
     return order("cudaGraphRemoveDependencies", graph, from, to, edges, count, true);
 }

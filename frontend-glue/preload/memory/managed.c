@@ -382,18 +382,18 @@ int cudaHostGetFlags(unsigned *flags, void *address)
     return CUDA_SUCCESS;
 }
 
-/* The number of the attribute (cudaDeviceAttr), its value, and its offset in cudaDeviceProp from
- * CUDA 13 on. */
+/* The number of the attribute (cudaDeviceAttr), its value, and its offsets in cudaDeviceProp: from
+ * CUDA 13 on, and of CUDA 12. */
 static const struct {
     int attribute, value;
-    size_t at;
+    size_t at, at_12;
 } facts[] = {
-    {19, 1, 392},  /* canMapHostMemory */
-    {83, 1, 636},  /* managedMemory */
-    {88, 0, 652},  /* pageableMemoryAccess */
-    {89, 0, 656},  /* concurrentManagedAccess */
-    {100, 0, 680}, /* pageableMemoryAccessUsesHostPageTables */
-    {101, 0, 684}, /* directManagedMemAccessFromHost */
+    {19, 1, 392, 400},  /* canMapHostMemory */
+    {83, 1, 636, 652},  /* managedMemory */
+    {88, 0, 652, 672},  /* pageableMemoryAccess */
+    {89, 0, 656, 676},  /* concurrentManagedAccess */
+    {100, 0, 680, 704}, /* pageableMemoryAccessUsesHostPageTables */
+    {101, 0, 684, 708}, /* directManagedMemAccessFromHost */
 };
 #define FACTS            (sizeof(facts) / sizeof(facts[0]))
 #define PROPERTIES_SINCE 13
@@ -417,6 +417,16 @@ int cudaGetDeviceProperties(void *properties, int device)
         return rc;
     for (size_t i = 0; i < FACTS; i++)
         memcpy((uint8_t *)properties + facts[i].at, &facts[i].value, sizeof(int));
+    return rc;
+}
+
+/* What CUDA 12's header calls cudaGetDeviceProperties. */
+int cudaGetDeviceProperties_v2(void *properties, int device)
+{
+    const int rc = properties ? CALL_NEXT(cudaGetDeviceProperties_v2, properties, device)
+                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++)
+        memcpy((uint8_t *)properties + facts[i].at_12, &facts[i].value, sizeof(int));
     return rc;
 }
 

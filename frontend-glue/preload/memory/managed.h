@@ -117,9 +117,6 @@ bool ibx_managed_begin(void);
 void ibx_managed_hints_gone(uintptr_t begin, size_t n);
 /* An error of CUDA unless all n bytes are in one allocation. */
 int ibx_managed_check(const void *address, size_t n);
-/* What cudaMemAdvise and cudaMemPrefetchAsync take for this place: the location, or before CUDA 13
- * the number of a device. */
-uint64_t ibx_managed_place(struct memory_location location);
 
 /* managed_in_place.c: whether one of n bytes is in memory that is about to become managed. Quick.
  */

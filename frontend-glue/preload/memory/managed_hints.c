@@ -166,23 +166,9 @@ static int hint(const void *address, size_t n, int advice, int device)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-/* A cudaMemLocation, which is passed in one register; before CUDA 13 the number of a device. */
-static int place_of(uint64_t where)
+static int device_of(struct memory_location location)
 {
-    const int low = (int)(uint32_t)where, high = (int)(uint32_t)(where >> 32);
-    if (ibx_frontend_before_13())
-        return low;
-    return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
-}
-
-uint64_t ibx_managed_place(struct memory_location location)
-{
-    uint64_t where = (uint32_t)location.id;
-    if (!ibx_frontend_before_13())
-        memcpy(&where, &location, sizeof(where));
-    else if (location.type != AT_DEVICE)
-        where = (uint32_t)HOST;
-    return where;
+    return location.type == AT_DEVICE ? location.id : location.type >= AT_HOST ? HOST : NOWHERE;
 }
 
 /* Of this host, where the memory is. If the kernel has no NUMA nodes in sysfs, there is node 0. */
@@ -193,14 +179,12 @@ bool ibx_frontend_host_node(int id)
     return !id || (id > 0 && !access(path, F_OK));
 }
 
-/* CUDA's error for this location, or 0. Locations before CUDA 13 are not checked. */
-static int wrong_place(uint64_t where, int advice)
+/* CUDA's error for this location, or 0. */
+static int wrong_place(struct memory_location location, int advice)
 {
-    const int type = (int)(uint32_t)where, id = (int)(uint32_t)(where >> 32);
+    const int type = location.type, id = location.id;
     const bool accesses = advice == ADVISE_ACCESSED || advice == ADVISE_NOT_ACCESSED;
     int count = 0;
-    if (ibx_frontend_before_13())
-        return CUDA_SUCCESS;
     if (type < AT_DEVICE || type > AT_LAST || (accesses && type >= AT_NODE))
         return CUDA_INVALID_VALUE;
     if ((type != AT_DEVICE && type != AT_NODE) ||
@@ -212,26 +196,24 @@ static int wrong_place(uint64_t where, int advice)
     return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
 }
 
-int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
+int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_location location)
 {
     if (advice < ADVISE_READ_MOSTLY || advice > ADVISE_NOT_ACCESSED)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int rc = wrong_place(where, advice);
+    const int rc = wrong_place(location, advice);
     if (rc)
         return ibx_frontend_fail(rc);
-    return hint(address, n, advice, place_of(where));
+    return hint(address, n, advice, device_of(location));
 }
 
-/* The last argument, the stream, is not used. `flags` must be 0; before CUDA 13 it is the stream.
- */
-int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags)
+int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
+                            unsigned flags, void *stream)
 {
-    if ((uint32_t)flags && !ibx_frontend_before_13())
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int rc = wrong_place(where, PREFETCHED);
+    (void)stream;
+    const int rc = flags ? CUDA_INVALID_VALUE : wrong_place(location, PREFETCHED);
     if (rc)
         return ibx_frontend_fail(rc);
-    return hint(address, n, PREFETCHED, place_of(where));
+    return hint(address, n, PREFETCHED, device_of(location));
 }
 
 /* Called under the lock. The hints that all bytes have in common. */

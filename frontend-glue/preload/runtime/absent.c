@@ -71,15 +71,20 @@ ABSENT(cudaImportExternalMemory)
 ABSENT(cudaImportExternalSemaphore)
 ABSENT(cudaSignalExternalSemaphoresAsync)
 ABSENT(cudaSignalExternalSemaphoresAsync_ptsz)
+ABSENT(cudaSignalExternalSemaphoresAsync_v2)
+ABSENT(cudaSignalExternalSemaphoresAsync_v2_ptsz)
 ABSENT(cudaVDPAUGetDevice)
 ABSENT(cudaVDPAUSetVDPAUDevice)
 ABSENT(cudaWaitExternalSemaphoresAsync)
 ABSENT(cudaWaitExternalSemaphoresAsync_ptsz)
+ABSENT(cudaWaitExternalSemaphoresAsync_v2)
+ABSENT(cudaWaitExternalSemaphoresAsync_v2_ptsz)
 
-/* Libraries of kernels, functions of the driver. */
+/* Libraries of kernels, functions of the driver, kernels on several devices. */
 ABSENT(cudaGetExportTable)
 ABSENT(cudaLibraryGetManaged)
 ABSENT(cudaLibraryGetUnifiedFunction)
+ABSENT(cudaLaunchCooperativeKernelMultiDevice)
 
 /* Arrays, textures. */
 ABSENT(cudaArrayGetMemoryRequirements)

@@ -167,7 +167,7 @@ int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t co
     int rc = good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0, at = 0; i < count && !rc; i++) {
         at += at + 1 < to_count && first[at + 1] == i;
-        rc = cudaMemPrefetchAsync(addresses[i], n[i], ibx_managed_place(to[at]), 0);
+        rc = cudaMemPrefetchAsync_v2(addresses[i], n[i], to[at], 0, stream);
     }
     return rc;
 }

@@ -27,6 +27,12 @@ WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
 WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
 WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
 
+/* CUDA 12.8's name of the same call. */
+__attribute__((visibility("default"))) int cudaEventElapsedTime_v2(float *ms, void *from, void *to)
+{
+    return cudaEventElapsedTime(ms, from, to);
+}
+
 /* The same for a call about a kernel. */
 #define OF_KERNEL(call, output, parameters, ...)                                                   \
     __attribute__((visibility("default"))) int call parameters                                     \

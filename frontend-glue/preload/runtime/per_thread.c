@@ -138,8 +138,13 @@ IN_STREAM(cudaMallocAsync, (void **address, size_t n, void *stream), address, n,
 IN_STREAM(cudaMallocFromPoolAsync, (void **address, size_t n, void *pool, void *stream), address, n,
           pool, own(stream))
 IN_STREAM(cudaFreeAsync, (void *address, void *stream), address, own(stream))
-IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n, uint64_t where, uint64_t flags),
-          address, n, where, flags)
+IN_STREAM(cudaMemPrefetchAsync,
+          (const void *address, size_t n, uint64_t where, uint64_t flags, void *stream), address, n,
+          where, flags, stream)
+IN_STREAM(cudaMemPrefetchAsync_v2,
+          (const void *address, size_t n, struct memory_location location, unsigned flags,
+           void *stream),
+          address, n, location, flags, own(stream))
 IN_STREAM(cudaMemPrefetchBatchAsync,
           (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
            const size_t *first, size_t to_count, unsigned long long flags, void *stream),
@@ -192,6 +197,9 @@ IN_STREAM(cudaStreamGetCaptureInfo_v3,
            const void **edges, size_t *count),
           own(stream), status, id, graph, behind, edges, count)
 IN_STREAM(cudaStreamUpdateCaptureDependencies,
+          (void *stream, void *const *nodes, const void *edges, size_t count, unsigned flags),
+          own(stream), nodes, edges, count, flags)
+IN_STREAM(cudaStreamUpdateCaptureDependencies_v2,
           (void *stream, void *const *nodes, const void *edges, size_t count, unsigned flags),
           own(stream), nodes, edges, count, flags)
 

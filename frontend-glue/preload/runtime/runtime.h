@@ -7,6 +7,7 @@
  *   process_end.c      exit(3) in forked children, and while threads are in calls
  *   composed.c         calls that are composed of others
  *   queries.c          queries of streams, devices and kernels
+ *   versions.c         calls whose parameters differ between versions of CUDA
  *   outputs.c          checks of NULL outputs and of functions that are no kernels
  *   absent.c           calls that a remote GPU cannot have
  *   per_thread.c       the names of calls with a default stream for each thread
@@ -24,6 +25,10 @@
 /* ------------------------------------------------------------------------------------ outputs.c */
 
 int cudaFuncGetAttributes(void *attributes, const void *function);
+
+/* GVirtuS's. */
+int cudaDeviceSetLimit(int limit, size_t value);
+int cudaDeviceSetCacheConfig(int config);
 
 /* ---------------------------------------------------------------------------------- libraries.c */
 
