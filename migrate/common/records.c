@@ -45,16 +45,17 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
                                    bool returns, struct ibx_error *err)
 {
-    struct ibx_record *records;
+    struct ibx_record *records, now = {.pid = ram->pid};
     size_t count;
     int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
+    now.pid_started = ibx_process_started(ram->pid);
+    ibx_process_boot(now.boot);
     for (size_t i = 0; !rc && i < count; i++) {
         const struct ibx_record *r = &records[i];
         /* A QEMU may have several monitors: the process counts. */
-        const bool same_process =
-            r->pid == ram->pid && r->pid_started == ibx_process_started(ram->pid);
+        const bool same_process = ibx_journal_same_process(r, &now);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
         /* COMPLETE and SHUT_DOWN need no QEMU. A VM does not run in a QEMU that has ended: at the
          * destination that is enough, at the source the VM must be lost at the destination, too. */
@@ -150,6 +151,7 @@ int ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram
     memcpy(record->allow, transport->allow, sizeof(record->allow));
     record->encryption = transport->encryption;
     record->insecure = transport->insecure;
+    ibx_process_boot(record->boot);
     return ibx_process_find_start(ram->pid, &record->pid_started, err);
 }
 

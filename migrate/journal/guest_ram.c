@@ -127,8 +127,8 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
     int rc = ibx_journal_recall_ram(record, ram, err);
     if (rc)
         return rc;
-    return ibx_process_ended(record->pid, record->pid_started) ? open_base_files(record, ram, err)
-                                                               : ibx_guest_ram_reopen(ram, err);
+    return ibx_journal_process_ended(record) ? open_base_files(record, ram, err)
+                                             : ibx_guest_ram_reopen(ram, err);
 }
 
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,

@@ -62,6 +62,7 @@ enum ibx_journal_state {
 
 #define IBX_JOURNAL_SETTINGS 2048u /* bytes, with the NUL */
 #define IBX_JOURNAL_FIGURES  96u   /* bytes, with the NUL */
+#define IBX_BOOT_BYTES       40u   /* ... */
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block, and how to find its file when QEMU
  * has ended. */
@@ -87,7 +88,9 @@ struct ibx_record {
     char machine[64];          /* its type; "": an earlier version wrote the record */
     char qmp[PATH_MAX];        /* QEMU's monitor */
     pid_t pid;                 /* QEMU */
-    uint64_t pid_started;      /* field 22 of /proc/PID/stat: together they name one process */
+    uint64_t pid_started;      /* field 22 of /proc/PID/stat: with it they name one process ... */
+    char boot[IBX_BOOT_BYTES]; /* ... of this boot of the host (boot_id of random(4)); "": not
+                                  known, as in a record of an earlier version */
     char uri[IBX_URI_MAX + 2]; /* source: of the destination; destination: to listen at. One that is
                                   too long is cut here, but is still too long to be accepted */
     char peer[128];            /* the other host, as it calls itself */
@@ -421,11 +424,18 @@ uint64_t ibx_process_started(pid_t pid);
 int ibx_process_find_start(pid_t pid, uint64_t *started, struct ibx_error *err);
 /* Whether the process that started then has ended for certain. */
 bool ibx_process_ended(pid_t pid, uint64_t started);
+/* Which boot of this host it is, as in struct ibx_record; "" if /proc does not show it. */
+void ibx_process_boot(char boot[IBX_BOOT_BYTES]);
+/* Whether the process of the record has ended for certain: also if the host was booted since, where
+ * another process can have its number and start time. */
+bool ibx_journal_process_ended(const struct ibx_record *record);
+/* Whether two records name the same process. */
+bool ibx_journal_same_process(const struct ibx_record *one, const struct ibx_record *other);
 /* Whether the QEMU of the record is known, and has not ended for certain; see also
  * ibx_journal_qemu_gone(). */
 static inline bool ibx_journal_qemu_lives(const struct ibx_record *record)
 {
-    return record->pid_started && !ibx_process_ended(record->pid, record->pid_started);
+    return record->pid_started && !ibx_journal_process_ended(record);
 }
 /* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" the record, ".new" one that is
  * being written, ".lock", ".sock". */

@@ -73,6 +73,35 @@ bool ibx_process_ended(pid_t pid, uint64_t started)
     return rc == -ESRCH || (!rc && now != started);
 }
 
+void ibx_process_boot(char boot[IBX_BOOT_BYTES])
+{
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? 0 : read(fd, boot, IBX_BOOT_BYTES - 1);
+    if (fd >= 0)
+        close(fd);
+    boot[n > 0 ? n : 0] = '\0';
+    boot[strcspn(boot, "\n")] = '\0';
+}
+
+/* One that is not known differs from none. */
+static bool boots_differ(const char *one, const char *other)
+{
+    return *one && *other && strcmp(one, other) != 0;
+}
+
+bool ibx_journal_process_ended(const struct ibx_record *record)
+{
+    char now[IBX_BOOT_BYTES];
+    ibx_process_boot(now);
+    return boots_differ(record->boot, now) || ibx_process_ended(record->pid, record->pid_started);
+}
+
+bool ibx_journal_same_process(const struct ibx_record *one, const struct ibx_record *other)
+{
+    return one->pid == other->pid && one->pid_started == other->pid_started &&
+           !boots_differ(one->boot, other->boot);
+}
+
 static bool is_there(pid_t pid)
 {
     uint64_t started;

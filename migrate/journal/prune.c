@@ -13,8 +13,7 @@
 
 bool ibx_journal_qemu_gone(const struct ibx_record *record)
 {
-    return record->pid > 0 && record->pid_started &&
-           ibx_process_ended(record->pid, record->pid_started);
+    return record->pid > 0 && record->pid_started && ibx_journal_process_ended(record);
 }
 
 static bool is_away(const struct ibx_record *record)

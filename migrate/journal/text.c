@@ -11,8 +11,9 @@
 /* Earlier versions: 1 lacks "was-running" and "guest-ram"; 2 lacks "complete"; 3 lacks "key-name",
  * "allow", "encryption" and "verify"; 4 lacks "settings", "hold", "machine", "vm-status",
  * "source-key", "insecure" and the files of guest RAM; 5 lacks "libvirt", "borrow", "base" and
- * "whole"; 6 lacks "stream"; 7 lacks "guarded"; 8 lacks "number" and "qemu-migration". */
-#define JOURNAL_VERSION 9
+ * "whole"; 6 lacks "stream"; 7 lacks "guarded"; 8 lacks "number" and "qemu-migration"; 9 lacks
+ * "boot". */
+#define JOURNAL_VERSION 10
 
 /* ------------------------------------------------------------ to JSON */
 
@@ -111,7 +112,7 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
         "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s, s:b, s:I, "
-        "s:b, s:I, s:s}",
+        "s:b, s:I, s:s, s:s}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -126,7 +127,8 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
         record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base,
         "whole", record->whole, "stream", (json_int_t)record->stream, "guarded", record->guarded,
-        "number", (json_int_t)record->number, "qemu-migration", record->qemu_migration);
+        "number", (json_int_t)record->number, "qemu-migration", record->qemu_migration, "boot",
+        record->boot);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -176,7 +178,7 @@ struct fields {
     const char *base; /* NULL: of an earlier version */
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* an earlier version: the options' defaults */
-    const char *verify, *machine, *vm_status, *qemu_migration; /* "" of an earlier version */
+    const char *verify, *machine, *vm_status, *qemu_migration, *boot; /* "" of an earlier version */
     json_t *settings, *source_key; /* borrowed; NULL: of an earlier version */
 };
 
@@ -366,6 +368,7 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
                  {"vm-status", f->vm_status, record->vm_status, sizeof(record->vm_status)},
                  {"qemu-migration", f->qemu_migration, record->qemu_migration,
                   sizeof(record->qemu_migration)},
+                 {"boot", f->boot, record->boot, sizeof(record->boot)},
                  {"key-file", f->key_file, record->key_file, sizeof(record->key_file)}};
     int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
@@ -405,7 +408,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        .verify = "",
                        .machine = "",
                        .vm_status = "",
-                       .qemu_migration = ""};
+                       .qemu_migration = "",
+                       .boot = ""};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -419,28 +423,29 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
     if (number < 1)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
                              (long long)number, JOURNAL_VERSION);
-    if (json_unpack_ex(json, &why, JSON_STRICT,
-                       number == 1   ? FIRST_FIELDS "}"
-                       : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
-                       : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
-                       : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
-                       : number == 5 ? FIFTH_FIELDS "}"
-                       : number == 6 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b}"
-                       : number == 7 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I}"
-                       : number == 8 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b}"
-                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b, s:I, s:s}",
-                       "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
-                       "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
-                       &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
-                       "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
-                       "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
-                       "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
-                       "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
-                       "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
-                       "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt,
-                       "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream", &f.stream,
-                       "guarded", &f.guarded, "number", &f.number, "qemu-migration",
-                       &f.qemu_migration))
+    if (json_unpack_ex(
+            json, &why, JSON_STRICT,
+            number == 1   ? FIRST_FIELDS "}"
+            : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
+            : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
+            : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
+            : number == 5 ? FIFTH_FIELDS "}"
+            : number == 6 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b}"
+            : number == 7 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I}"
+            : number == 8 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b}"
+            : number == 9 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b, s:I, s:s}"
+                          : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b, s:I, s:s, s:s}",
+            "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
+            &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
+            &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
+            &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
+            &f.was_running, "guest-ram", &f.blocks, "complete", &f.complete, "key-name",
+            &f.key_name, "allow", &f.allow, "encryption", &f.encryption, "verify", &f.verify,
+            "settings", &f.settings, "hold", &f.hold, "machine", &f.machine, "vm-status",
+            &f.vm_status, "source-key", &f.source_key, "insecure", &f.insecure, "libvirt",
+            &f.libvirt, "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream",
+            &f.stream, "guarded", &f.guarded, "number", &f.number, "qemu-migration",
+            &f.qemu_migration, "boot", &f.boot))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

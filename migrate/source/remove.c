@@ -18,7 +18,7 @@ static void path_of(const struct source *s, const struct ibx_guest_block *block,
     char root[64];
     snprintf(root, sizeof(root), "/proc/%d/%s", (int)s->vm.ram.pid,
              block->path[0] == '/' ? "root" : "cwd");
-    const bool lives = !ibx_process_ended(s->vm.ram.pid, s->status.record.pid_started);
+    const bool lives = !ibx_journal_process_ended(&s->status.record);
     snprintf(path, size, "%s/%s", lives && !access(root, X_OK) ? root : "", block->path);
 }
 

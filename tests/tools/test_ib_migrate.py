@@ -225,13 +225,14 @@ def put_record(scene, **fields):
     with open("/proc/self/stat", encoding="utf-8") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
     record = {
-        "ibx-record": 9, "epoch": 3, "uuid": "", "name": "db1", "qmp": "/run/a.qmp",
+        "ibx-record": 10, "epoch": 3, "uuid": "", "name": "db1", "qmp": "/run/a.qmp",
         "pid": os.getpid(), "pid-started": started, "uri": "tcp://a:1", "peer": "node-b",
         "key-file": "", "uffd": -1, "device-way": False, "was-running": True, "guest-ram": [],
         "complete": None, "key-name": "", "allow": "", "encryption": "auto", "verify": "",
         "settings": None, "hold": 0, "vm-status": "running", "machine": "", "source-key": None,
         "insecure": False, "libvirt": False, "borrow": 0, "base": "0" * 32, "whole": False,
-        "stream": 0, "guarded": False, "qemu-migration": "", **fields}
+        "stream": 0, "guarded": False, "qemu-migration": "", "boot": "",
+        **fields}
     path = scene.path(f"state/{record['id']}.{record['role']}.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(record, file)

@@ -204,8 +204,8 @@ static const struct ibx_record *left_by(const struct found *found, const struct 
     for (size_t i = 0; runs && i < found->all_count; i++) {
         const struct ibx_record *later = &found->records[i];
         if (later->source && later->state != IBX_JOURNAL_HERE && later->state != IBX_JOURNAL_KEPT &&
-            later->state != IBX_JOURNAL_ROLLED_BACK && later->pid == record->pid &&
-            later->pid_started == record->pid_started && ibx_journal_is_later(later, record))
+            later->state != IBX_JOURNAL_ROLLED_BACK && ibx_journal_same_process(later, record) &&
+            ibx_journal_is_later(later, record))
             return later;
     }
     return NULL;

@@ -31,7 +31,8 @@ static void records_come_back_as_they_were(NO_STATE)
             {found.peer, r.peer},         {found.key_file, r.key_file},
             {found.key_name, r.key_name}, {found.allow, r.allow},
             {found.settings, r.settings}, {found.vm_status, r.vm_status},
-            {found.machine, r.machine},   {found.source_key, r.source_key}};
+            {found.machine, r.machine},   {found.source_key, r.source_key},
+            {found.boot, r.boot}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
@@ -194,7 +195,10 @@ static void make_older(const struct ibx_record *r, unsigned version)
     char text[8192], path[PATH_MAX], settings[256], number[32];
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
     snprintf(number, sizeof(number), ",\n  \"number\": %llu", (unsigned long long)r->number);
-    change(r, "\"ibx-record\": 9", now);
+    change(r, "\"ibx-record\": 10", now);
+    change(r, ",\n  \"boot\": \"01234567-boot\"", "");
+    if (version == 9)
+        return;
     change(r, number, "");
     change(r, r->source ? ",\n  \"qemu-migration\": \"10-1-2-5\"" : ",\n  \"qemu-migration\": \"\"",
            "");
@@ -266,11 +270,25 @@ static void records_of_a_later_version(NO_STATE)
     struct ibx_record r = sample(true, 7), *records;
     size_t count;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 9", "\"ibx-record\": 10,\n  \"news\": 1");
+    change(&r, "\"ibx-record\": 10", "\"ibx-record\": 11,\n  \"news\": 1");
     memset(&error, 0, sizeof(error));
     assert_int_equal(ibx_journal_list(folder, &records, &count, &error), -EPROTONOSUPPORT);
-    error_has("is of version 10, of a later ib-migrate, and this one knows 1 to 9");
+    error_has("is of version 11, of a later ib-migrate, and this one knows 1 to 10");
     assert_null(strstr(error.message, "remove"));
+}
+
+/* The ninth version did not note in which boot of the host QEMU had its number. */
+static void records_of_the_ninth_version(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    make_older(&r, 9);
+    assert_string_equal(only().boot, "");
+    assert_int_equal(only().number, 1);
+    assert_string_equal(only().qemu_migration, r.qemu_migration);
+    r.state = IBX_JOURNAL_MAY_RUN;
+    assert_int_equal(write_record(&r), 0);
+    assert_string_equal(only().boot, r.boot);
 }
 
 /* The eighth version knew neither how many migrations had started before, nor what QEMU reports
@@ -394,9 +412,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 9", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 10", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 9");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 10");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -677,6 +695,7 @@ int main(void)
         TEST(records_of_the_third_version),
         TEST(borrowed),
         TEST(records_of_a_later_version),
+        TEST(records_of_the_ninth_version),
         TEST(records_of_the_eighth_version),
         TEST(records_of_the_seventh_version),
         TEST(records_of_the_sixth_version),

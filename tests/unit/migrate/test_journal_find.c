@@ -209,6 +209,7 @@ static struct ibx_record in_state(bool source, uint8_t number, enum ibx_journal_
     if (lives) {
         r.pid = getpid();
         r.pid_started = ibx_process_started(r.pid);
+        r.boot[0] = '\0';
     }
     bring_to(&r, state);
     return r;
@@ -270,6 +271,7 @@ static struct ibx_record in_run_folder(char made[])
     block->file.mode = st.st_mode;
     r.pid = getpid();
     r.pid_started = ibx_process_started(r.pid);
+    r.boot[0] = '\0';
     return r;
 }
 
@@ -609,6 +611,7 @@ static void record_is_read_again_under_the_lock(NO_STATE)
         char lock[PATH_MAX];
         m.next.pid = getpid(); /* its QEMU lives, so the record must stay */
         m.next.pid_started = ibx_process_started(m.next.pid);
+        m.next.boot[0] = '\0';
         assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
         assert_int_equal(m.seen, 2);
         ibx_journal_path(folder, &m.next, ".lock", lock, sizeof(lock));

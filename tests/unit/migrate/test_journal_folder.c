@@ -40,12 +40,12 @@ static void every_truncation_is_noticed(NO_STATE)
 static void hostile_files_are_named(NO_STATE)
 {
     static const struct wrong cases[] = {
-        {"\"ibx-record\": 9", "\"ibx-record\": \"2\"", "ibx-record"},
-        {"\"ibx-record\": 9", "\"ibx-record\": 1", "unpacked"},
-        {"\"ibx-record\": 9", "\"ibx-record\": 0", "version 0"},
-        {"\"ibx-record\": 9", "\"ibx-record\": 2", "unpacked"},
-        {"\"ibx-record\": 9,", "", "ibx-record"},
-        {"\"ibx-record\": 9", "\"ibx-record\": 3", "unpacked"},
+        {"\"ibx-record\": 10", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 10", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 10", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 10", "\"ibx-record\": 2", "unpacked"},
+        {"\"ibx-record\": 10,", "", "ibx-record"},
+        {"\"ibx-record\": 10", "\"ibx-record\": 3", "unpacked"},
         {"\"verify\": \"\"", "\"verify\": \"00\"", "hexadecimal"},
         {"\"verify\": \"\",", "", "verify"},
         {"\"complete\": null", "\"complete\": {}", "does not fit"},
@@ -74,6 +74,9 @@ static void hostile_files_are_named(NO_STATE)
         {"\"number\": 1", "\"number\": -1", "number -1"},
         {",\n  \"qemu-migration\": \"10-1-2-5\"", "", "qemu-migration"},
         {"\"10-1-2-5\"", "null", "string"},
+        {",\n  \"boot\": \"01234567-boot\"", "", "boot"},
+        {"\"boot\": \"01234567-boot", "\"boot\": \"0123456789012345678901234567890123456789",
+         "boot has 40"},
         {",\n  \"guarded\": true", "", "guarded"},
         {"\"guarded\": true", "\"guarded\": 0", "true or false"},
         {"\"state\": \"here\"", "\"state\": \"running\"", "state \"running\""},

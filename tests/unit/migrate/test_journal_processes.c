@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whether the process that a record names has ended. */
+/* Whether the process that a record names has ended, and which records are of one process. */
 #include "migrate/journal/journal.h"
-#include "tests/fixtures/unit.h"
+#include "tests/fixtures/journal_scene.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static const char *boot; /* the file that the kernel shows in the place of its own; NULL: its own */
+
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, mode_t mode);
+int __wrap_open64(const char *path, int flags, mode_t mode)
+{
+    return __real_open64(boot && strstr(path, "/boot_id") ? boot : path, flags, mode);
+}
 
 /* A process whose name looks like the fields that follow it in /proc/PID/stat. */
 static struct ibx_record child_of_odd_name(void)
@@ -79,9 +88,38 @@ static void what_cannot_be_read_has_not_ended(NO_STATE)
     end(&r);
 }
 
+/* After a boot another process can have the number and the start time of QEMU. */
+static void another_boot_has_other_processes(NO_STATE)
+{
+    struct ibx_record r = child_of_odd_name(), other;
+    char path[128];
+    ibx_process_boot(r.boot);
+    if (!r.boot[0])
+        skip();
+    other = r;
+    assert_false(ibx_journal_qemu_gone(&r));
+    assert_true(ibx_journal_same_process(&r, &other));
+    assert_int_equal(make_folder(NULL), 0);
+    snprintf(path, sizeof(path), "%s/boot_id", folder);
+    put_file(path, "01234567-0000\n", 14);
+    boot = path;
+    ibx_process_boot(other.boot);
+    assert_string_equal(other.boot, "01234567-0000");
+    assert_true(ibx_journal_qemu_gone(&r));
+    assert_false(ibx_journal_qemu_lives(&r));
+    assert_false(ibx_journal_same_process(&r, &other));
+    boot = NULL;
+    assert_int_equal(remove_folder(NULL), 0);
+    other.boot[0] = '\0'; /* as an earlier version wrote it */
+    assert_false(ibx_journal_qemu_gone(&other));
+    assert_true(ibx_journal_same_process(&r, &other));
+    end(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(another_boot_has_other_processes),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
     };
