@@ -47,10 +47,11 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
 {
     struct ibx_record *records, now = {.pid = ram->pid};
     size_t count;
-    int rc = ibx_journal_list(folder, &records, &count, err);
+    int rc = ibx_process_find_start(ram->pid, &now.pid_started, err);
+    if (!rc || rc == -ESRCH) /* it has just ended: then no record names it */
+        rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
-    now.pid_started = ibx_process_started(ram->pid);
     ibx_process_boot(now.boot);
     for (size_t i = 0; !rc && i < count; i++) {
         const struct ibx_record *r = &records[i];

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whether the process that a record names has ended, and which records are of one process. */
+#include "migrate/common/common.h"
 #include "migrate/journal/journal.h"
 #include "tests/fixtures/journal_scene.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,11 +12,17 @@
 #include <unistd.h>
 
 static const char *boot; /* the file that the kernel shows in the place of its own; NULL: its own */
+static bool unreadable;  /* when processes have started */
 
 int __real_open64(const char *path, int flags, ...);
 int __wrap_open64(const char *path, int flags, mode_t mode);
 int __wrap_open64(const char *path, int flags, mode_t mode)
 {
+    const size_t length = strlen(path);
+    if (unreadable && length > 5 && !strcmp(path + length - 5, "/stat")) {
+        errno = EMFILE;
+        return -1;
+    }
     return __real_open64(boot && strstr(path, "/boot_id") ? boot : path, flags, mode);
 }
 
@@ -116,10 +124,34 @@ static void another_boot_has_other_processes(NO_STATE)
     end(&r);
 }
 
+/* Whether a QEMU without a uuid is that of an unfinished migration, only its number and start time
+ * tell. */
+static void what_cannot_be_read_is_not_another_process(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    const struct ibx_record child = child_of_odd_name();
+    const struct ibx_guest_ram ram = {.pid = child.pid};
+    r.pid = child.pid;
+    r.pid_started = child.pid_started;
+    ibx_process_boot(r.boot);
+    assert_int_equal(make_folder(NULL), 0);
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, true, false, &error), -EBUSY);
+    unreadable = true;
+    const int rc = ibx_migration_check_unfinished(folder, &ram, true, false, &error);
+    unreadable = false;
+    assert_int_equal(rc, -EMFILE);
+    error_has("when QEMU");
+    end(&child);
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, true, false, &error), 0);
+    assert_int_equal(remove_folder(NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_boot_has_other_processes),
+        cmocka_unit_test(what_cannot_be_read_is_not_another_process),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
     };
