@@ -100,59 +100,77 @@ const char *ibx_preflight_block_job(json_t *event)
 }
 
 /* Whether descriptor `number` has locks on both bytes, by /proc/PID/fdinfo/N, which has lines such
- * as "lock: 1: OFDLCK ADVISORY READ -1 fe:00:4711 100 101". */
-static bool locks(pid_t pid, int number, unsigned byte, unsigned other)
+ * as "lock: 1: OFDLCK ADVISORY READ -1 fe:00:4711 100 101". An error: that cannot be read. */
+static int locks(pid_t pid, int number, unsigned byte, unsigned other)
 {
     char path[64], line[256];
     unsigned long long first, last;
     bool one = false, two = false;
     snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, number);
     FILE *info = fopen(path, "re");
-    while (info && fgets(line, sizeof(line), info)) {
+    if (!info)
+        return errno == ENOENT ? 0 : -errno; /* QEMU has closed it */
+    while (errno = 0, fgets(line, sizeof(line), info)) {
         if (sscanf(line, "lock: %*s OFDLCK %*s %*s %*s %*s %llu %llu", &first, &last) != 2)
             continue;
         one |= first <= byte && byte <= last;
         two |= first <= other && other <= last;
     }
-    if (info)
-        fclose(info);
-    return one && two;
+    const int code = errno;
+    fclose(info);
+    return one && two ? 1 : code == ENOENT ? 0 : -code;
 }
 
 struct image_search {
     pid_t pid;
     struct ibx_images *images;
+    int rc; /* of locks() */
 };
+
+/* What a look at QEMU's descriptors has come to. One that may not be read is of another file, such
+ * as one on another user's FUSE. */
+static int looked(const struct image_search *search, int found, struct ibx_error *err)
+{
+    const bool none = found >= 0 || found == -ENOENT || found == -EACCES || found == -EPERM;
+    const int rc = search->rc < 0 ? search->rc : none ? 0 : found;
+    return rc ? ibx_error_set(err, rc, "/proc does not show which images QEMU (process %d) has: %s",
+                              (int)search->pid, strerror(-rc))
+              : 0;
+}
 
 static bool note_image(void *context, int number, const char *path)
 {
-    const struct image_search *search = context;
+    struct image_search *search = context;
     struct ibx_images *images = search->images;
     struct stat st;
-    if (!ibx_proc_stat(path, &st) && (S_ISREG(st.st_mode) || images->devices) &&
-        images->count < IBX_IMAGES_MAX &&
-        locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK)) {
+    if (ibx_proc_stat(path, &st) || (!S_ISREG(st.st_mode) && !images->devices) ||
+        images->count == IBX_IMAGES_MAX)
+        return false;
+    search->rc = locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK);
+    if (search->rc > 0) {
         images->files[images->count].dev = st.st_dev;
         images->files[images->count++].ino = st.st_ino;
     }
-    return false;
+    return search->rc < 0;
 }
 
-void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images)
+int ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images,
+                              struct ibx_error *err)
 {
+    struct image_search search = {.pid = pid, .images = images};
     *images = (struct ibx_images){.devices = devices};
-    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images});
+    return looked(&search, ibx_proc_find_descriptor(pid, note_image, &search), err);
 }
 
 struct kept_search {
-    pid_t pid;
-    const struct ibx_images *images;
+    struct image_search images;
     char *path; /* of the image that is kept */
 };
 
 static bool keeps(void *context, int number, const char *path)
 {
-    const struct kept_search *search = context;
+    struct kept_search *kept = context;
+    struct image_search *search = &kept->images;
     const struct ibx_images *images = search->images;
     struct stat st;
     if (ibx_proc_stat(path, &st))
@@ -161,15 +179,21 @@ static bool keeps(void *context, int number, const char *path)
     while (i < images->count &&
            (images->files[i].dev != st.st_dev || images->files[i].ino != st.st_ino))
         i++;
-    if (i == images->count || !locks(search->pid, number, NO_WRITERS_LOCK, NO_WRITERS_LOCK))
+    if (i == images->count)
         return false;
-    const ssize_t n = readlink(path, search->path, PATH_MAX - 1);
-    search->path[n > 0 ? n : 0] = '\0';
-    return true;
+    search->rc = locks(search->pid, number, NO_WRITERS_LOCK, NO_WRITERS_LOCK);
+    const ssize_t n = search->rc > 0 ? readlink(path, kept->path, PATH_MAX - 1) : 0;
+    kept->path[n > 0 ? n : 0] = '\0';
+    return search->rc != 0;
 }
 
-bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX])
+int ibx_preflight_keeps_image(pid_t pid, struct ibx_images *images, char path[PATH_MAX],
+                              struct ibx_error *err)
 {
-    return images->count &&
-           ibx_proc_find_descriptor(pid, keeps, &(struct kept_search){pid, images, path}) >= 0;
+    struct kept_search kept = {{.pid = pid, .images = images}, path};
+    if (!images->count)
+        return 0;
+    const int found = ibx_proc_find_descriptor(pid, keeps, &kept);
+    const int rc = looked(&kept.images, found, err);
+    return rc ? rc : found >= 0;
 }

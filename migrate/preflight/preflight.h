@@ -105,7 +105,8 @@ int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uin
                          struct ibx_error *err);
 /* block_users.c: images (files, and with `devices` block devices) that a QEMU writes and that
  * others must not write, by its locks on them. The second function tells whether QEMU still has
- * such a lock although it has handed its disks over, and sets `path` to that image. */
+ * such a lock although it has handed its disks over (1), and sets `path` to that image. An error:
+ * it cannot be seen. */
 #define IBX_IMAGES_MAX 16u
 struct ibx_images {
     bool devices;
@@ -115,8 +116,10 @@ struct ibx_images {
         ino_t ino;
     } files[IBX_IMAGES_MAX]; /* QEMU may open them anew as it hands them over (auto-read-only) */
 };
-void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images);
-bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX]);
+int ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images,
+                              struct ibx_error *err);
+int ibx_preflight_keeps_image(pid_t pid, struct ibx_images *images, char path[PATH_MAX],
+                              struct ibx_error *err);
 /* recheck.c: ibx_preflight_compared() makes an object with the devices that have been plugged into
  * a VM, and with `disks` the images of each disk; ibx_preflight_since() adds blockers for what has
  * changed since. Two to five commands of 0.1 ms each; the _ask functions send them and do not wait.

@@ -113,19 +113,21 @@ int ibx_source_look_at_warming(struct source *s, struct ibx_error *err)
 
 /* Not where libvirt drives: it finds by itself that the VM cannot run there, and continues it here.
  * Locks of a block device are those of one host: they matter if both ends are on this host. */
-void ibx_source_find_images(struct source *s)
+int ibx_source_find_images(struct source *s, struct ibx_error *err)
 {
-    if (!source_managed(&s->vm) && !s->link.disks_differ)
-        ibx_preflight_find_images(s->vm.ram.pid, !ibx_conn_path(s->link.control.conn)->remote,
-                                  &s->images);
+    if (source_managed(&s->vm) || s->link.disks_differ)
+        return 0;
+    return ibx_preflight_find_images(s->vm.ram.pid, !ibx_conn_path(s->link.control.conn)->remote,
+                                     &s->images, err);
 }
 
 int ibx_source_check_images(struct source *s, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    if (!ibx_preflight_keeps_image(s->vm.ram.pid, &s->images, path))
-        return 0;
-    int rc = ibx_source_check_block_users(s, err);
+    int rc = ibx_preflight_keeps_image(s->vm.ram.pid, &s->images, path, err);
+    if (rc <= 0)
+        return rc;
+    rc = ibx_source_check_block_users(s, err);
     return rc ? rc
               : ibx_error_set(
                     err, -EPERM,

@@ -237,7 +237,7 @@ static int get_ready(struct source *s, struct ibx_error *err)
     else if (!rc)
         rc = ibx_vm_not_begun(ibx_source_set_settings(s, err), err);
     if (!rc)
-        ibx_source_find_images(s);
+        rc = ibx_source_find_images(s, err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     return rc || !source_managed(&s->vm) ? rc : touch(s, err);

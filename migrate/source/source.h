@@ -304,7 +304,7 @@ int ibx_source_check_memory(struct ibx_error *err);
 /* While the VM runs: finds which images QEMU has to hand over. When QEMU has written its state, the
  * second function returns -EPERM if QEMU has not handed one over, so that the VM could not run at
  * the destination. */
-void ibx_source_find_images(struct source *s);
+int ibx_source_find_images(struct source *s, struct ibx_error *err);
 int ibx_source_check_images(struct source *s, struct ibx_error *err);
 /* To be called right before QEMU is told to migrate. -EBUSY: its settings are not what they were
  * set to. The VM would stand still without events of that, or its state could not be loaded. */

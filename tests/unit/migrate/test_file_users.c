@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 
@@ -108,15 +109,58 @@ static int beside_silence(void)
     const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
     const uint64_t late = ibx_deadline_in_ms(LATE_MS);
     const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
-    ibx_preflight_find_images(user, false, &images);
-    if (rc)
+    const int found = ibx_preflight_find_images(user, false, &images, &err);
+    if (rc || found)
         print_error("%s\n", err.message);
-    return rc ? 3 : images.count ? 4 : ibx_now_ns() > late ? 5 : 0;
+    return rc ? 3 : found ? 4 : images.count ? 5 : ibx_now_ns() > late ? 6 : 0;
 }
 
 static void test_a_file_system_that_is_silent(NO_STATE)
 {
     passes_in_child(beside_silence);
+}
+
+/* Locks it as QEMU locks an image that it writes to. */
+static int locked_image(const char *path)
+{
+    const int fd = open(path, O_RDWR);
+    struct flock writer = {.l_type = F_RDLCK, .l_start = 101, .l_len = 1},
+                 alone = {.l_type = F_RDLCK, .l_start = 201, .l_len = 1};
+    return fd < 0 || fcntl(fd, F_OFD_SETLK, &writer) || fcntl(fd, F_OFD_SETLK, &alone) ? -1 : fd;
+}
+
+/* That an image is still locked, or whether it ever was, is not taken for "no" by a tool that has
+ * no descriptor left for the look. */
+static int without_a_descriptor(void)
+{
+    char path[PATH_MAX];
+    struct ibx_error err = {0};
+    struct ibx_images images, again;
+    struct rlimit before, few;
+    const int image = locked_image(memory);
+    if (image < 0 || ibx_preflight_find_images(getpid(), false, &images, &err) ||
+        images.count != 1 || ibx_preflight_keeps_image(getpid(), &images, path, &err) != 1 ||
+        strcmp(path, memory) != 0)
+        return 2;
+    const int next = dup(image);
+    close(next);
+    if (getrlimit(RLIMIT_NOFILE, &before))
+        return 3;
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + 1, .rlim_max = before.rlim_max};
+    for (unsigned i = 0; i < 2; i++, few.rlim_cur--) { /* for the list of them alone, for none */
+        setrlimit(RLIMIT_NOFILE, &few);
+        const int found = ibx_preflight_find_images(getpid(), false, &again, &err);
+        const int kept = ibx_preflight_keeps_image(getpid(), &images, path, &err);
+        setrlimit(RLIMIT_NOFILE, &before);
+        if (found != -EMFILE || kept != -EMFILE || !strstr(err.message, "which images QEMU"))
+            return 4;
+    }
+    return 0;
+}
+
+static void test_locks_that_cannot_be_read(NO_STATE)
+{
+    passes_in_child(without_a_descriptor);
 }
 
 static int begin(void **state)
@@ -139,6 +183,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_system_that_is_silent),
+        cmocka_unit_test(test_locks_that_cannot_be_read),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
