@@ -35,16 +35,22 @@ const char *ibx_proc_remedy(int rc)
                : "";
 }
 
-int ibx_proc_stat(const char *path, struct stat *st)
+/* Asks no server of a file system, which may not answer. */
+static int stat_at(int at, const char *path, struct stat *st)
 {
     struct statx is;
-    if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &is))
+    if (statx(at, path, AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &is))
         return -1;
     *st = (struct stat){.st_dev = makedev(is.stx_dev_major, is.stx_dev_minor),
                         .st_ino = is.stx_ino,
                         .st_mode = is.stx_mode,
                         .st_rdev = makedev(is.stx_rdev_major, is.stx_rdev_minor)};
     return 0;
+}
+
+int ibx_proc_stat(const char *path, struct stat *st)
+{
+    return stat_at(AT_FDCWD, path, st);
 }
 
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
@@ -103,7 +109,7 @@ int ibx_proc_open(const char *path, int flags,
 {
     struct stat st;
     const int found = open(path, O_PATH | O_CLOEXEC);
-    int fd = found < 0 || fstat(found, &st) ? -errno : fits(context, &st) ? 0 : -ESTALE;
+    int fd = found < 0 || stat_at(found, "", &st) ? -errno : fits(context, &st) ? 0 : -ESTALE;
     if (!fd)
         fd = ibx_file_reopen(found, flags);
     if (found >= 0)

@@ -93,6 +93,28 @@ static pid_t begin_silence(void)
     return good ? user : 0;
 }
 
+static bool fits_not(const void *context, const struct stat *st)
+{
+    (void)context;
+    (void)st;
+    return false;
+}
+
+/* Whether each of its files is found not to fit. */
+static bool none_fits(pid_t user)
+{
+    char path[64];
+    bool any = false;
+    for (int fd = 0; fd < 64; fd++) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)user, fd);
+        const int rc = ibx_proc_open(path, O_RDONLY, fits_not, NULL);
+        if (rc != -ESTALE && rc != -ENOENT)
+            return false;
+        any |= rc == -ESTALE;
+    }
+    return any;
+}
+
 static int beside_silence(void)
 {
     struct stat st;
@@ -110,8 +132,11 @@ static int beside_silence(void)
     const uint64_t late = ibx_deadline_in_ms(LATE_MS);
     const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
     const int found = ibx_preflight_find_images(user, false, &images, &err);
+    const bool none = none_fits(user);
     if (rc || found)
         print_error("%s\n", err.message);
+    if (!none)
+        return 7;
     return rc ? 3 : found ? 4 : images.count ? 5 : ibx_now_ns() > late ? 6 : 0;
 }
 
