@@ -45,6 +45,14 @@ static int find_descriptors(pid_t pid, struct found *found)
     return rc == -ENOENT || of_another ? 0 : rc;
 }
 
+static int not_shown(pid_t pid, int rc, struct ibx_error *err)
+{
+    return ibx_error_set(err, rc,
+                         "/proc does not show how QEMU (process %d) has its memory mapped and "
+                         "open: %s%s",
+                         (int)pid, strerror(-rc), ibx_proc_remedy(rc));
+}
+
 /* A system call that QEMU is to make. */
 struct call {
     const char *what; /* for messages: "cannot ..." */
@@ -94,10 +102,7 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
     if (rc >= 0)
         rc = find_descriptors(pid, &found);
     if (rc < 0)
-        return ibx_error_set(err, rc,
-                             "/proc does not show how QEMU (process %d) has its memory mapped and "
-                             "open: %s%s",
-                             (int)pid, strerror(-rc), ibx_proc_remedy(rc));
+        return not_shown(pid, rc, err);
     const struct call map = {.what = "map the memory of the VM that returns",
                              .number = SYS_mmap,
                              .arguments = {block->address, block->size, PROT_READ | PROT_WRITE,
@@ -130,8 +135,9 @@ static int adopt(pid_t pid, struct ibx_guest_block *block, const struct ibx_gues
     if (fd < 0)
         return ibx_error_set(err, -errno, "no descriptor for guest RAM: %s", strerror(errno));
     int rc = ibx_qmp_getfd(qmp, NAME, base->fd, deadline_ns, err);
-    if (!rc)
-        ibx_proc_find_descriptor(pid, collect, &found);
+    const int looked = rc ? 0 : find_descriptors(pid, &found);
+    if (looked)
+        rc = not_shown(pid, looked, err);
     if (!rc && !found.count)
         rc = ibx_error_set(err, -ENOENT,
                            "QEMU (process %d) was given the file of guest RAM %s and does not have "

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum { PAGE = 4096 };
@@ -88,9 +89,32 @@ static void test_a_descriptor_that_may_not_be_read(NO_STATE)
     munmap(memory, PAGE);
 }
 
+/* The list of its descriptors cannot be read: then it is not said that it has not got the file. */
+static void test_descriptors_that_cannot_be_listed(NO_STATE)
+{
+    struct ibx_guest_block block = block_with("a", 0), before = block_with("b", 0);
+    struct ibx_guest_ram ram = {.pid = getpid(), .blocks = &block, .count = 1};
+    const struct ibx_guest_ram base = {.blocks = &before, .count = 1};
+    struct rlimit all, few;
+    attached(SCRIPT({"getfd", READY(2), 0}));
+    const int next = dup(0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + 1, .rlim_max = all.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const int rc = ibx_guest_ram_adopt(&ram, &base, qmp, ibx_deadline_in_ms(GENEROUS), &error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_non_null(strstr(error.message, "/proc does not show"));
+    done();
+    close(block.fd);
+    close(before.fd);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_descriptors_that_cannot_be_listed),
         cmocka_unit_test(test_a_descriptor_that_may_not_be_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
