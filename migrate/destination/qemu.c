@@ -377,13 +377,24 @@ void ibx_destination_qemu_end(struct destination_qemu *qemu)
 {
     const struct ibx_record *record = qemu->record;
     const uint64_t deadline = ibx_deadline_in_ms(STOP_MS);
+    struct ibx_error why = {0};
+    uint64_t started;
+    int rc;
     if (qemu->qmp)
         ibx_qmp_execute(qemu->qmp, "quit", NULL, NULL, deadline, NULL);
     while (qemu->qmp && ibx_journal_qemu_lives(record) && ibx_now_ns() < deadline)
         poll(NULL, 0, LOADING_LOOK_MS);
     /* Its main thread waits for a page. No other process may be killed in its place. */
-    if (record->pid_started && ibx_process_started(record->pid) == record->pid_started)
+    while ((rc = ibx_process_find_start(record->pid, &started, &why)) && rc != -ESRCH &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, LOADING_LOOK_MS);
+    if (!rc && started == record->pid_started && ibx_journal_qemu_lives(record))
         kill(record->pid, SIGKILL);
+    else if (rc && rc != -ESRCH)
+        ibx_migration_notify(qemu->observer,
+                             "QEMU (process %d) was to be ended, but whether it is that process is "
+                             "not known (%s): if it is, end it (kill -9 %d)",
+                             (int)record->pid, why.message, (int)record->pid);
 }
 
 bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu)

@@ -186,16 +186,28 @@ static bool ended(void)
     return !ibx_journal_qemu_lives(record);
 }
 
-/* If it cannot be read whether the process with that number is still QEMU, it is not killed. */
+static char noticed[IBX_ERROR_MAX];
+
+static void note_notice(void *context, const char *text)
+{
+    (void)context;
+    snprintf(noticed, sizeof(noticed), "%s", text);
+}
+
+/* If it cannot be read whether the process with that number is still QEMU, it is not killed, and a
+ * person is told. */
 static void test_no_other_process_is_killed(NO_STATE)
 {
+    static const struct ibx_migrate_observer observer = {.notify = note_notice};
     struct rlimit before, none;
     begin_managed(DESTINATION_RESUMING, false);
+    destination.qemu.observer = &observer;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = (struct rlimit){.rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     ibx_destination_qemu_end(&destination.qemu);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_non_null(strstr(noticed, "whether it is that process is not known"));
     /* A process that has been killed does not stop any more. */
     const pid_t pid = destination.status.record.pid;
     kill(pid, SIGSTOP);
