@@ -2,6 +2,7 @@
 #include "transport/core/regcache_watch.h"
 
 #include "common/descriptor.h"
+#include "common/fork_lock.h"
 #include "common/log.h"
 #include "common/thread.h"
 
@@ -22,23 +23,33 @@
 /* Tries of a lookup to let a change in progress finish. */
 #define SETTLE_TRIES 64
 
+/* A forked child closes the descriptors, at whatever moment of a reader's life it was forked: -1
+ * are those that are not open. */
 struct reader {
     pthread_t thread;
-    int fd;      /* the userfaultfd */
-    int stop_fd; /* readable when it is to end */
+    _Atomic(struct reader *) next;
+    _Atomic int fd;      /* the userfaultfd */
+    _Atomic int stop_fd; /* readable when it is to end */
+    _Atomic int pagemap_fd;
 };
 
 /* One for the process. */
 static struct {
     pthread_mutex_t lock;
-    sigset_t signals;      /* the mask of the lock's holder before it blocked all */
-    struct reader *reader; /* NULL: nothing is watched */
-    bool refused;          /* userfaultfd is not available */
-    bool told;             /* the log says that userfaultfd is not available */
-    int pagemap_fd;
+    sigset_t signals;                 /* the mask of the lock's holder before it blocked all */
+    struct reader *reader;            /* NULL: nothing is watched */
+    bool refused;                     /* userfaultfd is not available */
+    bool told;                        /* the log says that userfaultfd is not available */
+    _Atomic(struct reader *) readers; /* that one, if it starts already, and those that end */
     unsigned users, generation, deaths;
     struct ibx_watch_range *ranges; /* added and not removed; some have died */
-} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .pagemap_fd = -1};
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* A reader's descriptors are opened under this lock, without which no process forks: a child would
+ * not know of one that is open and not noted yet. Nobody waits for the lock but a fork, which may
+ * have locks of the program. */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+IBX_FORKS_WAIT_FOR(opening);
 
 /* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock. So
  * it must not run in the thread that holds the lock. */
@@ -93,7 +104,7 @@ static void read_events(int fd)
 
 static void *reader_run(void *argument)
 {
-    const struct reader *reader = argument;
+    struct reader *reader = argument;
     struct pollfd wait[2] = {{.fd = reader->fd, .events = POLLIN},
                              {.fd = reader->stop_fd, .events = POLLIN}};
     uint64_t stopped;
@@ -107,6 +118,7 @@ static void *reader_run(void *argument)
     /* Closed here, not after the join: a thread that changes watched memory would wait for a reader
      * that is gone. */
     close(reader->fd);
+    reader->fd = -1;
     return NULL;
 }
 
@@ -153,17 +165,26 @@ static int userfaultfd_open(void)
     return rc;
 }
 
-/* A child has no reader, and the userfaultfd is not for its memory: it starts again. Even the lock
- * is new, because any thread may have held it. */
+static void close_descriptors(struct reader *reader)
+{
+    _Atomic int *const fds[] = {&reader->fd, &reader->stop_fd, &reader->pagemap_fd};
+    for (unsigned i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+        const int fd = atomic_exchange(fds[i], -1);
+        if (fd >= 0)
+            close(fd);
+    }
+}
+
+/* A child has no reader, and the userfaultfd is not for its memory: it starts again. As long as it
+ * had that open, threads of the parent would wait for a reader that has ended. Even the lock is
+ * new, because any thread may have held it. */
 static void forked(void)
 {
-    if (watch.reader) {
-        close(watch.reader->fd);
-        close(watch.reader->stop_fd);
-        close(watch.pagemap_fd);
-    }
+    for (struct reader *reader = watch.readers; reader; reader = reader->next)
+        close_descriptors(reader);
     watch.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     watch.reader = NULL;
+    watch.readers = NULL;
     watch.refused = false;
     watch.users = 0;
     watch.generation++;
@@ -175,26 +196,54 @@ static void fork_handler(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-static int reader_start(struct reader *reader)
+static int open_descriptors(struct reader *reader)
 {
-    int rc = reader->fd = userfaultfd_open();
-    if (rc < 0)
-        return rc;
+    const int fd = userfaultfd_open();
+    if (fd < 0)
+        return fd;
+    reader->fd = fd;
     reader->stop_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    watch.pagemap_fd =
+    if (reader->stop_fd < 0)
+        return -errno;
+    reader->pagemap_fd =
         ibx_descriptor_apart(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
+    return reader->pagemap_fd < 0 ? -errno : 0;
+}
+
+/* Takes the reader off the list. The caller has the lock. */
+static void forget(const struct reader *reader)
+{
+    _Atomic(struct reader *) *at = &watch.readers;
+    while (*at != reader)
+        at = &(*at)->next;
+    *at = reader->next;
+}
+
+/* -EBUSY: this process is forking. */
+static int reader_start(struct reader **out)
+{
+    struct reader *reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return -ENOMEM;
+    reader->fd = reader->stop_fd = reader->pagemap_fd = -1;
+    reader->next = atomic_load(&watch.readers);
+    watch.readers = reader;
+    int rc = -pthread_mutex_trylock(&opening);
+    if (!rc) {
+        rc = open_descriptors(reader);
+        pthread_mutex_unlock(&opening);
+    }
     /* The application's signal handlers must not run in the reader, because they might free memory.
      * It inherits the mask of the lock's holder, which has blocked all signals. */
-    rc = reader->stop_fd < 0 || watch.pagemap_fd < 0
-             ? -errno
-             : -pthread_create(&reader->thread, NULL, reader_run, reader);
-    if (rc) {
-        close(reader->fd);
-        if (reader->stop_fd >= 0)
-            close(reader->stop_fd);
-        if (watch.pagemap_fd >= 0)
-            close(watch.pagemap_fd);
+    if (!rc)
+        rc = -pthread_create(&reader->thread, NULL, reader_run, reader);
+    if (!rc) {
+        *out = reader;
+        return 0;
     }
+    close_descriptors(reader);
+    forget(reader);
+    free(reader);
     return rc;
 }
 
@@ -211,21 +260,16 @@ static bool start(void)
     if (watch.reader || watch.refused)
         return watch.reader;
     pthread_once(&once, fork_handler);
-    struct reader *reader = calloc(1, sizeof(*reader));
-    int rc = reader ? reader_start(reader) : -ENOMEM;
-    if (rc) {
-        free(reader);
-        watch.refused = !is_lack(rc);
-        if (!watch.told)
-            ibx_log(
-                IBX_LOG_INFO,
+    const int rc = reader_start(&watch.reader);
+    if (!rc || rc == -EBUSY)
+        return !rc;
+    watch.refused = !is_lack(rc);
+    if (!watch.told)
+        ibx_log(IBX_LOG_INFO,
                 "memory is registered anew for each call: userfaultfd is not available here (%s)",
                 strerror(-rc));
-        watch.told = true;
-        return false;
-    }
-    watch.reader = reader;
-    return true;
+    watch.told = true;
+    return false;
 }
 
 void ibx_watch_retain(void)
@@ -238,15 +282,16 @@ void ibx_watch_release_unlock(void)
     struct reader *reader = --watch.users ? NULL : watch.reader;
     if (reader)
         watch.reader = NULL;
-    int pagemap_fd = watch.pagemap_fd;
     ibx_watch_unlock();
     if (!reader)
         return;
     uint64_t one = 1;
     if (write(reader->stop_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
         pthread_join(reader->thread, NULL);
-    close(reader->stop_fd);
-    close(pagemap_fd);
+    close_descriptors(reader);
+    ibx_watch_lock();
+    forget(reader);
+    ibx_watch_unlock();
     free(reader);
 }
 
@@ -296,12 +341,13 @@ bool ibx_watch_anonymous(uintptr_t start_at, uintptr_t end)
 {
     const uint64_t present = 3ull << 62, shared_or_file = 1ull << 61; /* admin-guide/mm/pagemap */
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const int pagemap = watch.reader->pagemap_fd;
     uint64_t map[256];
     for (uintptr_t at = start_at; at < end; at += sizeof(map) / sizeof(map[0]) * page) {
         size_t count = (end - at) / page;
         if (count > sizeof(map) / sizeof(map[0]))
             count = sizeof(map) / sizeof(map[0]);
-        if (pread(watch.pagemap_fd, map, count * 8, (off_t)(at / page * 8)) != (ssize_t)count * 8)
+        if (pread(pagemap, map, count * 8, (off_t)(at / page * 8)) != (ssize_t)count * 8)
             return false;
         for (size_t i = 0; i < count; i++) {
             if (!(map[i] & present) || (map[i] & shared_or_file))

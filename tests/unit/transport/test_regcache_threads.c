@@ -306,6 +306,158 @@ static void test_fork_amid_threads(void **state)
         pthread_join(threads[i], NULL);
 }
 
+/* ------------------------------------------------- forks in the middle of a start or an end */
+
+/* What the wrapped functions below call in the middle of it. */
+static void (*in_the_middle)(void);
+
+int __real_eventfd(unsigned count, int flags);
+int __wrap_eventfd(unsigned count, int flags);
+int __wrap_eventfd(unsigned count, int flags)
+{
+    if (in_the_middle)
+        in_the_middle();
+    return __real_eventfd(count, flags);
+}
+
+int __real_pthread_join(pthread_t thread, void **result);
+int __wrap_pthread_join(pthread_t thread, void **result);
+int __wrap_pthread_join(pthread_t thread, void **result)
+{
+    void (*const once)(void) = in_the_middle;
+    in_the_middle = NULL;
+    if (once)
+        once();
+    return __real_pthread_join(thread, result);
+}
+
+/* How many descriptors of a reader this process has. */
+static int readers_descriptors(void)
+{
+    int count = 0;
+    for (int fd = 3; fd < 256; fd++) {
+        char link[32], target[64] = "";
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        if (readlink(link, target, sizeof(target) - 1) > 0)
+            count += strstr(target, "[userfaultfd]") || strstr(target, "[eventfd]") ||
+                     strstr(target, "/pagemap");
+    }
+    return count;
+}
+
+static int forks_status = -1;
+static _Atomic bool forks, has_forked;
+
+static void note_fork(void)
+{
+    forks = true;
+}
+
+static void *fork_aside(void *unused)
+{
+    const pid_t child = fork();
+    if (!child)
+        _exit(10 + readers_descriptors());
+    has_forked = true;
+    waitpid(child, &forks_status, 0);
+    return unused;
+}
+
+static pthread_t forker;
+
+/* Another thread forks. If the fork has to wait for this thread, it does so after note_fork(). */
+static void fork_in_another_thread(void)
+{
+    in_the_middle = NULL;
+    assert_int_equal(pthread_create(&forker, NULL, fork_aside, NULL), 0);
+    while (!forks)
+        sched_yield();
+    for (int i = 0; i < 100 && !has_forked; i++)
+        usleep(1000);
+}
+
+static void check_fork(void)
+{
+    assert_int_equal(__real_pthread_join(forker, NULL), 0);
+    assert_true(WIFEXITED(forks_status));
+    assert_int_equal(WEXITSTATUS(forks_status), 10);
+    forks = has_forked = false;
+    forks_status = -1;
+}
+
+/* A thread of the parent that unmaps watched memory waits as long as anybody has the userfaultfd
+ * open, if nobody reads its events. */
+static void test_a_child_inherits_no_descriptors(void **state)
+{
+    (void)state;
+    need_fork(true);
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    char *memory = map(1);
+    assert_int_equal(readers_descriptors(), 0);
+    assert_int_equal(pthread_atfork(note_fork, NULL, NULL), 0);
+    in_the_middle = fork_in_another_thread;
+    get_and_put(cache, memory, PAGE);
+    check_fork();
+    assert_int_equal(readers_descriptors(), 3);
+    in_the_middle = fork_in_another_thread;
+    ibx_regcache_destroy(cache);
+    check_fork();
+    assert_int_equal(readers_descriptors(), 0);
+    munmap(memory, PAGE);
+}
+
+static struct ibx_regcache *early_cache;
+static char *early_memory;
+
+static void *get_early(void *registrar)
+{
+    struct registrar *r = registrar;
+    const unsigned before = r->entered;
+    get_and_put(early_cache, early_memory, PAGE);
+    return r->entered == before + 1 ? registrar : NULL;
+}
+
+static pthread_t early;
+static bool runs_at_forks;
+
+/* A fork waits for a lock of the program, whose holder registers memory. */
+static void register_at_fork(void)
+{
+    void *result;
+    if (!runs_at_forks)
+        return;
+    runs_at_forks = false;
+    assert_int_equal(pthread_create(&early, NULL, get_early, &family), 0);
+    assert_int_equal(__real_pthread_join(early, &result), 0);
+    assert_ptr_equal(result, &family);
+}
+
+static void test_a_start_does_not_wait_for_a_fork(void **state)
+{
+    (void)state;
+    need_fork(true);
+    early_cache = make(&family);
+    early_memory = map(1);
+    runs_at_forks = true;
+    const pid_t child = fork();
+    if (!child)
+        _exit(10 + readers_descriptors());
+    assert_int_equal(waitpid(child, &forks_status, 0), child);
+    assert_int_equal(WEXITSTATUS(forks_status), 10);
+    get_and_put(early_cache, early_memory, PAGE);
+    ASSERT_HIT(family, get_and_put(early_cache, early_memory, PAGE));
+    ibx_regcache_destroy(early_cache);
+    munmap(early_memory, PAGE);
+}
+
+/* Runs before the constructors of the product, so that the product's handlers run first at a fork.
+ */
+__attribute__((constructor(101))) static void before_the_products(void)
+{
+    pthread_atfork(register_at_fork, NULL, NULL);
+}
+
 /* Without userfaultfd, here for lack of descriptors, everything works without a cache. */
 static void without_userfaultfd(void)
 {
@@ -324,10 +476,15 @@ static void test_without_userfaultfd(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_userfaultfd),         cmocka_unit_test(test_reader_ends),
-        cmocka_unit_test(test_unmapped_by_another_thread),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_a_signal_waits_for_the_lock), cmocka_unit_test(test_forked_child),
+        cmocka_unit_test(test_without_userfaultfd),
+        cmocka_unit_test(test_reader_ends),
+        cmocka_unit_test(test_unmapped_by_another_thread),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_a_signal_waits_for_the_lock),
+        cmocka_unit_test(test_forked_child),
         cmocka_unit_test(test_fork_amid_threads),
+        cmocka_unit_test(test_a_child_inherits_no_descriptors),
+        cmocka_unit_test(test_a_start_does_not_wait_for_a_fork),
     };
     if (!watch_works()) {
         print_message("SKIPPED: userfaultfd is not available here\n");
