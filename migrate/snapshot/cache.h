@@ -124,7 +124,7 @@ void ibx_snapshot_cache_end(struct snapshot_cache *cache);
  * In WAITING the hashes are fetched, in MEMBER datagrams come. In DRAINING all have been sent, and
  * some may still be on their way. A server may take seconds to accept the connection; so that the
  * cache need not wait for that, the thread uses nothing of the cache in CONNECTING, and in LEFT it
- * frees the feed and ends by itself.
+ * frees the feed and ends by itself. exit(3) tells it to end, and waits for it.
  */
 enum feed_state {
     FEED_WAITING,

@@ -19,6 +19,7 @@
 #define DRAIN_MS   100  /* for datagrams on their way when all have been sent */
 #define LINES      4u
 #define LEFT       2 /* result: the feed was closed. Positive, since a server may choose errnos */
+#define EXIT_MS    1000 /* how long the end of the process waits for threads that were left */
 
 static const struct ibx_state feed_states[] = {
     [FEED_WAITING] = {"waiting", IBX_TO(FEED_CONNECTING) | IBX_TO(FEED_OVER),
@@ -52,6 +53,43 @@ struct snapshot_feed {
     char lines[LINES][IBX_ERROR_MAX];
     unsigned line_count;
 };
+
+/* ------------------------------------------------------------ the end of the process */
+
+static pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER; /* of `leavers` */
+static pthread_cond_t fewer = PTHREAD_COND_INITIALIZER;
+static unsigned leavers; /* threads in LEFT, which nobody joins */
+static _Atomic bool exits;
+static _Thread_local bool (*ends)(void); /* of the options of this thread's feed */
+
+/* Threads in LEFT must not be in OpenSSL, or in a library of a fabric, while exit(3) ends those. */
+static void at_exit(void)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(EXIT_MS));
+    exits = true;
+    pthread_mutex_lock(&leaving);
+    while (leavers && !pthread_cond_clockwait(&fewer, &leaving, CLOCK_MONOTONIC, &until))
+        ;
+    pthread_mutex_unlock(&leaving);
+}
+
+static void watch_exit(void)
+{
+    atexit(at_exit);
+}
+
+static void count_left(int more)
+{
+    pthread_mutex_lock(&leaving);
+    leavers += (unsigned)more;
+    pthread_cond_signal(&fewer);
+    pthread_mutex_unlock(&leaving);
+}
+
+static bool has_to_end(void)
+{
+    return exits || (ends && ends());
+}
 
 /* ------------------------------------------------------------ what others see */
 
@@ -227,6 +265,8 @@ static int connect_server(struct snapshot_feed *feed, struct ibx_error *err)
     if (options->timeout_ms > CONNECT_MS)
         options->timeout_ms = CONNECT_MS;
     memcpy(join.id, feed->config.manifest->id, sizeof(join.id));
+    ends = options->ends;
+    options->ends = has_to_end;
     move(feed, FEED_CONNECTING);
     /* In WAITING ibx_snapshot_feed_close() asks to stop, and joins the thread. */
     const int rc = is_told_to_stop(feed) ? ibx_error_set(err, -ECANCELED, "it was closed")
@@ -464,6 +504,7 @@ static void *feed_main(void *argument)
     const bool nothing = rc == 1;
     if (rc == LEFT) {
         release(feed);
+        count_left(-1);
         return NULL;
     }
     if (!rc)
@@ -483,7 +524,9 @@ static void *feed_main(void *argument)
 int ibx_snapshot_feed_open(const struct snapshot_feed_config *config, struct snapshot_feed **out,
                            struct ibx_error *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct snapshot_feed *feed = calloc(1, sizeof(*feed));
+    pthread_once(&once, watch_exit);
     if (!feed)
         return ibx_error_set(err, -ENOMEM, "no memory for what comes by multicast");
     feed->config = *config;
@@ -511,8 +554,10 @@ void ibx_snapshot_feed_close(struct snapshot_feed *feed, struct ibx_multicast_re
     eventfd_write(feed->stop_fd, 1);
     pthread_mutex_lock(&feed->lock);
     const bool connecting = feed->state.now == FEED_CONNECTING;
-    if (connecting)
+    if (connecting) {
+        count_left(1);
         ibx_state_move(&feed->state, FEED_LEFT);
+    }
     pthread_mutex_unlock(&feed->lock);
     if (connecting) { /* the thread owns the feed now, and will free it; no page has come */
         pthread_detach(thread);

@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHUNKS (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two chunks, whose bits are in one byte */
@@ -441,56 +442,108 @@ static unsigned threads(void)
     return count;
 }
 
-/* The server's host accepts the connection, and nobody answers. A thread that closes the feed
- * meanwhile does not wait for that: the connection is still there afterwards. */
-static void test_closed_while_it_connects(NO_STATE)
-{
-    struct ibx_options o = options();
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t size = sizeof(at);
-    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct ibx_multicast_receiver_stats sum = {0};
-    struct ibx_snapshot_index none = {.hashes = calloc(128, IBX_SNAPSHOT_HASH)};
+/* A server's host accepts a connection, and nobody answers. */
+struct silent {
+    int listener, conn; /* conn: of the feed, once it has sent something */
+    char uri[64];
+    struct ibx_options options;
     struct ibx_snapshot_checker *checker;
     struct snapshot_feed *feed;
-    char uri[64], byte;
-    o.timeout_ms = patience;
-    assert_int_equal(bind(listener, (const struct sockaddr *)&at, size), 0);
-    assert_int_equal(listen(listener, 4), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
-    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
+};
+
+static void connect_to_silence(struct silent *s)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(at);
+    struct ibx_snapshot_index none = {.hashes = calloc(128, IBX_SNAPSHOT_HASH)};
+    char byte;
+    s->options = options();
+    s->options.timeout_ms = patience;
+    s->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(s->listener, (const struct sockaddr *)&at, size), 0);
+    assert_int_equal(listen(s->listener, 4), 0);
+    assert_int_equal(getsockname(s->listener, (struct sockaddr *)&at, &size), 0);
+    snprintf(s->uri, sizeof(s->uri), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
     rig_make(1, 0);
     rig.config.no_background = true;
     rig_serve();
     make_snapshot();
     none.pieces = ibx_snapshot_pieces(&manifest);
     assert_true(none.pieces <= 128);
-    assert_int_equal(ibx_snapshot_checker_create(&manifest, &none, 1, &checker, &error), 0);
-    const struct snapshot_feed_config config = {.uri = uri,
-                                                .options = &o,
+    assert_int_equal(ibx_snapshot_checker_create(&manifest, &none, 1, &s->checker, &error), 0);
+    const struct snapshot_feed_config config = {.uri = s->uri,
+                                                .options = &s->options,
                                                 .manifest = &manifest,
                                                 .map = &map,
                                                 .engine = rig.engine,
-                                                .checker = checker};
-    const unsigned before = threads();
-    assert_int_equal(ibx_snapshot_feed_open(&config, &feed, &error), 0);
-    const int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    assert_true(conn >= 0 && recv(conn, &byte, 1, 0) == 1);
-    ibx_snapshot_feed_close(feed, &sum);
-    ibx_snapshot_checker_destroy(checker);
+                                                .checker = s->checker};
+    assert_int_equal(ibx_snapshot_feed_open(&config, &s->feed, &error), 0);
+    s->conn = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(s->conn >= 0 && recv(s->conn, &byte, 1, 0) == 1);
+}
+
+static void close_while_it_connects(struct silent *s)
+{
+    struct ibx_multicast_receiver_stats sum = {0};
+    ibx_snapshot_feed_close(s->feed, &sum);
+    ibx_snapshot_checker_destroy(s->checker);
     end_snapshot();
+}
+
+/* A thread that closes the feed meanwhile does not wait for that: the connection is still there
+ * afterwards. */
+static void test_closed_while_it_connects(NO_STATE)
+{
+    struct silent s;
+    char byte;
+    const unsigned before = threads();
+    connect_to_silence(&s);
+    close_while_it_connects(&s);
     ssize_t n;
-    while ((n = recv(conn, &byte, 1, MSG_DONTWAIT)) > 0) /* the rest of its first bytes */
+    while ((n = recv(s.conn, &byte, 1, MSG_DONTWAIT)) > 0) /* the rest of its first bytes */
         ;
     assert_true(n < 0 && errno == EAGAIN);
-    close(conn);
+    close(s.conn);
+    rig_end(NULL);
     const uint64_t until = ibx_deadline_in_ms(patience);
     while (threads() > before) {
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 5);
     }
-    close(listener);
+    close(s.listener);
+}
+
+/* Registered before the feed's own, and so called after it. A thread that has ended is counted for
+ * a moment. */
+static void count_threads_at_exit(void)
+{
+    for (int i = 0; i < 100 && threads() > 1; i++)
+        poll(NULL, 0, 5);
+    _exit(10 + (int)threads());
+}
+
+static int exit_while_it_connects(void)
+{
+    struct silent s;
+    atexit(count_threads_at_exit);
+    connect_to_silence(&s);
+    close_while_it_connects(&s);
     rig_end(NULL);
+    return 0;
+}
+
+/* exit(3) ends OpenSSL, in which the feed's thread could be. */
+static void test_exit_waits_for_what_connects(NO_STATE)
+{
+    int status = -1;
+    const pid_t child = fork();
+    if (!child) {
+        execl("/proc/self/exe", "test_multicast_hostile", "exit", NULL);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 11);
 }
 
 static void test_servers(NO_STATE)
@@ -512,15 +565,19 @@ static void test_servers(NO_STATE)
     rig_end(NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argv;
     patience = patience_ms(20000);
+    if (argc > 1)
+        return exit_while_it_connects();
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_readers),
         cmocka_unit_test(test_readers_that_fall_silent),
         cmocka_unit_test(test_a_server_without_a_group),
         cmocka_unit_test(test_servers),
         cmocka_unit_test(test_closed_while_it_connects),
+        cmocka_unit_test(test_exit_waits_for_what_connects),
     };
     const int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
