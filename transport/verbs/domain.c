@@ -24,6 +24,7 @@ static void device_close(struct ibx_domain_part *part)
         ibv_dealloc_pd(device->pd);
     if (device->context)
         ibv_close_device(device->context);
+    pthread_mutex_destroy(&device->lock);
     free(device);
 }
 
@@ -35,6 +36,7 @@ static int device_open(void *what, const struct ibx_domain *domain, struct ibx_d
     struct verbs_device *device = calloc(1, sizeof(*device));
     if (!device)
         return ibx_error_set(err, -ENOMEM, "no memory for a device");
+    pthread_mutex_init(&device->lock, NULL);
     device->context = ibv_open_device(what);
     int rc = device->context
                  ? 0
@@ -64,4 +66,36 @@ int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
 void ibx_verbs_device_release(struct verbs_device *device)
 {
     ibx_domain_part_release(&device->part);
+}
+
+void ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane)
+{
+    pthread_mutex_lock(&device->lock);
+    lane->beside = device->lanes;
+    device->lanes = lane;
+    pthread_mutex_unlock(&device->lock);
+}
+
+void ibx_verbs_device_leave(struct verbs_device *device, const struct verbs_lane *lane)
+{
+    struct verbs_lane **at = &device->lanes;
+    pthread_mutex_lock(&device->lock);
+    while (*at && *at != lane)
+        at = &(*at)->beside;
+    if (*at)
+        *at = lane->beside;
+    pthread_mutex_unlock(&device->lock);
+}
+
+int ibx_verbs_device_shut(struct verbs_device *device)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    int open = 0;
+    pthread_mutex_lock(&device->lock);
+    for (const struct verbs_lane *lane = device->lanes; lane; lane = lane->beside) {
+        const int rc = ibv_modify_qp(lane->qp, &attr, IBV_QP_STATE);
+        open = rc ? rc : open;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return open;
 }

@@ -206,15 +206,15 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
 }
 
 /* The device still has a region, whose memory will be used for something else: so it must take no
- * more requests from the peer. A device that was taken away fails here, too, and takes none. */
+ * more requests from the peer, neither by other connections, on whose protection domain the region
+ * is, too. A device that was taken away fails here, too, and takes none. */
 static void shut(struct verbs *v, int code)
 {
     int open = 0;
     ibx_verbs_lost(v, -code, "a device does not let go of memory that was registered: %s",
                    strerror(code));
-    for (unsigned i = 0; i < v->lane_count; i++) {
-        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-        const int rc = v->lanes[i].qp ? ibv_modify_qp(v->lanes[i].qp, &attr, IBV_QP_STATE) : 0;
+    for (unsigned i = 0; i < IBX_RAILS_MAX; i++) {
+        const int rc = v->rails[i].device ? ibx_verbs_device_shut(v->rails[i].device) : 0;
         open = rc ? rc : open;
     }
     if (open && !v->device_removed)

@@ -173,6 +173,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     if (!lane->qp)
         return ibx_error_set(err, -errno, "%s cannot create a queue pair of %u work requests: %s",
                              name, sends, strerror(errno));
+    ibx_verbs_device_enter(rail->device, lane);
     lane->inline_max = attr.cap.max_inline_data;
     lane->depth = lane->index ? sends : URGENT_DEPTH;
     struct ibv_qp_attr state = {.qp_state = IBV_QPS_INIT};
@@ -255,7 +256,9 @@ int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_er
 
 void ibx_verbs_qp_destroy(struct verbs_lane *lane)
 {
-    if (lane->qp)
-        ibv_destroy_qp(lane->qp);
+    if (!lane->qp)
+        return;
+    ibx_verbs_device_leave(lane->rail->device, lane);
+    ibv_destroy_qp(lane->qp);
     lane->qp = NULL;
 }

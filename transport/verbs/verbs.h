@@ -30,6 +30,7 @@
 #include "transport/core/provider.h"
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <sys/socket.h>
 
@@ -46,6 +47,8 @@ struct verbs_device {
     struct ibx_domain_part part;
     struct ibv_context *context;
     struct ibv_pd *pd;
+    pthread_mutex_t lock;     /* of the next one */
+    struct verbs_lane *lanes; /* that have a queue pair here, of all connections */
 };
 
 /*
@@ -94,9 +97,10 @@ struct verbs_lane {
     struct verbs_rail *rail;
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
-    unsigned inline_max; /* bytes */
-    unsigned depth;      /* chunks in flight here */
-    unsigned reads_max;  /* of which READs: what both devices agreed on */
+    struct verbs_lane *beside; /* the next one of the device */
+    unsigned inline_max;       /* bytes */
+    unsigned depth;            /* chunks in flight here */
+    unsigned reads_max;        /* of which READs: what both devices agreed on */
     unsigned chunks, reads;
     uint64_t posted;          /* work requests, ever */
     struct ibx_chunk *flight; /* chunks in flight, newest first */
@@ -213,6 +217,12 @@ enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
 int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
                           struct verbs_device **device, struct ibx_error *err);
 void ibx_verbs_device_release(struct verbs_device *device);
+/* A lane whose queue pair was made on the device, or is about to be destroyed. */
+void ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane);
+void ibx_verbs_device_leave(struct verbs_device *device, const struct verbs_lane *lane);
+/* Ends all queue pairs on the device, also those of other connections, which belong to other
+ * threads: 0, or the errno of one that does not end. */
+int ibx_verbs_device_shut(struct verbs_device *device);
 
 /* cm.c */
 int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);

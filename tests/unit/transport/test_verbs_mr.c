@@ -139,11 +139,15 @@ static struct ibv_device device = {.name = "mlx5_9"};
 static struct ibv_context context = {.device = &device};
 static struct ibv_pd pd, another;
 
+static struct verbs_device devices[2];
+
 static struct verbs *provider(unsigned rails)
 {
     static struct verbs v;
     v = (struct verbs){.rail_count = rails};
     for (unsigned i = 0; i < rails; i++) {
+        devices[i] = (struct verbs_device){.lock = PTHREAD_MUTEX_INITIALIZER};
+        v.rails[i].device = &devices[i];
         v.rails[i].pd = &pd;
         v.rails[i].context = &context;
     }
@@ -352,8 +356,10 @@ static void test_kept_by_the_device(void **state)
     struct verbs *v = provider(2);
     struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
                         .access = IBX_ACCESS_REMOTE_WRITE};
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < 2; i++) {
         lanes[i] = (struct verbs_lane){.qp = &qps[i], .rail = &v->rails[i]};
+        ibx_verbs_device_enter(v->rails[i].device, &lanes[i]);
+    }
     v->lanes = lanes;
     v->lane_count = 2;
     changed = (struct changed){.state = IBV_QPS_RTS};
@@ -379,6 +385,32 @@ static void test_kept_by_the_device(void **state)
     assert_int_equal(warnings, 2);
 }
 
+/* ... neither by another connection of the same domain. One that has gone is left alone. */
+static void test_kept_in_a_shared_domain(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibv_qp qps[3];
+    struct verbs *v = provider(1);
+    struct verbs_lane lanes[3];
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                        .access = IBX_ACCESS_REMOTE_READ};
+    for (unsigned i = 0; i < 3; i++) {
+        lanes[i] = (struct verbs_lane){.qp = &qps[i], .rail = &v->rails[0]};
+        ibx_verbs_device_enter(&devices[0], &lanes[i]);
+    }
+    ibx_verbs_device_leave(&devices[0], &lanes[1]);
+    v->lanes = &lanes[0];
+    v->lane_count = 1;
+    changed = (struct changed){.state = IBV_QPS_RTS};
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    asked.keeps = EBUSY;
+    ibx_verbs_mr_deregister(v, &mr);
+    assert_int_equal(changed.state, IBV_QPS_ERR);
+    assert_int_equal(changed.times, 3);
+    assert_true(changed.qps[1] == &qps[2] && changed.qps[2] == &qps[0]);
+}
+
 /* ... and if its queue pairs do not end either, the log says that the peer may reach the memory. */
 static void test_kept_with_its_queue_pairs(void **state)
 {
@@ -389,6 +421,7 @@ static void test_kept_with_its_queue_pairs(void **state)
     struct verbs_lane lane = {.qp = &qp, .rail = &v->rails[0]};
     v->lanes = &lane;
     v->lane_count = 1;
+    ibx_verbs_device_enter(&devices[0], &lane);
     for (unsigned removed = 0; removed < 2; removed++) {
         struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
                             .access = IBX_ACCESS_REMOTE_WRITE};
@@ -414,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_queue_pairs_accept_requests_once_exposed),
         cmocka_unit_test(test_exposure_refused),
         cmocka_unit_test(test_kept_by_the_device),
+        cmocka_unit_test(test_kept_in_a_shared_domain),
         cmocka_unit_test(test_kept_with_its_queue_pairs),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
