@@ -8,6 +8,7 @@
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -412,6 +413,77 @@ static void test_failure(void **state)
     free(again[1]);
 }
 
+enum fault { TOO_LONG, NEVER_ASKED, OF_NO_SLOT, COMES_AGAIN };
+
+/* A reader with a fault of its own. */
+static struct {
+    enum fault fault;
+    uint64_t first; /* cookie */
+    bool reused;    /* another request has its place */
+} faulty;
+
+static int ask_faulty(void *context, const struct ibx_fault_request *request)
+{
+    const struct memory_reader *reader = context;
+    if (!reader->accepted)
+        faulty.first = request->cookie;
+    faulty.reused |=
+        (uint32_t)request->cookie == (uint32_t)faulty.first && request->cookie != faulty.first;
+    return memory_reader_ops.request(context, request);
+}
+
+static int poll_faulty(void *context, struct ibx_fault_arrival *arrivals, int max)
+{
+    const int n = memory_reader_ops.poll(context, arrivals, max);
+    for (int i = 0; i < n; i++) {
+        struct ibx_fault_arrival *a = &arrivals[i];
+        a->length *= faulty.fault == TOO_LONG ? 2 : 1;
+        a->cookie += faulty.fault == NEVER_ASKED ? 1ull << 32 : 0;
+        a->cookie |= faulty.fault == OF_NO_SLOT ? UINT32_MAX : 0;
+        if (faulty.fault == COMES_AGAIN && faulty.reused)
+            a->cookie = faulty.first;
+    }
+    return n;
+}
+
+static void serve_faulty(enum fault fault)
+{
+    static struct ibx_fault_reader_ops ops;
+    ops = memory_reader_ops;
+    ops.request = ask_faulty;
+    ops.poll = poll_faulty;
+    memset(&faulty, 0, sizeof(faulty));
+    faulty.fault = fault;
+    rig_make(1, 0);
+    rig.as[0].ops = &ops;
+    rig_serve();
+}
+
+/* Bytes beyond those that were requested do not count. */
+static void test_arrivals_too_long(void **state)
+{
+    (void)state;
+    serve_faulty(TOO_LONG);
+    completes_once_each();
+}
+
+/* Pages that were not requested, or that come once more, are not placed. */
+static void test_arrivals_of_no_request(void **state)
+{
+    const enum fault faults[] = {NEVER_ASKED, OF_NO_SLOT, COMES_AGAIN};
+    for (unsigned i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct ibx_error err = {0};
+        serve_faulty(faults[i]);
+        while (ibx_fault_state(rig.engine) == IBX_FAULT_SERVING)
+            sched_yield();
+        rig.readers[0]->dead = -EIO; /* what was requested never comes */
+        assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+        assert_int_equal(ibx_fault_reason(rig.engine, &err), -EPROTO);
+        assert_non_null(strstr(err.message, "were not requested"));
+        rig_end(state);
+    }
+}
+
 static void test_stop_and_destroy_in_flight(void **state)
 {
     (void)state;
@@ -552,6 +624,8 @@ int main(void)
         cmocka_unit_test_teardown(test_awaited_page_is_placed_first, rig_end),
         {"test_reader_fails", test_failure, NULL, rig_end, NULL},
         {"test_reader_ends", test_failure, NULL, rig_end, &rig},
+        cmocka_unit_test_teardown(test_arrivals_too_long, rig_end),
+        cmocka_unit_test(test_arrivals_of_no_request),
         cmocka_unit_test_teardown(test_stop_and_destroy_in_flight, rig_end),
         cmocka_unit_test_teardown(test_takeover_from_a_dead_engine, rig_end),
     };
