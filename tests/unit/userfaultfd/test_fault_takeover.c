@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* An engine in another process is killed, and a new one takes over with its map. */
 #include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 #include "userfaultfd/engine.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -74,6 +78,25 @@ static void test_an_event_that_was_read_is_not_lost(NO_STATE)
     assert_true(page_is_zero(8));
     assert_true(page_is_right(9));
     assert_int_equal(map->events[1].event, 0);
+}
+
+/* The killed engine had read the fault of a thread, which the kernel does not report again by
+ * itself. */
+static void test_a_fault_that_was_read_is_not_lost(NO_STATE)
+{
+    static struct look look; /* its thread may outlive a failure */
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
+    rig.readers[0]->hold = rig.readers[1]->hold = true;
+    rig_serve();
+    look_at(&look, 50);
+    assert_true(REACHES(waiting, 1));
+    rig_destroy_engine();
+    rig.readers[0]->hold = rig.readers[1]->hold = false;
+    rig_serve();
+    while (!look.looked && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(look.looked, 1);
+    look_sees_right(&look);
 }
 
 /* The number of a descriptor of the killed process now belongs to another one here. */
@@ -243,6 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pages_of_the_first_engine_are_known, make, end),
         cmocka_unit_test_setup_teardown(test_an_event_that_was_read_is_not_lost, make, end),
+        cmocka_unit_test_setup_teardown(test_a_fault_that_was_read_is_not_lost, make, end),
         cmocka_unit_test_setup_teardown(test_descriptor_of_another_process_is_left_alone, make,
                                         end),
         cmocka_unit_test_setup_teardown(test_claimed_pages_are_fetched_again, make, end),
