@@ -3,6 +3,7 @@
 #include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -178,6 +179,30 @@ static void test_wrong_bytes(void **state)
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_SERVING);
 }
 
+/* A page that cannot be placed, since somebody else has made it, is missing as before. */
+static void test_not_placed(void **state)
+{
+    struct ibx_error err = {0};
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    (void)state;
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(1, file, PAGES * PAGE, PAGE, false);
+    rig_register(0);
+    rig.config.exclusive = true;
+    begin_rig();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_int_equal(pwrite(file, "x", 1, 5 * PAGE), 1);
+    assert_int_equal(give(5, right(5)), 0);
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    assert_int_equal(ibx_fault_reason(rig.engine, &err), -EEXIST);
+    assert_true(ibx_fault_missing(rig.engine, 5));
+    assert_int_equal(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 5 * PAGE, PAGE),
+                     0);
+    assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
+    assert_int_equal(give(5, right(5)), 1);
+    assert_true(page_is_right(5));
+}
+
 /* A page that a worker is fetching belongs to the worker; a page that was given is not fetched. */
 static void test_beside_faults(void **state)
 {
@@ -245,6 +270,7 @@ int main(void)
         cmocka_unit_test_teardown(test_pages_given_in_place_before_serving, rig_end),
         cmocka_unit_test_teardown(test_missing_after_all, rig_end),
         cmocka_unit_test_teardown(test_wrong_bytes, rig_end),
+        cmocka_unit_test_teardown(test_not_placed, rig_end),
         cmocka_unit_test_teardown(test_beside_faults, rig_end),
         cmocka_unit_test_teardown(test_ends, rig_end),
         cmocka_unit_test_teardown(test_many_threads, rig_end),

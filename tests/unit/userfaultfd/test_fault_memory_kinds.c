@@ -152,6 +152,17 @@ static void test_minor(void **state)
     assert_int_equal(ibx_fault_unregister(rig.config.uffd, &rig.range, NULL), 0);
 }
 
+/* Whether the kernel tells which pages were written: Linux 6.7 does. */
+static bool has_dirty(void)
+{
+    struct ibx_error err;
+    int uffd;
+    if (ibx_fault_uffd_open(IBX_FAULT_DIRTY, &uffd, &err))
+        return false;
+    close(uffd);
+    return true;
+}
+
 /* Pages are placed write-protected. Pages that were only read, zero pages included, do not count
  * as written. */
 static void test_protected(void **state)
@@ -159,15 +170,14 @@ static void test_protected(void **state)
     (void)state;
     struct ibx_error err = {0};
     uint64_t bits[PAGES / 64] = {0}, count;
-    int uffd, pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     int file = memfd_create("ibx-test", MFD_CLOEXEC);
-    if (ibx_fault_uffd_open(IBX_FAULT_DIRTY, &uffd, &err) == -EOPNOTSUPP)
-        skip(); /* before Linux 6.7 */
-    close(uffd);
+    if (!has_dirty())
+        skip();
     assert_true(pagemap >= 0 && !ftruncate(file, PAGES * PAGE));
     rig_map(1, file, PAGES * PAGE, PAGE, false);
     rig.range.protect = true;
-    rig_register(IBX_FAULT_DIRTY);
+    rig_register(IBX_FAULT_DIRTY | IBX_FAULT_EVENT_REMOVE);
     memset((void *)arrived, 0, sizeof(arrived));
     memset((void *)placed, 0, sizeof(placed));
     rig.config.arrived = arrived;
@@ -180,6 +190,9 @@ static void test_protected(void **state)
     for (unsigned i = 0; i < PAGES / 2; i++)
         assert_true(page_is_right(i));
     rig.memory[3 * PAGE] = rig.memory[21 * PAGE] = rig.memory[700 * PAGE] = 1;
+    /* A page that had come and was discarded is zero now, which is no longer what came. */
+    assert_int_equal(madvise(rig.memory + 40 * PAGE, PAGE, MADV_REMOVE), 0);
+    assert_true(page_is_zero(40));
     /* A page that was fetched ahead has arrived before it is placed. Missing pages count as
      * written. */
     rig_destroy_engine();
@@ -187,24 +200,44 @@ static void test_protected(void **state)
     assert_int_equal(ibx_dirty_scan(&range, false, bits, &count, &err), 0);
     for (unsigned i = 0; i < PAGES; i++) {
         const bool written = bits[i / 64] >> i % 64 & 1;
-        assert_int_equal(written && has_arrived(i), i == 3 || i == 21 || i == 700);
+        assert_int_equal(written && has_arrived(i), i == 3 || i == 21 || i == 40 || i == 700);
         assert_true(has_arrived(i) || i >= PAGES / 2);
     }
     assert_false(has_arrived(PAGES - 1));
     for (unsigned i = 0; i < PAGES; i++)
         assert_int_equal(is_placed(i), has_arrived(i));
+    /* Memory of which the kernel does not note what is written is no memory without writes. */
+    struct ibx_fault_range first = rig.range;
+    first.length = PAGE;
+    assert_int_equal(ibx_fault_unregister(rig.config.uffd, &first, &err), 0);
+    assert_int_equal(ibx_dirty_scan(&range, false, bits, &count, &err), -EPERM);
+    assert_int_equal(ibx_dirty_scan(&range, true, bits, &count, &err), -EPERM);
     close(pagemap);
 }
 
-/* In place, a page is fetched only once, however long its fault waits for the worker that has
- * claimed it: a second arrival would overwrite what the owner of the memory has written since. */
-static void test_minor_is_fetched_once(void **state)
+enum { IN_PLACE, EXCLUSIVE, PROTECTED };
+
+/* Shared memory that is filled by two workers in one of these ways. */
+static void map_as(int way)
 {
-    (void)state;
-    int file = memfd_create("ibx-test", MFD_CLOEXEC);
-    struct look look;
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
     assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
-    map_file(file, 2, PAGES * PAGE, PAGE, true);
+    rig_map(2, file, PAGES * PAGE, PAGE, way == IN_PLACE);
+    rig.range.protect = way == PROTECTED;
+    rig.config.exclusive = way == EXCLUSIVE;
+    rig_register(way == IN_PLACE    ? UFFD_FEATURE_MINOR_SHMEM
+                 : way == PROTECTED ? IBX_FAULT_DIRTY
+                                    : 0);
+}
+
+/* A page is fetched only once, however long its fault waits for the worker that has claimed it. In
+ * place, a second arrival would overwrite what the owner of the memory has written since; the
+ * source of a borrowed VM may drop a page that it has sent; and in memory that others have, too, a
+ * second one could not be told from somebody else's. */
+static void fetched_once(int way)
+{
+    struct look look;
+    map_as(way);
     rig.config.fault_workers = 1;
     rig.config.chunk_min = rig.config.chunk_max = 16 * PAGE;
     rig.config.depth = 1;
@@ -220,6 +253,42 @@ static void test_minor_is_fetched_once(void **state)
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
     for (unsigned i = 0; i < PAGES; i++)
         assert_int_equal(rig.data.fetched[i], 1);
+}
+
+static void test_minor_is_fetched_once(void **state)
+{
+    (void)state;
+    fetched_once(IN_PLACE);
+}
+
+static void test_exclusive_is_fetched_once(void **state)
+{
+    (void)state;
+    fetched_once(EXCLUSIVE);
+}
+
+static void test_protected_is_fetched_once(void **state)
+{
+    (void)state;
+    if (!has_dirty())
+        skip();
+    fetched_once(PROTECTED);
+}
+
+/* Where only the engine makes pages, one that somebody else has written is not taken for one that
+ * has come. */
+static void test_exclusive_page_of_somebody_else(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    map_as(EXCLUSIVE);
+    rig_start();
+    assert_int_equal(pwrite(rig.file, "x", 1, 7 * PAGE), 1);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    assert_int_equal(ibx_fault_reason(rig.engine, &err), -EEXIST);
+    assert_non_null(strstr(err.message, "somebody else has written to it"));
+    assert_false(ibx_fault_present(rig.engine, 7));
 }
 
 /* A file in a new filesystem of this type, or skips the test. */
@@ -392,6 +461,7 @@ static void test_huge_pages_run_out_for_zeros(void **state)
 static struct {
     bool in_check;        /* the event comes while the page is checked, or after it is placed */
     bool behind;          /* the page is emptied after its check, without an event */
+    bool fails;           /* there is no memory to note the page after that one */
     _Atomic bool emptied; /* page EMPTIED was emptied, and then checked */
     pthread_t thread;
     _Atomic int noted[PAGES]; /* 1: checked, and right; 2: checked, and not what was sent */
@@ -414,7 +484,7 @@ static void empty(void)
 static int note_checked(void *context, unsigned worker, uint64_t page, uint32_t pages,
                         const void *bytes, struct ibx_error *err)
 {
-    (void)context, (void)worker, (void)err;
+    (void)context, (void)worker;
     for (uint64_t i = page; i < page + pages; i++) {
         if (i == EMPTIED && !checker.behind) {
             empty();
@@ -428,6 +498,8 @@ static int note_checked(void *context, unsigned worker, uint64_t page, uint32_t 
         if (i == EMPTIED && checker.behind)
             empty();
         checker.emptied |= i == EMPTIED;
+        if (i == EMPTIED && checker.fails)
+            return ibx_error_set(err, -ENOMEM, "no memory");
     }
     return 0;
 }
@@ -449,7 +521,7 @@ static void serve_checked(void)
     rig.config.check = note_checked;
     rig.config.removed = note_removed;
     rig_serve();
-    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_int_equal(engine_settled(), checker.fails ? IBX_FAULT_STOPPED : IBX_FAULT_COMPLETE);
     assert_true(checker.emptied);
 }
 
@@ -482,11 +554,23 @@ static void test_minor_emptied_behind_check(void **state)
     assert_memory_equal(rig.memory + EMPTIED * PAGE, zeros, PAGE);
 }
 
-/* A page that was discarded while it was filled in place is zero and takes no memory. */
+/* The engine stops between the check and the placing: what was noted of the page is taken back,
+ * too. */
+static void test_minor_discarded_and_checked(void **state)
+{
+    (void)state;
+    memset(&checker, 0, sizeof(checker));
+    checker.in_check = checker.fails = true;
+    serve_checked();
+    pthread_join(checker.thread, NULL);
+    assert_int_equal(checker.noted[EMPTIED], 0);
+}
+
+/* A page that was discarded while it was filled in place is zero and takes no memory, even if its
+ * request then fails. */
 static void test_minor_discarded(void **state)
 {
     unsigned char there[PAGES];
-    (void)state;
     const int file = memfd_create("ibx-test", MFD_CLOEXEC);
     assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
     rig_map(1, file, PAGES * PAGE, PAGE, true);
@@ -496,7 +580,14 @@ static void test_minor_discarded(void **state)
     rig_serve();
     assert_true(reader_asked(rig.readers[0], 2)); /* at least 2 x 16 pages are in flight */
     assert_int_equal(madvise(rig.memory + 8 * PAGE, 16 * PAGE, MADV_REMOVE), 0);
+    if (*state) { /* all but the last bytes have come by then */
+        memcpy((uint8_t *)rig.range.alias + 8 * PAGE, rig.data.bytes + 8 * PAGE, 16 * PAGE - 1);
+        rig.readers[0]->again_every = 1;
+    }
     rig.readers[0]->hold = false;
+    while (rig.readers[0]->again_every && stats_now().retries < 2)
+        sched_yield();
+    rig.readers[0]->again_every = 0;
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
     assert_int_equal(mincore(rig.range.alias, PAGES * PAGE, there), 0);
     for (unsigned i = 0; i < PAGES; i++) {
@@ -516,10 +607,15 @@ int main(void)
         {"test_minor_with_holes", test_minor, NULL, rig_end, NULL},
         cmocka_unit_test_teardown(test_protected, rig_end),
         cmocka_unit_test_teardown(test_minor_is_fetched_once, rig_end),
+        cmocka_unit_test_teardown(test_exclusive_is_fetched_once, rig_end),
+        cmocka_unit_test_teardown(test_protected_is_fetched_once, rig_end),
+        cmocka_unit_test_teardown(test_exclusive_page_of_somebody_else, rig_end),
         {"test_minor_emptied", test_minor_emptied, NULL, rig_end, NULL},
         {"test_minor_emptied_in_check", test_minor_emptied, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_minor_emptied_behind_check, rig_end),
-        cmocka_unit_test_teardown(test_minor_discarded, rig_end),
+        cmocka_unit_test_teardown(test_minor_discarded_and_checked, rig_end),
+        {"test_minor_discarded", test_minor_discarded, NULL, rig_end, NULL},
+        {"test_minor_discarded_and_given_back", test_minor_discarded, NULL, rig_end, &rig},
         {"test_memory_runs_out", test_memory_runs_out, NULL, rig_end, NULL},
         {"test_full_in_place", test_memory_runs_out, NULL, rig_end, &rig},
         {"test_huge", test_huge, NULL, rig_end, NULL},

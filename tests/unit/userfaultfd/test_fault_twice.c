@@ -99,6 +99,22 @@ static void test_fetched_twice_and_given_back(void **state)
     everything_is_right();
 }
 
+/* The second request fails: the page still comes by the first, and nobody requests it again. */
+static void test_fetched_twice_and_refused_once(void **state)
+{
+    (void)state;
+    rig.readers[0]->again_every = 1;
+    fetch_twice();
+    rig.readers[0]->hold = false;
+    assert_true(REACHES(retries, 1));
+    rig.readers[0]->again_every = 0;
+    rig.readers[1]->hold = false;
+    look_sees_right(&looker);
+    everything_is_right();
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(rig.data.fetched[i], 1);
+}
+
 /* Every page has arrived, this one from the background, and its second request is still in
  * flight. */
 static void complete_with_one_on_its_way(void)
@@ -168,6 +184,7 @@ int main(void)
         {"test_fetched_twice_and_discarded", test_fetched_twice_and_discarded_early, rig_make_pair,
          rig_end, &rig},
         ENGINE_TEST(test_fetched_twice_and_given_back),
+        ENGINE_TEST(test_fetched_twice_and_refused_once),
         ENGINE_TEST(test_fetched_twice_and_late),
         ENGINE_TEST(test_fetched_twice_from_a_broken_source),
         ENGINE_TEST(test_fetched_twice_and_ended),
