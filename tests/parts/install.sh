@@ -91,6 +91,13 @@ print(o["prefix"] + "/" + o["libdir"])')
     [[ $searched == *"$folder:"* ]]
 }
 
+# compiles_no_tests BUILD: neither `ninja` nor `meson install` takes time for what is not installed.
+compiles_no_tests() {
+    local inputs
+    inputs=$(ninja -C "$1" -t inputs all) || return
+    ! grep -E '^(\.\./)*tests/' <<<"$inputs"
+}
+
 # Each program has a man page, each man page was installed, and --help is no error.
 tools_are_documented() {
     local tool name rc=0
@@ -124,6 +131,8 @@ part_install() {
     # As tools/packages build leaves a host, and as tools/demo has it.
     rm -rf "$out/untested"
     check 'it configures without cmocka' 120 meson setup "$out/untested" -Dtests=disabled
+    check 'without cmocka nothing of the tests is compiled' 60 "$itself" \
+        --inside compiles_no_tests "$out/untested"
     check 'the loader finds what is installed' 60 "$itself" --inside loader_searches \
         "$out/untested"
     end_ahead release wait
