@@ -240,8 +240,16 @@ struct session_captures {
 };
 
 /* Launches that the session makes without GVirtuS: launch.c. */
+/* A module with a function in a capture of that number. */
+#define CAPTURED_MODULES 16u
+struct captured_module {
+    const struct ibx_client_module *module;
+    uint64_t id;
+};
+
 struct session_launches {
     struct launch_function known[LAUNCH_FUNCTIONS];
+    struct captured_module captured[CAPTURED_MODULES]; /* graph_kernels.c */
     /* Arguments of the launch in hand: argument_bytes, and zeros behind them. */
     _Alignas(16) uint8_t arguments[IBX_EXT_ARGUMENTS_MAX];
     size_t argument_bytes;

@@ -308,6 +308,26 @@ bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
     return status == CAPTURE_IS_ACTIVE;
 }
 
+/* The older function may fail if an edge to the next node would have data. */
+bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
+{
+    int (*get)(void *of, int *status, uint64_t *number, void **into, void **behind, void **edges,
+               size_t *count) = NULL;
+    int (*get_before)(void *of, int *status, uint64_t *number, void **into, void **behind,
+                      size_t *count) = NULL;
+    void *of = (void *)(uintptr_t)stream;
+    int status = 0, rc = -1;
+    if (!ibx_back_end_have_cuda(x))
+        return false;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v3");
+    *(void **)&get_before = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
+    if (get)
+        rc = get(of, &status, id, graph, NULL, NULL, NULL);
+    else if (get_before)
+        rc = get_before(of, &status, id, graph, NULL, NULL);
+    return !rc && status == CAPTURE_IS_ACTIVE;
+}
+
 /* The older function fails if an edge to the next node would have data. */
 size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
 {

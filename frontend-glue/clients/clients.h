@@ -88,6 +88,8 @@ void ibx_isolation_sent(struct gpu_session *x);
 bool ibx_captures_any(void);
 /* Whether the stream is being captured. *id: CUDA's number of the capture; 0: not known. */
 bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id);
+/* Likewise, with the graph that it is captured into. */
+bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
 /* How many nodes the next one of that stream, which is being captured, comes behind; 0: the driver
  * does not tell. */
 size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream);

@@ -4,6 +4,7 @@
  *
  *   calls.c          short calls, by CUDA's runtime
  *   launch.c         kernels, by the driver
+ *   graph_kernels.c  modules of kernels that are in graphs
  *   math_calls.c     functions of cuBLAS and others; math_libraries.c: where these are
  *   math_descriptors.c  descriptors of cuBLASLt
  *   math_dnn.c       graphs of cuDNN
@@ -65,6 +66,12 @@ int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *
 /* To be called before GVirtuS runs a launch that may not have been checked, because it came in
  * pieces or is long. If the handler would read beyond the request, changes the function to none. */
 void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
+
+/* graph_kernels.c: a graph has got a function of the module that the request holds; a node in an
+ * executable graph has; the launch of such a function may have been captured. */
+void ibx_graph_has_kernel(struct gpu_session *x, void *graph);
+void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec);
+void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream);
 
 /* math_calls.c */
 

@@ -262,6 +262,7 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
                         (unsigned)l.shared, (void *)(uintptr_t)l.stream, l.pointers, packed(&l));
     free(l.pointers);
     f->refused = rc;
+    ibx_graph_captures_kernel(x, l.stream);
     return rc;
 }
 
@@ -341,6 +342,7 @@ static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t 
                                             pointers, (size_t)l.shared, (void *)(uintptr_t)l.stream)
                       : -1;
     free(pointers);
+    ibx_graph_captures_kernel(x, l.stream);
     return rc;
 }
 
@@ -420,6 +422,11 @@ int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *
     return rc;
 }
 
+static void *graph_of(struct gpu_session *x, const void *node)
+{
+    return pointer_to(ibx_handles_graph_of(x, (uintptr_t)node, false));
+}
+
 static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                        struct ibx_kernel_node *node)
 {
@@ -444,6 +451,10 @@ static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
         rc = node->exec ? cuda.set_exec(node->exec, node->node, &parameters)
                         : cuda.set_node(node->node, &parameters);
     free(l.pointers);
+    if (!rc && node->exec)
+        ibx_graph_exec_has_kernel(x, node->exec);
+    else if (!rc)
+        ibx_graph_has_kernel(x, node->graph ? node->graph : graph_of(x, node->node));
     return rc;
 }
 
@@ -482,6 +493,7 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
     if (!rc)
         rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));
     free(l.pointers);
+    ibx_graph_captures_kernel(x, l.stream);
     return rc;
 }
 

@@ -28,6 +28,7 @@
 /* A module that a client has registered. Sessions keep pointers to it, so it is never freed. */
 struct ibx_client_module {
     struct ibx_client_module *next, **at; /* in its bucket; when it is gone, in `left` */
+    struct ibx_client_module *next_staying;
     struct function *functions;
     char handle[HANDLE_BYTES]; /* the client's name for it */
     char name[HANDLE_BYTES];   /* GVirtuS's name for it, of the same length */
@@ -37,7 +38,9 @@ struct ibx_client_module {
     struct ibx_client_module *next_of_owner, **of_owner;
     struct ibx_quota *quota; /* in which `bytes` count; NULL: none */
     uint64_t bytes;
-    atomic_uint users; /* requests that hold it */
+    atomic_uint users;          /* requests that hold it */
+    atomic_uint graphs;         /* user objects of CUDA's, in graphs with its functions */
+    atomic_bool left_in_graphs; /* there may be graphs, until its client's process has ended */
     atomic_bool gone;
 };
 
@@ -53,7 +56,8 @@ struct function {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules[BUCKETS]; /* modules that are not gone */
-static struct ibx_client_module *left; /* gone modules, to which launches' caches may point */
+static struct ibx_client_module *left;    /* gone modules, to which launches' caches may point */
+static struct ibx_client_module *staying; /* of these, those that CUDA still has */
 static struct function *buckets[BUCKETS], *named[BUCKETS];
 static uint64_t salt; /* so that no client can choose buckets; 0: not set yet */
 /* How many names were given. As long as no module was registered, registrations may have a form
@@ -221,6 +225,25 @@ void ibx_functions_let_go(struct ibx_functions_user *user)
     user->held = NULL;
 }
 
+struct ibx_client_module *ibx_functions_graph_begin(const struct ibx_functions_user *user)
+{
+    if (user->held)
+        atomic_fetch_add(&user->held->graphs, 1);
+    return user->held;
+}
+
+void ibx_functions_graph_end(void *module)
+{
+    struct ibx_client_module *m = module;
+    atomic_fetch_sub(&m->graphs, 1);
+}
+
+void ibx_functions_graph_unknown(const struct ibx_functions_user *user)
+{
+    if (user->held)
+        atomic_store(&user->held->left_in_graphs, true);
+}
+
 uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
 {
     pthread_mutex_lock(&lock);
@@ -302,6 +325,10 @@ void ibx_functions_ended(uint64_t client)
 {
     pthread_mutex_lock(&lock);
     struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    for (struct ibx_client_module *m = owner ? owner->modules : NULL; m; m = m->next_of_owner)
+        atomic_store(&m->left_in_graphs, false);
+    for (struct ibx_client_module *m = staying; m; m = m->next_staying)
+        atomic_store(&m->left_in_graphs, m->client != client && atomic_load(&m->left_in_graphs));
     if (owner)
         ibx_module_owner_ended(owner);
     pthread_mutex_unlock(&lock);
@@ -458,8 +485,14 @@ static void unlink_module(struct ibx_client_module *m)
     left = m;
 }
 
+/* Locked. Whether no request, and no graph, needs it. */
+static bool is_free(const struct ibx_client_module *m)
+{
+    return !atomic_load(&m->users) && !atomic_load(&m->graphs) && !atomic_load(&m->left_in_graphs);
+}
+
 /* Locked, except while it waits for requests that use the module. No further request can use it.
- * Returns whether none uses it any more. */
+ * False: it is needed, and kept for take_staying(). */
 static bool end_module(struct ibx_client_module *m)
 {
     const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
@@ -473,37 +506,71 @@ static bool end_module(struct ibx_client_module *m)
         nanosleep(&pause, NULL);
         pthread_mutex_lock(&lock);
     }
-    if (!atomic_load(&m->users)) {
+    if (is_free(m)) {
         give_bytes(m);
         return true;
     }
-    ibx_log(IBX_LOG_WARN,
-            "kernels of a client stay registered, since one of its launches has not returned for "
-            "%u ms: see what it runs",
-            UNLOAD_MS);
+    m->next_staying = staying;
+    staying = m;
+    if (atomic_load(&m->users))
+        ibx_log(IBX_LOG_WARN,
+                "kernels of a client stay registered, since one of its launches has not returned "
+                "for %u ms: see what it runs",
+                UNLOAD_MS);
     return false;
+}
+
+/* Locked. The place in the list of a kept module that is no longer needed, with a name of `length`
+ * bytes; 0: of any length. It has NULL if there is none. */
+static struct ibx_client_module **find_staying(size_t length)
+{
+    struct ibx_client_module **at = &staying;
+    while (*at && !(is_free(*at) && (!length || strlen((*at)->name) + 1 == length)))
+        at = &(*at)->next_staying;
+    return at;
+}
+
+/* Locked. NULL: there is none. The caller has GVirtuS unload it. */
+static struct ibx_client_module *take_staying(size_t length)
+{
+    struct ibx_client_module **at = find_staying(length), *m = *at;
+    if (!m)
+        return NULL;
+    *at = m->next_staying;
+    give_bytes(m);
+    return m;
+}
+
+/* Locked. The client unloads the module. If that has to wait, GVirtuS unloads one that has waited
+ * long enough. False: there is none, either. */
+static bool unloads(struct ibx_client_module *m, char *handle, size_t length)
+{
+    const struct ibx_client_module *other = end_module(m) ? m : take_staying(length);
+    if (other)
+        memcpy(handle, other->name, length);
+    return other;
 }
 
 bool ibx_functions_any_over(void)
 {
     pthread_mutex_lock(&lock);
-    const bool any = ibx_module_owner_over();
+    const bool any = *find_staying(0) || ibx_module_owner_over();
     pthread_mutex_unlock(&lock);
     return any;
 }
 
 size_t ibx_functions_next_over(char *name)
 {
-    struct ibx_module_owner *owner;
-    size_t n = 0;
+    const struct ibx_module_owner *owner;
     pthread_mutex_lock(&lock);
-    while (!n && (owner = ibx_module_owner_over())) {
-        struct ibx_client_module *m = owner->modules;
-        if (!end_module(m))
-            continue;
-        n = strlen(m->name) + 1;
-        memcpy(name, m->name, n);
+    struct ibx_client_module *m = take_staying(0);
+    while (!m && (owner = ibx_module_owner_over())) {
+        m = owner->modules;
+        m = end_module(m) ? m : NULL;
     }
+    const size_t n = m ? strlen(m->name) + 1 : 0;
+    if (m)
+        memcpy(name, m->name, n);
     pthread_mutex_unlock(&lock);
     return n;
 }
@@ -560,7 +627,7 @@ static bool registers(struct ibx_functions_user *user, const char *name, uint8_t
         return names_variable(&r, body);
     if (begins(name, "cudaRegisterShared"))
         return get_string(&r, body, &length);
-    return !begins(name, "cudaUnregister") || end_module(m);
+    return !begins(name, "cudaUnregister") || unloads(m, handle, length);
 }
 
 /* --------------------------------------------------------------------------------- requests */

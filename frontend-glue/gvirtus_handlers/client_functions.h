@@ -9,6 +9,10 @@
  * The runtime takes a function that it does not know for a pointer to a kernel, and a function of
  * an unloaded module crashes the process. So functions that nobody has registered reach neither
  * GVirtuS nor the runtime, and a module is unloaded only when no request uses it any more.
+ *
+ * The driver (580) ends the process, too, when a graph with a function of an unloaded module is
+ * made executable or launched. So a module that is in graphs stays in CUDA while its client unloads
+ * it: it is unloaded when the graphs are gone, and a client unloads another one, or ends.
  */
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
 #define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
@@ -24,6 +28,12 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address);
 /* Holds a module that was held before; false: it is gone. NULL: no module is held. */
 bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module);
 void ibx_functions_let_go(struct ibx_functions_user *user);
+/* A graph is about to get a function of the module that the request holds. Returns what _end() is
+ * to be called with when neither the graph nor what was made of it exists; NULL: no module is held.
+ * unknown(): nobody will tell when. */
+struct ibx_client_module *ibx_functions_graph_begin(const struct ibx_functions_user *user);
+void ibx_functions_graph_end(void *module);
+void ibx_functions_graph_unknown(const struct ibx_functions_user *user);
 /* The other way round, for results of the runtime: the client's address of the function of that
  * name; 0: it has none. */
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);

@@ -148,7 +148,7 @@ void ibx_graph_events_end(struct gpu_session *x)
 
 /* --------------------------------------------------------- what executable graphs wait for */
 
-void ibx_handle_forget_waits(struct handle *h)
+static void forget_waits(struct handle *h)
 {
     if (!h->waits)
         return;
@@ -156,6 +156,12 @@ void ibx_handle_forget_waits(struct handle *h)
     free(h->waits->named);
     free(h->waits);
     h->waits = NULL;
+}
+
+void ibx_handle_forget_nodes(struct handle *h)
+{
+    forget_waits(h);
+    ibx_handle_forget_modules(h);
 }
 
 /* Locked. False: no memory. */
@@ -175,7 +181,7 @@ bool ibx_graph_events_note(struct gpu_session *x, uint64_t exec)
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
     bool good = found;
     if (found)
-        ibx_handle_forget_waits(found);
+        ibx_handle_forget_nodes(found);
     for (size_t i = 0; i < g->count && good; i++)
         good = !g->named[i].waits || add_wait(found, &g->named[i]);
     pthread_mutex_unlock(&ibx_handles_lock);

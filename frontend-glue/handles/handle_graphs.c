@@ -30,6 +30,16 @@ bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph)
     return is;
 }
 
+uint64_t ibx_handles_outermost(struct gpu_session *x, uint64_t graph)
+{
+    const struct handle *found;
+    pthread_mutex_lock(&ibx_handles_lock);
+    while ((found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
+        graph = found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return graph;
+}
+
 uint64_t ibx_handles_graph_of(struct gpu_session *x, uint64_t node, bool outermost)
 {
     pthread_mutex_lock(&ibx_handles_lock);

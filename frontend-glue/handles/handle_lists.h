@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by the files about handles: handles.c, handle_ends.c, handle_events.c, handle_graphs.c,
- * handle_sizes.c, handle_openers.c, handle_memory.c. */
+ * handle_modules.c, handle_sizes.c, handle_openers.c, handle_memory.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -54,8 +54,10 @@ struct handle {
     const struct gpu_session *user; /* that holds a graph, or changes another handle */
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
-    struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
-    bool theirs;                    /* another process's; each client that uses it has opened it */
+    struct ibx_graph_events *waits;     /* of an executable graph; NULL: it waits for no event */
+    struct ibx_client_module **modules; /* of an executable graph: handle_modules.c */
+    unsigned module_count;
+    bool theirs;     /* another process's; each client that uses it has opened it */
     bool was_open;   /* by another client, whose work may use it also after a close */
     bool gone;       /* it is in no list; its last holder frees it */
     bool of_process; /* it is known which process has made it */
@@ -108,8 +110,12 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
-/* handle_events.c: the executable graph waits for no events any more. */
-void ibx_handle_forget_waits(struct handle *h);
+/* handle_events.c: forgets for which events the nodes of an executable graph wait, and their
+ * modules. */
+void ibx_handle_forget_nodes(struct handle *h);
+
+/* handle_modules.c: the executable graph has no functions but those of its graph. */
+void ibx_handle_forget_modules(struct handle *h);
 
 /* handle_graphs.c */
 

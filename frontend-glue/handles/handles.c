@@ -139,7 +139,7 @@ static void link_all(struct handle *h)
 
 static void free_handle(struct handle *h)
 {
-    ibx_handle_forget_waits(h);
+    ibx_handle_forget_nodes(h);
     free(h->openers);
     free(h);
 }
@@ -240,7 +240,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->of_process = made->of_process;
     h->opener_count = 0;
     h->heir_of = 0;
-    ibx_handle_forget_waits(h);
+    ibx_handle_forget_nodes(h);
     h->theirs = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);

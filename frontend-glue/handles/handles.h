@@ -8,12 +8,13 @@
  *   handle_graphs.c  in which graphs something is
  *   handle_openers.c handles that other clients have opened
  *   handle_sizes.c   as how many graphs and executable graphs count
+ *   handle_modules.c modules of functions in executable graphs
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
- * handles.c, handle_events.c, handle_graphs.c, handle_openers.c and handle_sizes.c call each other:
- * they are one list under one lock.
+ * handles.c, handle_events.c, handle_graphs.c, handle_modules.c, handle_openers.c and
+ * handle_sizes.c call each other: they are one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -48,6 +49,11 @@ bool ibx_graph_event_set(struct gpu_session *x, uint64_t exec, uint64_t node, ui
  * holds the events for which it waits. */
 int ibx_graph_events_launch(struct gpu_session *x, uint64_t exec);
 
+/* handle_modules.c: a node has a function of the module in the executable graph. Takes over what
+ * ibx_functions_graph_begin() has begun, and ends it with the executable graph, or when that is
+ * made of another graph (ibx_graph_events_note()). False: no memory. */
+bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, struct ibx_client_module *module);
+
 /* handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c, handle_openers.c */
 
 /* Adds a handle of the session's tenant and client; a device's own pool is of all. False: no
@@ -75,6 +81,8 @@ bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
 /* As ibx_handles_within(), for a graph that is moved: it is not in the executable graphs that
  * `other` has already. */
 void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other);
+/* The graph with which a graph ends; itself: none is known. */
+uint64_t ibx_handles_outermost(struct gpu_session *x, uint64_t graph);
 /* Whether a graph is `outer` itself, or is within it, however deep. */
 bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph);
 /* Adds a handle with which conditional nodes of a graph are made; it ends with the graph. */

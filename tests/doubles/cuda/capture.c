@@ -18,6 +18,7 @@ static struct capture {
     uint64_t id;
     /* Only of the runtime's: an event that was recorded in it, and a stream that waits for that. */
     const void *event, *joined;
+    void *graph;
 } captures[CAPTURES];
 static struct capture of_runtime; /* graphs.c */
 static uint64_t ids;
@@ -133,10 +134,10 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
 }
 
 /* Says which stream the runtime's double captures; NULL: none. */
-EXPORT void ibx_double_runtime_captures(void *stream)
+EXPORT void ibx_double_runtime_captures(void *stream, void *graph)
 {
     pthread_mutex_lock(&mutex);
-    of_runtime = (struct capture){.stream = stream, .id = ++ids};
+    of_runtime = (struct capture){.stream = stream, .graph = graph, .id = ++ids};
     pthread_mutex_unlock(&mutex);
 }
 
@@ -170,7 +171,7 @@ EXPORT void ibx_double_captures_behind(void *stream, size_t nodes)
     pthread_mutex_unlock(&mutex);
 }
 
-/* It tells only the id, and how many nodes the next one would come behind. */
+/* It tells not behind which nodes the next one would come, only how many. */
 EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
                                      void **behind, size_t *count)
 {
@@ -184,7 +185,9 @@ EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
         *id = capture->id;
     if (capture && !capture->lost && count)
         *count = capture->behind;
-    return leave(graph || behind ? INVALID_VALUE : SUCCESS);
+    if (capture && !capture->lost && graph)
+        *graph = capture->graph;
+    return leave(behind ? INVALID_VALUE : SUCCESS);
 }
 
 /* The graph is a number: how much was captured. */

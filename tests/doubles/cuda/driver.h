@@ -76,6 +76,12 @@ void ibx_double_inject(const char *function, unsigned in, int code, bool sticky)
 void ibx_double_attribute(int attribute, int value);
 /* Each copy takes that much longer. */
 void ibx_double_slow(unsigned microseconds);
+/* From now on each function that a client has registered is a kernel of its own: as the one that
+ * copies, and also captured. unload(): it is unloaded; `function`: the name that the runtime knows.
+ * As driver 580, the double then ends the process when a graph with it is made executable, or
+ * launched. */
+void ibx_double_kernels_apart(bool they);
+void ibx_double_unload(const void *function);
 /* While this holds, no submitted work runs. */
 void ibx_double_hold(bool held);
 /* While held, the linker compiles nothing. */

@@ -37,6 +37,10 @@ struct kernel_parameters {
     void *other_kernel, *context;
 };
 
+/* Takes a launch into the graph of its stream's capture; false: the stream is not captured. */
+typedef bool ibx_double_take(void *stream, void *kernel, const unsigned size[6],
+                             const uint64_t values[3]);
+
 struct double_graph;
 
 struct graph_node {
@@ -151,8 +155,8 @@ struct double_graph *graph_captured(void *stream);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 
-/* graph_runs.c: whether the events of all nodes exist. */
-bool graph_has_events(const struct double_graph *graph);
+/* graph_runs.c: whether the events of all nodes exist, and their kernels are loaded. */
+bool graph_has_all(const struct double_graph *graph);
 
 /* graph_runs.c: runs what such a node does, in a stream. */
 int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);

@@ -91,13 +91,24 @@ static bool has_event(const struct graph_node *node)
     return is_event(node->of.event);
 }
 
-bool graph_has_events(const struct double_graph *graph)
+static bool is_loaded(const struct graph_node *node)
+{
+    bool (*is)(const void *kernel) = NULL;
+    *(void **)&is = driver_function("ibx_double_is_loaded");
+    return is(node->of.kernel);
+}
+
+bool graph_has_all(const struct double_graph *graph)
 {
     bool all = true;
     for (unsigned i = 0; i < graph->count && all; i++) {
         const struct graph_node *node = &graph->nodes[i];
         if (node->type == NODE_GRAPH)
-            all = graph_has_events(node->of.child);
+            all = graph_has_all(node->of.child);
+        for (unsigned b = 0; b < 2 && node->type == NODE_CONDITIONAL && all; b++)
+            all = !node->of.bodies[b] || graph_has_all(node->of.bodies[b]);
+        if (node->type == NODE_KERNEL)
+            all = is_loaded(node);
         else if (node->type == NODE_RECORD || node->type == NODE_WAIT)
             all = has_event(node);
     }
@@ -119,6 +130,8 @@ static int run_node(const struct graph_node *node, void *stream)
         return 0;
     switch (node->type) {
     case NODE_KERNEL:
+        if (!is_loaded(node))
+            raise(SIGSEGV); /* as driver 580 does */
         return run_kernel(node, stream);
     case NODE_MEMCPY:
         return graph_run_copy(&node->of.copy, stream);

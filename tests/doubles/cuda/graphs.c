@@ -33,6 +33,14 @@ static struct double_graph *make(void)
     return graph;
 }
 
+/* CUDA does not say that the copy has the body's objects. */
+static struct double_graph *copy_body(void *handle)
+{
+    struct double_graph *body = graph_copy(handle);
+    graph_objects_release(body);
+    return body;
+}
+
 struct double_graph *graph_copy(void *handle)
 {
     struct double_graph *graph = malloc(sizeof(*graph));
@@ -45,7 +53,7 @@ struct double_graph *graph_copy(void *handle)
             graph->nodes[i].of.child = graph_copy(graph->nodes[i].of.child);
         for (unsigned b = 0; b < 2 && graph->nodes[i].type == NODE_CONDITIONAL; b++)
             if (graph->nodes[i].of.bodies[b])
-                graph->nodes[i].of.bodies[b] = graph_copy(graph->nodes[i].of.bodies[b]);
+                graph->nodes[i].of.bodies[b] = copy_body(graph->nodes[i].of.bodies[b]);
     }
     graph_objects_hold(graph);
     return graph;
@@ -174,11 +182,26 @@ bool wait_fits_captures(const void *stream)
     return fits;
 }
 
+static bool take_kernel(void *stream, void *kernel, const unsigned size[6],
+                        const uint64_t values[3])
+{
+    struct graph_node *node = captured(stream, NODE_KERNEL);
+    if (node) {
+        node->of.kernel = kernel;
+        memcpy(node->of.size, size, sizeof(node->of.size));
+        memcpy(node->of.values, values, sizeof(node->of.values));
+    }
+    return node;
+}
+
 static void tell_driver(void *stream)
 {
-    void (*tell)(void *captured) = NULL;
+    void (*tell)(void *captured, void *graph) = NULL;
+    void (*give)(ibx_double_take * take) = NULL;
     *(void **)&tell = driver_function("ibx_double_runtime_captures");
-    tell(stream);
+    *(void **)&give = driver_function("ibx_double_runtime_takes");
+    give(take_kernel);
+    tell(stream, graph_captured(stream));
 }
 
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)
@@ -412,7 +435,7 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
     *(void **)&fails = driver_function("ibx_double_fails");
     if (flags > 15 || fails("cudaGraphInstantiate", &code))
         return returns(code);
-    if (!graph_has_events(graph_of(graph)))
+    if (!graph_has_all(graph_of(graph)))
         raise(SIGSEGV); /* as driver 580 does */
     struct double_graph *made = graph_copy(graph);
     made->flags = flags;
@@ -460,7 +483,7 @@ EXPORT int cudaGraphExecUpdate(void *handle, void *graph_handle, struct update_r
         told->result = 2;
         return returns(UPDATE_FAILURE);
     }
-    if (!graph_has_events(graph))
+    if (!graph_has_all(graph))
         raise(SIGSEGV);
     graph_objects_exchange(exec, graph);
     for (unsigned i = 0; i < graph->count; i++) {

@@ -158,6 +158,10 @@ int capture_status(const void *stream);
  * This ends a capture in any mode. For streams that were made, the double does not do this yet, as
  * CUDA does. */
 bool capture_spoilt(const void *stream);
+
+/* modules.c: whether it is a kernel that copies. */
+bool is_copy_kernel(const void *kernel);
+
 /* An event is recorded in a stream, and a stream waits for one: that joins it to the capture of the
  * runtime's double. */
 void capture_records(const void *stream, const void *event);

@@ -53,7 +53,7 @@ EXPORT int cuFuncGetParamInfo(void *kernel, size_t index, size_t *at, size_t *n)
     const size_t wide = is_wide(kernel) ? (uintptr_t)kernel - IBX_DOUBLE_WIDE : 8;
     const size_t sizes[] = {8, wide, is_wide(kernel) ? 4 : 8};
     const size_t places[] = {0, 8, (8 + wide + 3) / 4 * 4};
-    if ((!is_wide(kernel) && (uintptr_t)kernel != IBX_DOUBLE_KERNEL) || index > 2)
+    if ((!is_wide(kernel) && !is_copy_kernel(kernel)) || index > 2)
         return INVALID_VALUE;
     *at = places[index];
     *n = sizes[index];
@@ -113,6 +113,21 @@ static struct wide *wide_of(void *kernel, void **arguments, void **extra)
 
 int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
 
+static _Atomic(ibx_double_take *) take;
+
+EXPORT void ibx_double_runtime_takes(ibx_double_take *kernels)
+{
+    take = kernels;
+}
+
+/* Whether the runtime's double captures it. */
+static bool captures_kernel(void *stream, void *kernel, const unsigned size[6],
+                            const uint64_t values[3])
+{
+    ibx_double_take *into = take;
+    return (uintptr_t)kernel != IBX_DOUBLE_KERNEL && into && into(stream, kernel, size, values);
+}
+
 static int launch_wide(void *kernel, void *stream, void **arguments, void **extra)
 {
     const int code = stream_of_here(stream);
@@ -129,12 +144,15 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
     uint64_t values[3];
     if (is_wide(kernel) && grid_x && block_x && block_x <= 1024)
         return launch_wide(kernel, stream, arguments, extra);
-    const bool sound = (uintptr_t)kernel == IBX_DOUBLE_KERNEL && grid_x && grid_y && grid_z &&
-                       block_x && block_x <= 1024 && block_y && block_z && !shared && !arguments;
+    const bool sound = is_copy_kernel(kernel) && grid_x && grid_y && grid_z && block_x &&
+                       block_x <= 1024 && block_y && block_z && !shared && !arguments;
     if (!sound || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] ||
         *(size_t *)extra[3] != sizeof(values))
         return INVALID_VALUE;
     memcpy(values, extra[1], sizeof(values));
+    if (captures_kernel(stream, kernel,
+                        (unsigned[]){grid_x, grid_y, grid_z, block_x, block_y, block_z}, values))
+        return SUCCESS;
     int code = stream_of_here(stream);
     if (!code && (!kernel_reaches(values[0]) || !kernel_reaches(values[1])))
         ibx_double_inject("cuLaunchKernel", 1, ILLEGAL_ADDRESS, true);
@@ -158,8 +176,8 @@ static int set_kernel(struct graph_node *node, const struct kernel_parameters *p
         node->of.wide = wide_of(p->kernel, p->arguments, p->extra);
         return node->of.wide ? SUCCESS : INVALID_VALUE;
     }
-    if (!node || node->type != NODE_KERNEL || (uintptr_t)p->kernel != IBX_DOUBLE_KERNEL ||
-        p->arguments || *(size_t *)p->extra[3] != sizeof(node->of.values))
+    if (!node || node->type != NODE_KERNEL || !is_copy_kernel(p->kernel) || p->arguments ||
+        *(size_t *)p->extra[3] != sizeof(node->of.values))
         return INVALID_VALUE;
     node->of.kernel = p->kernel;
     memcpy(node->of.size, p->size, sizeof(p->size));

@@ -4,9 +4,12 @@
  * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Variables
  * of the kinds "m" and "l" are managed, and outlast resets; those of kind "l" are known only to
  * their library.
+ *
+ * A test may have the functions of clients' modules be kernels of their own, which can be unloaded.
  */
 #include "tests/doubles/cuda/internal.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 
 #define NOT_FOUND 500
@@ -71,4 +74,46 @@ EXPORT int cuKernelGetLibrary(void **library, void *kernel)
 EXPORT int cuLibraryGetManaged(uint64_t *at, size_t *n, void *library, const char *name)
 {
     return library == LIBRARY ? find_variable(name, true, at, n) : INVALID_HANDLE;
+}
+
+/* ------------------------------------------------------- functions that can be unloaded */
+
+#define UNLOADED 64u
+
+static atomic_bool apart;
+static _Atomic(const void *) unloaded[UNLOADED]; /* the last ones */
+static atomic_uint unloads;
+
+static bool is_client_function(const void *function)
+{
+    return (uintptr_t)function >> 56 == 0x1b;
+}
+
+EXPORT void ibx_double_kernels_apart(bool they)
+{
+    apart = they;
+}
+
+EXPORT void ibx_double_unload(const void *function)
+{
+    unloaded[unloads++ % UNLOADED] = function;
+}
+
+EXPORT void *ibx_double_kernel_of(const void *function)
+{
+    return apart && is_client_function(function) ? (void *)(uintptr_t)function
+                                                 : (void *)IBX_DOUBLE_KERNEL;
+}
+
+bool is_copy_kernel(const void *kernel)
+{
+    return (uintptr_t)kernel == IBX_DOUBLE_KERNEL || is_client_function(kernel);
+}
+
+EXPORT bool ibx_double_is_loaded(const void *kernel)
+{
+    unsigned i = 0;
+    while (i < UNLOADED && (!kernel || unloaded[i] != kernel))
+        i++;
+    return i == UNLOADED;
 }

@@ -330,7 +330,7 @@ static _Atomic(const void *) looked_up; /* the last one that is not wide */
 
 const void *function_of_kernel(void *kernel)
 {
-    return is_wide(kernel) ? kernel : looked_up;
+    return (uintptr_t)kernel == IBX_DOUBLE_KERNEL ? looked_up : kernel;
 }
 
 #define LOADED 1021u
@@ -353,9 +353,10 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
     if (*loaded_at(function) != function && !load_fits_captures())
         return returns(900);
     *loaded_at(function) = function;
+    void *(*of)(const void *of_client) = NULL;
+    *(void **)&of = driver_function("ibx_double_kernel_of");
     *(void **)&load = driver_function("cuKernelGetFunction");
-    return returns(
-        load(kernel, is_wide(function) ? (void *)(uintptr_t)function : (void *)IBX_DOUBLE_KERNEL));
+    return returns(load(kernel, is_wide(function) ? (void *)(uintptr_t)function : of(function)));
 }
 
 EXPORT int cudaGetKernel(void **kernel, const void *function)

@@ -343,6 +343,7 @@ static void *end_it(void *argument)
 /* A module in use by a launch is removed after that launch. */
 static void module_in_use_is_removed_later(void **state)
 {
+    char name[IBX_FUNCTIONS_MODULE];
     pthread_t ending;
     (void)state;
     begin(PARENT, HANDLE, KERNEL, "sum");
@@ -357,12 +358,16 @@ static void module_in_use_is_removed_later(void **state)
     assert_false(ibx_functions_hold(CHILD, module));
     assert_null(CHILD->held);
     assert_true(ibx_functions_hold(CHILD, NULL));
-    /* The launch does not return, so the module stays. */
+    /* The launch does not return, so the module stays until it has. */
     begin(PARENT, HANDLE, KERNEL, "sum");
     assert_true(ibx_functions_take(CHILD, KERNEL));
     const struct request left = passed(PARENT, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
     assert_true(is_refused(&left) && !take(PARENT, KERNEL));
+    assert_false(ibx_functions_any_over());
     ibx_functions_let_go(CHILD);
+    assert_true(ibx_functions_any_over());
+    assert_int_equal(ibx_functions_next_over(name), strlen(HANDLE) + 1);
+    assert_false(ibx_functions_any_over());
 }
 
 /* Processor time of this thread, in seconds, for a client of many modules with one kernel each. */

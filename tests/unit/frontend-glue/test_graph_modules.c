@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Kernels in graphs whose modules clients unload. CUDA's double ends the process where the driver
+ * does, with a graph that has a kernel of an unloaded module. */
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
+#include "tests/fixtures/extensions.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MODULES 4u
+#define KERNEL  UINT64_C(0x401b00)
+
+/* What GVirtuS has: its names of modules, and of a kernel in each. "": it is not there. */
+static struct {
+    char name[IBX_FUNCTIONS_MODULE];
+    uint64_t kernel;
+} loaded[MODULES];
+
+static uint64_t kernel_of(unsigned module)
+{
+    return KERNEL + 16 * module;
+}
+
+static void put_string(struct ibx_writer *w, const char *text)
+{
+    ibx_put_u64(w, strlen(text) + 1);
+    ibx_put_u64(w, strlen(text) + 1);
+    ibx_put_bytes(w, text, strlen(text) + 1);
+}
+
+/* Has the request's names replaced, as before GVirtuS runs it. */
+static void pass(const char *name, unsigned module, bool kernel, uint8_t bytes[256])
+{
+    char handle[16];
+    struct ibx_writer w = ibx_writer_of(bytes, 256);
+    snprintf(handle, sizeof(handle), "0x4a01%02x", module);
+    put_string(&w, handle);
+    if (kernel) {
+        ibx_put_u64(&w, kernel_of(module));
+        put_string(&w, "copy");
+        put_string(&w, "copy");
+        for (unsigned i = 0; i < 5; i++)
+            ibx_put_u64(&w, 0);
+    }
+    ibx_functions_name(ibx_functions_user_of(&alice.x), name, bytes, w.length, 0);
+}
+
+static uint64_t number_at(const uint8_t *bytes)
+{
+    struct ibx_reader r = ibx_reader_of(bytes, 8);
+    return ibx_get_u64(&r);
+}
+
+static void load(unsigned module)
+{
+    uint8_t bytes[256];
+    pass("cudaRegisterFatBinary", module, false, bytes);
+    snprintf(loaded[module].name, sizeof(loaded[module].name), "%s", (char *)bytes + 16);
+    pass("cudaRegisterFunction", module, true, bytes);
+    loaded[module].kernel = number_at(bytes + 16 + strlen(loaded[module].name) + 1);
+}
+
+/* What GVirtuS does. */
+static void unloaded(const char *name)
+{
+    void (*unload)(const void *function) = NULL;
+    *(void **)&unload = ibx_cuda_symbol("ibx_double_unload");
+    unsigned i = 0;
+    while (i < MODULES && strcmp(loaded[i].name, name) != 0)
+        i++;
+    assert_in_range(i, 0, MODULES - 1);
+    unload(pointer_to(loaded[i].kernel));
+    *loaded[i].name = 0;
+}
+
+/* The client unloads it; GVirtuS unloads it, or another one. */
+static void unload(unsigned module)
+{
+    uint8_t bytes[256];
+    pass("cudaUnregisterFatBinary", module, false, bytes);
+    if (number_at(bytes + 8))
+        unloaded((char *)bytes + 16);
+}
+
+/* A client ends: GVirtuS unloads what has waited for that. */
+static void client_ends(void)
+{
+    char name[IBX_FUNCTIONS_MODULE];
+    while (ibx_functions_any_over() && ibx_functions_next_over(name))
+        unloaded(name);
+}
+
+static bool is_loaded(unsigned module)
+{
+    client_ends();
+    return *loaded[module].name;
+}
+
+static void put_launch(struct ibx_writer *w, unsigned module, void *stream)
+{
+    ibx_put_u64(w, kernel_of(module));
+    for (unsigned i = 0; i < 6; i++)
+        ibx_put_u32(w, 1);
+    ibx_put_u64(w, 0);
+    ibx_put_u64(w, (uintptr_t)stream);
+    ibx_put_u64(w, 24);
+    ibx_put_u64(w, alice.memory);
+    ibx_put_u64(w, alice.memory + 4096);
+    ibx_put_u64(w, 8);
+}
+
+static uint64_t graph_make(void)
+{
+    uint64_t graph = 0;
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    return graph;
+}
+
+static uint64_t kernel_add(uint64_t graph, unsigned module)
+{
+    uint64_t node = 0;
+    uint8_t bytes[256];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_KERNEL);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    put_launch(&w, module, NULL);
+    assert_int_equal(ext_run(&alice, &w, &node), 0);
+    return node;
+}
+
+static int kernel_set(uint64_t exec, uint64_t node, unsigned module)
+{
+    uint8_t bytes[256];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_SET_KERNEL);
+    ibx_put_u64(&w, exec);
+    ibx_put_u64(&w, node);
+    put_launch(&w, module, NULL);
+    return ext_run(&alice, &w, NULL);
+}
+
+static uint64_t instantiate(uint64_t graph)
+{
+    uint64_t exec = 0;
+    const uint64_t both[] = {graph, 0};
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, both, &exec), 0);
+    return exec;
+}
+
+static int update(uint64_t exec, uint64_t graph)
+{
+    return ext_call(&alice, IBX_EXT_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, NULL);
+}
+
+static void launch(uint64_t exec)
+{
+    int (*run)(void *exec, void *stream) = NULL;
+    *(void **)&run = ibx_back_end_runtime("cudaGraphLaunch");
+    assert_int_equal(run(pointer_to(exec), NULL), 0);
+}
+
+static void destroy(uint64_t graph)
+{
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+}
+
+static void destroy_exec(uint64_t exec)
+{
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+}
+
+/* One that was in no graph, or in one that is gone, is unloaded at once. */
+static void test_in_no_graph(void **state)
+{
+    (void)state;
+    load(0);
+    unload(0);
+    assert_string_equal(loaded[0].name, "");
+    load(1);
+    const uint64_t graph = graph_make();
+    kernel_add(graph, 1);
+    destroy(graph);
+    unload(1);
+    assert_string_equal(loaded[1].name, "");
+}
+
+/* A graph is made executable, cloned and launched after its kernel's module was unloaded. That
+ * stays until all of these are gone, and its client cannot use it. */
+static void test_in_a_graph(void **state)
+{
+    (void)state;
+    uint64_t clone = 0;
+    load(0);
+    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+    unload(0);
+    const uint64_t exec = instantiate(graph);
+    launch(exec);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_CLONE, graph, &clone), 0);
+    assert_int_not_equal(kernel_set(0, node, 0), 0);
+    destroy(graph);
+    assert_true(is_loaded(0));
+    launch(exec);
+    destroy_exec(exec);
+    assert_true(is_loaded(0));
+    launch(instantiate(clone));
+    destroy(clone);
+    assert_true(is_loaded(0)); /* the executable graph of the clone */
+}
+
+/* In a graph within another one, or the body of a conditional node. */
+static void test_in_inner_graphs(void **state)
+{
+    (void)state;
+    uint64_t condition = 0, answer[3] = {0}, node = 0;
+    uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
+    load(0);
+    load(1);
+    const uint64_t inner = graph_make(), outer = graph_make(), with = graph_make();
+    kernel_add(inner, 0);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
+    ibx_put_u64(&w, outer);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, inner);
+    assert_int_equal(ext_run(&alice, &w, &node), 0);
+    destroy(inner);
+    w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
+    ibx_put_u64(&w, with);
+    ibx_put_u32(&w, 1);
+    ibx_put_u32(&w, 1);
+    assert_int_equal(ext_run(&alice, &w, &condition), 0);
+    w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
+    ibx_put_u64(&w, with);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, condition);
+    ibx_put_u32(&w, 0);
+    ibx_put_u32(&w, 1);
+    struct ibx_writer to = ibx_writer_of(out, sizeof(out));
+    const struct ibx_request q = {.body = w.data, .length = w.length};
+    assert_int_equal(ibx_extension_run(&alice.x, &q, &to), 0);
+    for (unsigned i = 0; i < 2; i++)
+        answer[i] = number_at(out + 8 * i);
+    kernel_add(answer[1], 1);
+    unload(0);
+    unload(1);
+    const uint64_t execs[] = {instantiate(outer), instantiate(with)};
+    destroy(outer);
+    destroy(with);
+    assert_true(is_loaded(0) && is_loaded(1));
+    for (unsigned i = 0; i < 2; i++) {
+        launch(execs[i]);
+        destroy_exec(execs[i]);
+        assert_true(!is_loaded(i) && is_loaded(1) == !i);
+    }
+}
+
+static void capture_by_handler(enum captures_use use, void *stream, void **graph)
+{
+    struct gpu_session *x = &alice.x;
+    int (*begin)(void *stream, int mode) = NULL;
+    int (*end)(void *stream, void **graph) = NULL;
+    struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
+    *(void **)&begin = ibx_back_end_runtime("cudaStreamBeginCapture");
+    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
+    ibx_put_u64(&first, (uintptr_t)stream);
+    x->requests.length = 8;
+    x->handler.captures = use;
+    ibx_captures_run(x);
+    assert_int_equal(use == CAPTURES_BEGUN ? begin(stream, 2) : end(stream, graph), 0);
+    ibx_captures_answered(x, 0);
+}
+
+/* In a graph that a stream was captured into. What it launches meanwhile is known once. */
+static void test_captured(void **state)
+{
+    (void)state;
+    void *stream = NULL, *graph = NULL;
+    uint8_t bytes[256];
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    for (unsigned round = 0; round < 2; round++) {
+        load(round);
+        capture_by_handler(CAPTURES_BEGUN, stream, NULL);
+        for (unsigned i = 0; i < 3; i++) {
+            struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+            put_launch(&w, round, stream);
+            assert_int_equal(ibx_device_launch(&alice.x, bytes, w.length), 0);
+        }
+        unload(round);
+        capture_by_handler(CAPTURES_ENDED, stream, &graph);
+        assert_non_null(graph);
+        assert_true(ibx_graph_note(&alice.x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
+        const uint64_t exec = instantiate((uintptr_t)graph);
+        launch(exec);
+        destroy_exec(exec);
+        assert_true(is_loaded(round));
+        destroy((uintptr_t)graph);
+        assert_false(is_loaded(round));
+    }
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* A node has a kernel of another module in the executable graph alone: until that is updated, or
+ * destroyed. */
+static void test_in_an_executable_graph(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < 2; round++) {
+        load(0);
+        load(1);
+        const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+        const uint64_t exec = instantiate(graph);
+        assert_int_equal(kernel_set(exec, node, 1), 0);
+        assert_int_equal(kernel_set(exec, node, 1), 0);
+        unload(1);
+        launch(exec);
+        assert_true(is_loaded(1));
+        if (!round)
+            assert_int_equal(update(exec, graph), 0);
+        else
+            destroy_exec(exec);
+        assert_false(is_loaded(1));
+        unload(0);
+        if (!round)
+            launch(exec);
+        destroy(graph);
+        if (!round)
+            destroy_exec(exec);
+        assert_false(is_loaded(0));
+    }
+}
+
+/* An executable graph that was updated has the kernels of the new graph. */
+static void test_updated(void **state)
+{
+    (void)state;
+    load(0);
+    load(1);
+    const uint64_t graph = graph_make(), other = graph_make();
+    kernel_add(graph, 0);
+    kernel_add(other, 1);
+    const uint64_t exec = instantiate(graph);
+    unload(0);
+    unload(1);
+    assert_int_equal(update(exec, other), 0);
+    launch(exec);
+    destroy(graph);
+    assert_true(!is_loaded(0) && is_loaded(1));
+    destroy(other);
+    assert_true(is_loaded(1));
+    launch(exec);
+    destroy_exec(exec);
+    assert_false(is_loaded(1));
+}
+
+/* A client that goes on loads modules, and unloads each while a graph has it: GVirtuS unloads the
+ * one before. */
+static void test_in_place_of_the_next(void **state)
+{
+    (void)state;
+    uint64_t graph = 0;
+    for (unsigned i = 0; i < MODULES; i++) {
+        load(i);
+        if (graph)
+            destroy(graph);
+        graph = graph_make();
+        kernel_add(graph, i);
+        unload(i);
+        for (unsigned k = 0; k < MODULES; k++)
+            assert_int_equal(*loaded[k].name != 0, k == i);
+    }
+    destroy(graph);
+    assert_false(is_loaded(MODULES - 1));
+}
+
+/* It is not known which graph has the module: it stays until its client's process has ended. */
+static void test_in_some_graph(void **state)
+{
+    (void)state;
+    struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
+    load(0);
+    assert_int_not_equal(ibx_functions_take(user, kernel_of(0)), 0);
+    ibx_functions_graph_unknown(user);
+    ibx_functions_let_go(user);
+    unload(0);
+    assert_true(is_loaded(0));
+    ibx_functions_ended(user->client);
+    assert_false(is_loaded(0));
+}
+
+static int set_up(void **state)
+{
+    void (*apart)(bool they) = NULL;
+    const int rc = ext_set_up(state);
+    *(void **)&apart = ibx_cuda_symbol("ibx_double_kernels_apart");
+    apart(true);
+    return rc;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_in_no_graph),
+        cmocka_unit_test(test_in_a_graph),
+        cmocka_unit_test(test_in_inner_graphs),
+        cmocka_unit_test(test_captured),
+        cmocka_unit_test(test_in_an_executable_graph),
+        cmocka_unit_test(test_updated),
+        cmocka_unit_test(test_in_place_of_the_next),
+        cmocka_unit_test(test_in_some_graph),
+    };
+    return cmocka_run_group_tests(tests, set_up, ext_tear_down);
+}
