@@ -26,6 +26,11 @@ static bool holds(const struct ibx_client_pin *pin, const void *address)
     return pin->base && (uintptr_t)address - (uintptr_t)pin->base < pin->length;
 }
 
+static bool overlaps(const struct ibx_client_pin *pin, const uint8_t *begin, size_t length)
+{
+    return pin->base && pin->base < begin + length && begin < pin->base + pin->length;
+}
+
 /* The entry that holds that address, of which there is one at most; NULL: there is none. */
 static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *address)
 {
@@ -145,13 +150,19 @@ bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *c
     return true;
 }
 
-void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
+void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                                 const void *address, size_t n)
 {
     const struct ibx_stream_fence *fence = &pins->fences[pins->fence];
-    if (cuda->event_record(fence->event, fence->stream))
+    const uint8_t *at = address;
+    if (cuda->event_record(fence->event, fence->stream)) {
         ibx_cuda_stream_wait(cuda, fence->stream);
-    else
-        pins->pins[pins->pin].fences |= 1ull << pins->fence;
+        return;
+    }
+    for (unsigned i = 0; i < pins->room; i++) {
+        if (overlaps(&pins->pins[i], at, n))
+            pins->pins[i].fences |= 1ull << pins->fence;
+    }
 }
 
 void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
@@ -246,8 +257,17 @@ static struct ibx_client_pin *grow(struct ibx_client_pins *pins)
 /* Whether unpinning now would wait for work that may never end. */
 static bool unpin_would_wait(struct ibx_client_pins *pins, const struct ibx_client_pin *pin)
 {
-    pins->put_off = is_pinned(pin) && pins->works && pins->works(pins->owner);
+    pins->put_off = is_pinned(pin) && pins->works && pins->works(pins->owner, false);
     return pins->put_off;
+}
+
+/* Whether there could be room for so many bytes. */
+static bool fits(const struct ibx_client_pins *pins, size_t length, struct ibx_error *err)
+{
+    const uint64_t left = ibx_quota_left(pins->quota);
+    if (length > pins->bytes_max)
+        return false;
+    return left >= length || length - left <= pins->bytes || over_quota(length, err);
 }
 
 /* Returns a free entry and makes room for `length` more bytes by unpinning the least recently used
@@ -256,14 +276,8 @@ static bool unpin_would_wait(struct ibx_client_pins *pins, const struct ibx_clie
 static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                         size_t length, struct ibx_error *err)
 {
-    if (length > pins->bytes_max)
-        return NULL;
-    for (;;) {
+    while (fits(pins, length, err)) {
         const uint64_t left = ibx_quota_left(pins->quota);
-        if (left < length && length - left > pins->bytes) {
-            over_quota(length, err);
-            return NULL;
-        }
         struct ibx_client_pin *empty = NULL, *oldest = NULL;
         for (unsigned i = 0; i < pins->room; i++) {
             struct ibx_client_pin *pin = &pins->pins[i];
@@ -279,6 +293,7 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
             return NULL;
         unpin(pins, cuda, oldest);
     }
+    return NULL;
 }
 
 /* Pinning allocates pages that the client has not touched yet, and they would be charged to this
@@ -329,13 +344,21 @@ static bool is_about(const struct ibx_client_pin *pin, const uint8_t *base, size
                           : pin->base == base && pin->length == length;
 }
 
-/* Unpins what is in the way of new memory. False: that would wait. */
+/* Unpins what is in the way of new memory. Pins of the same pages stay if unpinning would wait, for
+ * whomever. False: other pages are pinned there, and that would wait. */
 static bool clear(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, const uint8_t *begin,
-                  size_t length)
+                  size_t length, uint64_t id)
 {
+    bool asked = false, stay = false;
     for (unsigned i = 0; i < pins->room; i++) {
         struct ibx_client_pin *pin = &pins->pins[i];
-        if (!pin->base || pin->base >= begin + length || begin >= pin->base + pin->length)
+        if (!overlaps(pin, begin, length))
+            continue;
+        const bool same = is_pinned(pin) && pin->id == id;
+        if (same && !asked)
+            stay = pins->works && pins->works(pins->owner, true);
+        asked = asked || same;
+        if (same && stay)
             continue;
         if (unpin_would_wait(pins, pin))
             return false;
@@ -344,44 +367,99 @@ static bool clear(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, con
     return true;
 }
 
+/* Whether the memory is pinned as the entry says. Pins it again after a reset. */
+static bool is_there(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                     struct ibx_client_pin *pin, bool writable, struct ibx_error *err)
+{
+    unsigned flags;
+    pin->used = ++pins->clock;
+    int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, pin->base) : 0;
+    if (!rc)
+        return is_pinned(pin);
+    if (rc != CUDA_INVALID_VALUE) { /* an error of other work: the memory is still pinned */
+        ibx_error_set(err, rc, "CUDA fails (%s)", ibx_cuda_error_name(cuda, rc));
+        return false;
+    }
+    pins->bytes -= pin->length; /* a reset has unpinned it; the quota keeps the bytes */
+    if (pin_now(pins, cuda, pin, writable, err))
+        return true;
+    ibx_state_move(&pin->state, IBX_PIN_REFUSED);
+    return false;
+}
+
+/* Pins memory of which nothing is pinned. NULL: see ibx_client_pin(). */
+static struct ibx_client_pin *pin_new(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                                      const struct ibx_client_pin *memory, bool writable,
+                                      struct ibx_error *err)
+{
+    if (!ibx_client_pin_is_whole(memory->base, memory->length)) {
+        ibx_error_set(err, -ENODATA, "of %zu bytes of the client's memory some were never touched",
+                      memory->length);
+        return NULL;
+    }
+    struct ibx_client_pin *pin = make_room(pins, cuda, memory->length, err);
+    if (!pin)
+        return NULL;
+    if (pins->quota && !ibx_quota_take(pins->quota, memory->length)) {
+        over_quota(memory->length, err); /* another session took the rest */
+        return NULL;
+    }
+    pins->pin = (unsigned)(pin - pins->pins);
+    *pin = *memory;
+    pin->used = ++pins->clock;
+    const bool pinned = pin_now(pins, cuda, pin, writable, err);
+    ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);
+    return pinned ? pin : NULL;
+}
+
+/* How many bytes from there on, `most` of them, no entry has. */
+static size_t gap(const struct ibx_client_pins *pins, const uint8_t *at, size_t most)
+{
+    for (unsigned i = 0; i < pins->room; i++) {
+        if (overlaps(&pins->pins[i], at, most))
+            most = (size_t)(pins->pins[i].base - at);
+    }
+    return most;
+}
+
+/* Pins what is between the pins that have stayed. */
+static bool pin_gaps(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint8_t *base,
+                     size_t length, uint64_t id, bool writable, struct ibx_error *err)
+{
+    uint8_t *const end = base + length;
+    for (uint8_t *at = base; at < end;) {
+        struct ibx_client_pin *pin = find(pins, at);
+        const struct ibx_client_pin missing = {
+            .base = at, .length = pin ? 0 : gap(pins, at, (size_t)(end - at)), .id = id};
+        if (pin && !is_there(pins, cuda, pin, writable, err))
+            return false;
+        if (!pin && !(pin = pin_new(pins, cuda, &missing, writable, err)))
+            return false;
+        at = pin->base + pin->length;
+    }
+    for (uint8_t *at = base; at < end && !pins->put_off;) {
+        const struct ibx_client_pin *pin = find(pins, at);
+        pins->put_off = !pin; /* room was made at the expense of this memory */
+        at = pin ? pin->base + pin->length : end;
+    }
+    return !pins->put_off;
+}
+
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err)
 {
-    unsigned flags;
     struct ibx_client_pin *pin = find(pins, base);
     pins->put_off = false;
-    if (pin && is_about(pin, base, length, id)) {
-        pin->used = ++pins->clock;
-        int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
-        if (!rc)
-            return is_pinned(pin);
-        if (rc != CUDA_INVALID_VALUE) { /* an error of other work: the memory is still pinned */
-            ibx_error_set(err, rc, "CUDA fails (%s)", ibx_cuda_error_name(cuda, rc));
-            return false;
-        }
-        pins->bytes -= pin->length; /* a reset has unpinned it; the quota keeps the bytes */
-        if (pin_now(pins, cuda, pin, writable, err))
-            return true;
-        ibx_state_move(&pin->state, IBX_PIN_REFUSED);
-        return false;
-    }
-    if (!clear(pins, cuda, base, length))
-        return false;
-    if (!ibx_client_pin_is_whole(base, length)) {
-        ibx_error_set(err, -ENODATA, "of %zu bytes of the client's memory some were never touched",
-                      length);
-        return false;
-    }
-    pin = make_room(pins, cuda, length, err);
-    if (!pin)
-        return false;
-    if (pins->quota && !ibx_quota_take(pins->quota, length)) /* another session took the rest */
-        return over_quota(length, err);
-    pins->pin = (unsigned)(pin - pins->pins);
-    *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
-    bool pinned = pin_now(pins, cuda, pin, writable, err);
-    ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);
-    return pinned;
+    if (pin && is_about(pin, base, length, id))
+        return is_there(pins, cuda, pin, writable, err);
+    return clear(pins, cuda, base, length, id) && fits(pins, length, err) &&
+           pin_gaps(pins, cuda, base, length, id, writable, err);
+}
+
+size_t ibx_client_pin_rest(struct ibx_client_pins *pins, const void *address)
+{
+    const struct ibx_client_pin *pin = find(pins, address);
+    return pin && is_pinned(pin) ? (size_t)(pin->base + pin->length - (const uint8_t *)address) : 0;
 }
 
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)

@@ -6,7 +6,9 @@
  * that goes beyond it, or when room is needed. A shorter allocation of the same pages uses its pin.
  *
  * Unpinning waits for all work of the context, and a kernel may wait for the very program that
- * would wait here. So while work is under way, nothing is unpinned for an allocation: its copies
+ * would wait here. So while work is under way, nothing is unpinned for an allocation. A longer one
+ * of the same pages keeps the pins that are there, and what is between them is pinned, too: then
+ * its memory is pinned in parts, and CUDA makes no copy beyond one part. Copies of other memory
  * take other paths until one finds that the work is over.
  *
  * A copy may still run when its call returns. A stream fence, an event behind the last such copy of
@@ -66,7 +68,8 @@ struct ibx_client_pins {
     /* NULL, or called before and after a driver call that waits for all work of the context and
      * may block other callers of the driver meanwhile. */
     void (*waits)(void *owner, bool begins);
-    bool (*works)(void *owner); /* NULL, or whether work of the client's is under way */
+    /* NULL, or whether work of the client's is under way; with `others` whether any may be. */
+    bool (*works)(void *owner, bool others);
     void *owner;
     bool put_off; /* the latest memory is not pinned, since there is such work */
 };
@@ -80,13 +83,17 @@ bool ibx_client_pin_is_whole(uint8_t *base, size_t length);
  * has refused this memory before. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
+/* Bytes from the address to the end of the part that was pinned with it. */
+size_t ibx_client_pin_rest(struct ibx_client_pins *pins, const void *address);
 /* Before a copy that may outlive its call, to or from pinned memory with that address: chooses the
  * stream's fence. False: the caller has to wait for the copy, since the current context has no
  * event for this stream or all fences are in use. */
 bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                           const void *base, void *stream);
-/* After that copy was put into the stream: the allocation stays pinned until the fence is over. */
-void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* After that copy, of n bytes from that address on, was put into the stream: these stay pinned
+ * until the fence is over. */
+void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                                 const void *address, size_t n);
 /* Waits for all fences. */
 void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 /* To be called after `context` was reset or destroyed with its streams and events; NULL: any

@@ -562,12 +562,14 @@ static void unpins(void *context, bool begins)
         ibx_frees_end();
 }
 
-/* Whether the client has work under way, for which unpinning would wait. While somebody captures,
- * that is not known. */
-static bool works(void *context)
+/* Whether the client has work under way, for which unpinning would wait; with `others` whether
+ * anybody may have. While somebody captures, it is not known who has. */
+static bool works(void *context, bool others)
 {
     struct gpu_session *x = context;
-    return !ibx_captures_any() && !ibx_work_on_devices(x, ibx_clients_number_of(x), 0);
+    if (ibx_captures_any() || (others && ibx_clients_several(x)))
+        return others;
+    return !ibx_work_on_devices(x, ibx_clients_number_of(x), 0);
 }
 
 int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,

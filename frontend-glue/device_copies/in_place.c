@@ -29,13 +29,28 @@ static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
     return pinned;
 }
 
+/* Whether the memory was pinned in parts, and the copy is in several of them. */
+static bool in_parts(struct gpu_session *x)
+{
+    return ibx_client_pin_rest(&x->pins, x->copy.reach.address) < x->copy.bytes;
+}
+
+/* The same for the copy in hand. It is cut if it is in several parts, unless it has rows, or is a
+ * part of a reply. */
+static bool pin_for_copy(struct gpu_session *x)
+{
+    const struct copy *c = &x->copy;
+    const bool whole = c->gpu.height == 1 && ibx_gpu_copy_bytes(&c->gpu) == c->gpu.width;
+    return pin(x, &c->reach) && (!in_parts(x) || (whole && c->stage != COPY_PART));
+}
+
 /* Whether this is a part of a long copy from the device, as far as can be seen: then the client has
  * sent the next part, or is about to. */
 static bool is_part(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
     return c->settle && c->reach.lasting && c->stage == COPY_TO_CLIENT && c->bytes >= LATE_MIN &&
-           c->bytes <= LATE_MAX && !ibx_captures_any() &&
+           c->bytes <= LATE_MAX && !ibx_captures_any() && !in_parts(x) &&
            ibx_staging_may_begin(x->staging, &c->gpu);
 }
 
@@ -51,10 +66,10 @@ static bool in_place_able(struct gpu_session *x)
     bool in_order = async && c->stage == COPY_FROM_CLIENT; /* earlier work may fill that memory */
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
-    bool pinned = pin(x, &c->reach);
+    bool pinned = pin_for_copy(x);
     if (!pinned && in_order) { /* other paths do not heed the stream's order */
         ibx_cuda_stream_wait(x->cuda, c->gpu.stream);
-        pinned = x->pins.put_off && pin(x, &c->reach);
+        pinned = x->pins.put_off && pin_for_copy(x);
     }
     const bool part = pinned && !leave && is_part(x);
     const bool fenced = pinned && (leave || part) &&
@@ -65,35 +80,56 @@ static bool in_place_able(struct gpu_session *x)
 
 static int finish(struct gpu_session *x, int rc)
 {
-    if (x->copy.answered != COPY_ANSWERED_AT_END && !rc)
-        ibx_client_pin_fence_record(&x->pins, x->cuda);
+    const struct copy *c = &x->copy;
+    if (c->answered != COPY_ANSWERED_AT_END && !rc)
+        ibx_client_pin_fence_record(&x->pins, x->cuda, c->reach.address, (size_t)c->bytes);
     ibx_remote_release(ibx_session_conn(x->s));
     x->copy.placed = !rc;
     return ibx_copies_outcome(x, rc);
 }
 
+static int make(struct gpu_session *x, void *host, const struct ibx_gpu_copy *gpu, bool to_device)
+{
+    return x->copy.answered == COPY_ANSWERED_EARLY
+               ? ibx_staging_leave(x->staging, host, gpu, to_device)
+               : ibx_staging_straight(x->staging, host, gpu, to_device);
+}
+
+/* Makes the copy, or leaves it to its stream, part by part of what is pinned. */
+static int make_all(struct gpu_session *x, bool to_device)
+{
+    struct ibx_gpu_copy part = x->copy.gpu;
+    uint8_t *host = x->copy.reach.address;
+    uint64_t left = part.width, some = 0;
+    unsigned parts = 0;
+    int rc = 0;
+    if (!in_parts(x))
+        return make(x, host, &part, to_device);
+    for (; left && !rc; left -= some, part.device += some, host += some, parts++) {
+        some = ibx_client_pin_rest(&x->pins, host);
+        some = some && some < left ? some : left;
+        part.width = part.host_pitch = part.device_pitch = some;
+        rc = make(x, host, &part, to_device);
+    }
+    if (rc && parts > 1) /* no fence is behind those before */
+        ibx_cuda_stream_wait(x->cuda, part.stream);
+    return rc;
+}
+
 static int in_place_to_device(struct gpu_session *x)
 {
-    const struct ibx_gpu_copy *gpu = &x->copy.gpu;
-    void *from = x->copy.reach.address;
-    const bool early = x->copy.answered == COPY_ANSWERED_EARLY;
-    int rc = early ? ibx_staging_leave(x->staging, from, gpu, true)
-                   : ibx_staging_straight(x->staging, from, gpu, true);
-    rc = finish(x, rc);
-    if (early)
+    const int rc = finish(x, make_all(x, true));
+    if (x->copy.answered == COPY_ANSWERED_EARLY)
         ibx_expect(ibx_session_conn(x->s), NEXT_US);
     return rc;
 }
 
 static int in_place_to_client(struct gpu_session *x)
 {
-    const struct ibx_gpu_copy *gpu = &x->copy.gpu;
-    void *to = x->copy.reach.address;
-    if (x->copy.answered == COPY_ANSWERED_LATE)
-        return finish(x, ibx_staging_begin_straight(x->staging, to, gpu, &x->copy.begun));
-    return finish(x, x->copy.answered == COPY_ANSWERED_EARLY
-                         ? ibx_staging_leave(x->staging, to, gpu, false)
-                         : ibx_staging_straight(x->staging, to, gpu, false));
+    if (x->copy.answered != COPY_ANSWERED_LATE)
+        return finish(x, make_all(x, false));
+    return finish(x, ibx_staging_begin_straight(x->staging, x->copy.reach.address, &x->copy.gpu,
+                                                &x->copy.begun));
 }
 
 static int in_place_part(struct gpu_session *x, size_t n)

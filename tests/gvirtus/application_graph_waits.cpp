@@ -153,6 +153,9 @@ bool comes_back(char *device, char *memory, std::size_t n, void *stream, char fi
     std::memset(memory, 0, n);
     REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE(has(memory, std::vector<char>(n, fill)));
+    std::memset(memory, 0, n);
+    REQUIRE(cudaMemcpy(memory, device, n, D2H) == 0);
     return HOLDS(has(memory, std::vector<char>(n, fill)));
 }
 
@@ -187,12 +190,18 @@ bool unpinned_beside_work(std::size_t n)
     char *const at = static_cast<char *>(memory);
     REQUIRE(comes_back(device + pin_bytes / 2, at, n, stream, 'h'));
     REQUIRE(!over_shm || copied_behind_kernel(device, at, n, stream));
+    REQUIRE(round_trip(device, at, n, 1)); // synchronously
+    REQUIRE(round_trip(device, at + n / 2, n / 2, 2) && round_trip(device, at, 1000, 3));
+    std::memset(at, 's', n); // and in the stream itself: the call returns
+    REQUIRE(!over_shm || cudaMemcpyAsync(device, at, n, H2D, held) == 0);
     REQUIRE(cudaStreamQuery(held) == 600);
     REQUIRE(unpinned_ever() == unpinned);
     stub_remote()->hold_stream(0);
-    REQUIRE(cudaStreamSynchronize(held) == 0 && comes_back(device, at, n, stream, 'a'));
-    // A shorter one uses the pin that is there.
-    REQUIRE(unpinned_ever() == unpinned + (over_shm && n > pin_bytes));
+    REQUIRE(cudaStreamSynchronize(held) == 0);
+    REQUIRE(!over_shm || device_has(device, std::vector<char>(n, 's').data(), n));
+    REQUIRE(comes_back(device, at, n, stream, 'a'));
+    // A shorter one uses the pin that is there, a longer one two, until nothing is under way.
+    REQUIRE(unpinned_ever() == unpinned + (over_shm && n > pin_bytes ? 2 : 0));
     REQUIRE(cudaStreamDestroy(held) == 0 && cudaStreamDestroy(stream) == 0);
     return HOLDS(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
 }

@@ -168,3 +168,42 @@ bool sent_on_beyond_pins()
     REQUIRE(host_unregister(registered.data()) == 0 && cudaStreamDestroy(stream) == 0);
     return HOLDS(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
 }
+
+// Has the driver do something to another client: 'h' gives it work without end, 'r' ends that.
+static bool driver(char what)
+{
+    char byte;
+    return write(STDOUT_FILENO, &what, 1) == 1 && read(STDIN_FILENO, &byte, 1) == 1;
+}
+
+static bool comes_back(char *device, char *memory, std::size_t n, void *stream, unsigned seed)
+{
+    const std::vector<char> bytes = random_bytes(n, seed);
+    std::memcpy(memory, bytes.data(), n);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    std::memset(memory, 0, n);
+    REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+    return HOLDS(cudaStreamSynchronize(stream) == 0 && has(memory, bytes));
+}
+
+// A longer allocation takes the place of one that was freed, while another client has work under
+// way: to unpin that one would wait for it.
+bool pinned_beside_others()
+{
+    constexpr std::size_t n = 4u << 20;
+    char *device = device_memory(2 * n), *memory = nullptr;
+    void *stream = nullptr;
+    REQUIRE(device && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (std::size_t more : {std::size_t{0}, n / 2, n}) {
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), n + more) == 0);
+        REQUIRE(comes_back(device, memory, n + more, stream, 1));
+        if (more == n)
+            break;
+        REQUIRE(cudaFreeHost(memory) == 0);
+        REQUIRE(more || driver('h'));
+    }
+    REQUIRE(driver('r') && comes_back(device, memory, 2 * n, stream, 2));
+    REQUIRE(cudaFreeHost(memory) == 0 && cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFree(device) == 0);
+}

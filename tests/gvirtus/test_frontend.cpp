@@ -8,6 +8,8 @@
 // With "short", only tests for which the provider makes a difference.
 #include "tests/gvirtus/frontend_scene.h"
 
+#include "frontend-glue/session/extensions.h"
+
 #include <csignal>
 #include <cstring>
 #include <utility>
@@ -138,6 +140,28 @@ bool sent_on_beyond_pins()
 {
     GpuBackEnd back(true, "rdma.pins : 2M\nrdma.tenant_share : 100\n");
     Application app(&back, application, "sent-on-beyond-pins", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
+// When the application says so, another client of the same process begins a kernel that does not
+// end, and ends it.
+bool pinned_beside_others()
+{
+    GpuBackEnd back(true, one_process);
+    auto over = connected(back.port);
+    Remote other(over.get());
+    other.get_last_error();
+    const std::uint64_t stream = other.stream_create(), memory = other.malloc(4096);
+    Application app(&back, application, "pinned-beside-others", "taken");
+    for (char what; read(app.out, &what, 1) == 1;) {
+        other.hold_stream(what == 'h' ? stream : 0);
+        const Body set =
+            Body().put(std::uint16_t{IBX_EXT_MEMSET}).u64(memory).i32(0).u64(4096).u64(stream);
+        REQUIRE(what == 'r' ||
+                (other.call(IBX_EXT_NAME, set) == 0 && other.stream_query(stream) == 600));
+        REQUIRE(write(app.in, &what, 1) == 1);
+    }
     REQUIRE(app.good());
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
@@ -380,6 +404,7 @@ void check_what_the_provider_changes()
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });
     check("... and is not pinned", sent_on_beyond_pins);
+    check("... and is pinned beside others' work", pinned_beside_others);
     for (bool taken : {true, false}) {
         if (provider != "shm")
             check("copies in the background", [=] { return background("background", taken); });

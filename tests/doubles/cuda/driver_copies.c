@@ -13,8 +13,10 @@ static uint8_t *end_of(unsigned type, uint64_t device, const void *host, size_t 
     if (type == IBX_CUDA_MEMORY_DEVICE)
         return a && a->device < 0 ? a->address + (device - (uintptr_t)a->address)
                                   : device_bytes(device, n);
-    a = find(host, n);
+    a = find(host, 1);
     *pinned = a && a->device < 0;
+    if (*pinned && !find(host, n)) /* an H200 refuses what is only partly page-locked at once */
+        return NULL;
     return (uint8_t *)(uintptr_t)host;
 }
 

@@ -87,7 +87,9 @@ static void test_new_allocation_at_the_same_address(void **state)
     assert_int_equal(cuda_stats().host_pins, 2);
 }
 
+static void copy(size_t at, unsigned stream);
 static bool leave(size_t at, unsigned stream);
+static bool is_over(unsigned stream);
 
 /* Pages that stay are pinned for each allocation of them. */
 static void test_shorter_allocation_of_the_same_pages(void **state)
@@ -106,12 +108,12 @@ static void test_shorter_allocation_of_the_same_pages(void **state)
     assert_int_equal(cuda_stats().host_pins, 1);
 }
 
-static bool busy;
+static bool busy, others_busy;
 
-static bool works(void *owner)
+static bool works(void *owner, bool others)
 {
     (void)owner;
-    return busy;
+    return busy || (others && others_busy);
 }
 
 /* An old pin that is in the way, or whose room is needed, stays until unpinning would not wait. */
@@ -138,6 +140,39 @@ static void test_nothing_is_unpinned_beside_work(void **state)
     assert_true(pin(100 * KIB, 40 * KIB, 4));
     assert_int_equal(cuda_stats().host_pinned, ever + 4);
     assert_int_equal(cuda_stats().host_pins, 1);
+}
+
+/* A longer allocation of the same pages, beside work: what is pinned stays, and is used. */
+static void test_longer_allocation_beside_work(void **state)
+{
+    (void)state;
+    pins.works = works;
+    busy = true;
+    assert_true(pin(16 * KIB, BLOCK, 1));
+    for (unsigned i = 0; i < 2; i++)
+        assert_true(pin(0, 100 * KIB, 1));
+    assert_int_equal(cuda_stats().host_pinned, ever + 3);
+    assert_int_equal(pins.bytes, 100 * KIB);
+    assert_int_equal(ibx_client_pin_rest(&pins, memory + KIB), 15 * KIB);
+    assert_int_equal(ibx_client_pin_rest(&pins, memory + 16 * KIB), BLOCK);
+    assert_int_equal(ibx_client_pin_rest(&pins, memory + 90 * KIB), 10 * KIB);
+    assert_int_equal(ibx_client_pin_rest(&pins, memory + 100 * KIB), 0);
+    assert_false(pin(0, 100 * KIB, 2)); /* other pages */
+    assert_true(pins.put_off);
+    busy = false;
+    others_busy = true;
+    assert_true(pin(90 * KIB, 30 * KIB, 1));
+    assert_int_equal(cuda_stats().host_pinned, ever + 4);
+    others_busy = false;
+    app->slow(1000); /* a copy between two parts: both stay as long as it runs */
+    assert_true(ibx_client_pin_fence(&pins, cuda, memory, streams[0]));
+    copy(15 * KIB, 0);
+    copy(16 * KIB, 0);
+    ibx_client_pin_fence_record(&pins, cuda, memory + 15 * KIB, 2 * KIB);
+    assert_true(pin(0, 120 * KIB, 1)); /* as a whole */
+    assert_true(is_over(0));
+    assert_int_equal(cuda_stats().host_pins, 1);
+    assert_int_equal(pins.bytes, 120 * KIB);
 }
 
 /* Pins are limited in bytes and number; the least recently used one is dropped. */
@@ -255,7 +290,7 @@ static bool leave(size_t at, unsigned stream)
     if (!ibx_client_pin_fence(&pins, cuda, memory + at, streams[stream]))
         return false;
     copy(at, stream);
-    ibx_client_pin_fence_record(&pins, cuda);
+    ibx_client_pin_fence_record(&pins, cuda, memory + at, KIB);
     return true;
 }
 
@@ -392,7 +427,7 @@ static void test_room_for_another_context(void **state)
     assert_int_equal(app->stream_create(&stream, 1), 0);
     assert_true(pin(0, BLOCK, 1));
     assert_true(ibx_client_pin_fence(&pins, cuda, memory, stream));
-    ibx_client_pin_fence_record(&pins, cuda);
+    ibx_client_pin_fence_record(&pins, cuda, memory, KIB);
     ibx_client_pins_drop(&pins, cuda);
     cuda_application_use(0);
 }
@@ -494,6 +529,7 @@ int main(void)
         TEST(test_new_allocation_at_the_same_address),
         TEST(test_shorter_allocation_of_the_same_pages),
         TEST(test_nothing_is_unpinned_beside_work),
+        TEST(test_longer_allocation_beside_work),
         TEST(test_bounds),
         TEST(test_in_turn),
         TEST(test_quota),
