@@ -447,6 +447,15 @@ static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n, u
     return 0;
 }
 
+/* The module of a function that GVirtuS launches by the driver's API, while somebody captures. */
+static void note_captured(struct gpu_session *x, const uint8_t *bytes, size_t n)
+{
+    const char *name = x->requests.name;
+    const size_t at = strncmp(name, "cuLaunchGrid", 12) != 0 ? 0 : 8;
+    if (ibx_captures_any() && !strncmp(name, "cuLaunch", 8) && n >= at + 8)
+        ibx_handles_captured(x, ibx_body_number(bytes, n, at, 8));
+}
+
 int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -491,6 +500,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     ibx_library_arrays_sanitize(w->name, bytes, n);
     ibx_named_invalidate(x, bytes, n);
     const int unknown = ibx_named_handlers_invalidate(x, bytes, n);
+    note_captured(x, bytes, n);
     return unknown ? unknown : inspect(x, bytes, n);
 }
 

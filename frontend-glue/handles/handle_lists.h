@@ -63,6 +63,7 @@ struct handle {
     bool of_process; /* it is known which process has made it */
     bool ending;     /* memory: somebody is giving it back */
     bool of_graph;   /* memory: each launch of a graph allocates it again */
+    bool captured;   /* a module: a function of it may be in a graph */
     enum ibx_handle_maker maker;
 };
 

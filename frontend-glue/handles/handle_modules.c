@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Clients' modules with functions that nodes have in an executable graph, and not in the graph that
- * it was made of. */
+ * it was made of; and modules that handlers of the driver's API have made. */
 #include "frontend-glue/handles/handle_lists.h"
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 
@@ -44,4 +44,15 @@ bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, struct ibx_clien
     if (had)
         ibx_functions_graph_end(module);
     return good;
+}
+
+void ibx_handles_captured(struct gpu_session *x, uint64_t function)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_FUNCTION, function);
+    struct handle *module =
+        found && found->of ? ibx_handle_find(x, IBX_HANDLE_MODULE, found->of) : NULL;
+    if (module)
+        module->captured = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
 }

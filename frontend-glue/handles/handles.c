@@ -241,7 +241,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->opener_count = 0;
     h->heir_of = 0;
     ibx_handle_forget_nodes(h);
-    h->theirs = false;
+    h->theirs = h->captured = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
@@ -593,8 +593,7 @@ static void let_go_of(struct gpu_session *x, struct handle *h)
     }
 }
 
-/* Locked. Whether another program has made it, in this process, and it is only open to the
- * client. */
+/* Locked. Whether another program here has made it, and it is only open to the client. */
 static bool is_others(const struct gpu_session *x, const struct handle *h)
 {
     return !h->theirs && ibx_handle_is_apart(x, h);
@@ -612,7 +611,8 @@ bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint6
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
-    const bool may = !found || (!is_others(x, found) && !(kind == IBX_HANDLE_GRAPH && found->of));
+    const bool may = !found || !(is_others(x, found) || found->captured ||
+                                 (kind == IBX_HANDLE_GRAPH && found->of));
     pthread_mutex_unlock(&ibx_handles_lock);
     return may;
 }

@@ -327,6 +327,11 @@ static int invalidate_driver(struct gpu_session *x, const char *name, uint8_t *b
     const struct naming *found = bsearch(name, of_driver, sizeof(of_driver) / sizeof(of_driver[0]),
                                          sizeof(of_driver[0]), by_name);
     const int rc = found ? invalidate_all(x, found, NONE_INSTEAD, body, n) : 0;
+    if (!strcmp(name, "cuModuleUnload") && n >= 8 &&
+        !ibx_handles_may_end(x, IBX_HANDLE_MODULE, ibx_body_number(body, n, 0, 8))) {
+        memset(body, 0, 8);
+        ibx_named_tell(x);
+    }
     x->handler.made_of = found && found->places[0].where == AFTER_STRING
                              ? ibx_body_number(body, n, position(&found->places[0], body, n), 8)
                              : 0;

@@ -72,6 +72,24 @@ bool made_up_modules()
     return HOLDS(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == 0 && back.alive());
 }
 
+// A module with a function that is launched while somebody captures stays: a graph may have it.
+bool captured_modules()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), beside(back, "alice");
+    const std::uint64_t module = made(&alice, "cuModuleLoadData"),
+                        other = made(&alice, "cuModuleLoadData"),
+                        stream = alice.remote.stream_create();
+    const std::uint64_t functions[] = {function_of(&alice, module), function_of(&alice, other)};
+    REQUIRE(module && other && stream && launched(&alice, functions[1]) == functions[1]);
+    REQUIRE(beside.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
+    REQUIRE(launched(&alice, functions[0]) == functions[0]);
+    REQUIRE(beside.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == 0);
+    REQUIRE(launched(&alice, functions[0]) == functions[0]);
+    return HOLDS(passed(&alice, "cuModuleUnload", Body().u64(other), 0) == other && back.alive());
+}
+
 // The place of a module behind a string that is so long that the sum of both wraps around. What is
 // overwritten there would be the string's length, and the handler would find the module elsewhere.
 bool wrapped_strings()
@@ -251,6 +269,7 @@ bool blas_and_plans()
 void check_tenants_handles()
 {
     check("modules, and functions in them, that were made up", made_up_modules);
+    check("modules whose functions were captured", captured_modules);
     check("modules of which a log is wanted", empty_logs);
     check("... contexts", made_up_contexts);
     check("... descriptors of libraries", library_descriptors);

@@ -73,6 +73,14 @@ enum ibx_reply_shape ibx_reply_shape_known(const struct ibx_reply_watch *watch)
     return shape;
 }
 
+static bool stays; /* what a client unloads */
+
+bool ibx_handles_may_end(struct gpu_session *of, enum ibx_handle_kind kind, uint64_t value)
+{
+    (void)of, (void)kind, (void)value;
+    return !stays;
+}
+
 void ibx_named_tell(const struct gpu_session *of)
 {
     (void)of;
@@ -487,6 +495,18 @@ static enum end treated(void)
     return end_with("cuModuleUnload", NOTHING, &module, 1, 0, ANOTHER);
 }
 
+/* A module that has to stay, because a graph may have a function of it. */
+static void captured(NO_STATE)
+{
+    static const struct place module = {IBX_HANDLE_MODULE, 0}, used = {IBX_HANDLE_MODULE, 16};
+    const uint64_t its = own(IBX_HANDLE_MODULE);
+    stays = true;
+    assert_int_equal(end_with("cuModuleUnload", NOTHING, &module, 1, 0, its), WITHOUT);
+    assert_int_equal(end_with("cuModuleGetFunction", NO_STRING, &used, 1, 0, its), PASSED);
+    stays = false;
+    assert_int_equal(end_with("cuModuleUnload", NOTHING, &module, 1, 0, its), PASSED);
+}
+
 /* Where replies cannot be read, or there is no driver, all is allowed. */
 static void unseen(NO_STATE)
 {
@@ -525,6 +545,7 @@ int main(void)
         cmocka_unit_test(other_libraries), cmocka_unit_test(nvml),
         cmocka_unit_test(short_bodies),    cmocka_unit_test(wrapped_strings),
         cmocka_unit_test(contexts),        cmocka_unit_test(made),
-        cmocka_unit_test(unseen),          cmocka_unit_test(missed)};
+        cmocka_unit_test(unseen),          cmocka_unit_test(missed),
+        cmocka_unit_test(captured)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
