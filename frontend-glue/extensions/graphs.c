@@ -284,7 +284,8 @@ static int upload(struct extension_request *e)
     if (!whole(e) || !is_exec(e, exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, bring);
-    return bring(exec, stream);
+    const int rc = ibx_graph_events_launch(e->x, (uintptr_t)exec);
+    return rc ? rc : bring(exec, stream);
 }
 
 static int flags_of_exec(struct extension_request *e)

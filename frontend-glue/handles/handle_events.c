@@ -188,14 +188,18 @@ bool ibx_graph_events_note(struct gpu_session *x, uint64_t exec)
     return good;
 }
 
-/* Locked. The entry of a node; NULL: there is none. */
+/* Locked. The entry of a node; NULL: there is none. After an update the entries are of the nodes of
+ * the graph that it was made by, and CUDA does not tell which of these stands for which one: an
+ * only one stands for the only one. If there are more, the events of all count until the next
+ * update. */
 static struct ibx_graph_event *wait_of(const struct handle *exec, uint64_t node)
 {
-    for (size_t i = 0; exec->waits && i < exec->waits->count; i++) {
-        if (exec->waits->named[i].node == node)
-            return &exec->waits->named[i];
+    const struct ibx_graph_events *waits = exec->waits;
+    for (size_t i = 0; waits && i < waits->count; i++) {
+        if (waits->named[i].node == node)
+            return &waits->named[i];
     }
-    return NULL;
+    return waits && waits->count == 1 ? &waits->named[0] : NULL;
 }
 
 bool ibx_graph_event_set(struct gpu_session *x, uint64_t exec, uint64_t node, uint64_t event)

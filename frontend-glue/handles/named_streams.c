@@ -182,6 +182,16 @@ static bool has_room(struct gpu_session *x, uint64_t graph)
     return !ibx_graph_events_begin(x, pointer_to(graph));
 }
 
+/* Whether the executable graph may be launched, if the handler does that: nobody changes it, and
+ * the events are there for which it waits. They are held until the handler has answered. */
+static bool may_launch(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    if (kind != IBX_HANDLE_EXEC || strcmp(x->requests.name, "cudaGraphLaunch") != 0 ||
+        !ibx_handles_has(x, kind, value))
+        return true;
+    return ibx_handles_know(x, kind, value) && !ibx_graph_events_launch(x, value);
+}
+
 static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     switch (kind) {
@@ -208,7 +218,7 @@ static void invalidate(struct gpu_session *x, const struct place *place, bool en
     const uint64_t value = ibx_get_u64(&r);
     const bool known =
         is_known(x, place->kind, value) && (!ends || ibx_handles_may_end(x, place->kind, value));
-    if (known && has_room(x, value))
+    if (known && has_room(x, value) && may_launch(x, place->kind, value))
         return;
     memset(body + from, 0, 8);
     if (!known)

@@ -66,11 +66,30 @@ static int launch(uint64_t exec)
     return rc;
 }
 
+static int upload(uint64_t exec)
+{
+    return ext_call(&alice, IBX_EXT_EXEC_UPLOAD, 2, (uint64_t[]){exec, 0}, NULL);
+}
+
+/* Whether GVirtuS's handler would get it, as for a request that has more bytes. */
+static bool handler_launches(struct gpu_session *x, uint64_t exec)
+{
+    uint8_t body[17] = {0};
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, exec);
+    strcpy(x->requests.name, "cudaGraphLaunch");
+    ibx_named_invalidate(x, body, sizeof(body));
+    struct ibx_reader r = ibx_reader_of(body, sizeof(body));
+    ibx_handles_let_go(x);
+    return ibx_get_u64(&r) == exec;
+}
+
 static void destroy(uint64_t exec, uint64_t graph)
 {
     if (exec)
         assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    if (graph)
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
 }
 
 static const unsigned kinds[] = {IBX_EXT_NODE_RECORD, IBX_EXT_NODE_WAIT};
@@ -117,13 +136,37 @@ static void test_launched_with_destroyed_events(void **state)
         assert_int_equal(instantiate(outer, &around), 0);
         assert_int_equal(launch(exec), 0);
         assert_int_equal(launch(around), 0);
+        assert_true(handler_launches(&alice.x, exec) && upload(exec) == 0);
         ext_event_destroy(event);
         const int code = kinds[i] == IBX_EXT_NODE_WAIT ? CUDA_INVALID_HANDLE : 0;
         assert_int_equal(launch(exec), code);
         assert_int_equal(launch(around), code);
+        assert_int_equal(upload(exec), code);
+        assert_int_equal(handler_launches(&alice.x, exec), !code);
         destroy(exec, graph);
         destroy(around, outer);
     }
+}
+
+/* The same after an update, whose nodes are those of another graph. */
+static void test_another_event_after_an_update(void **state)
+{
+    uint64_t node, other_node, exec = 0;
+    void *event = event_make(), *other = event_make(), *third = event_make();
+    const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
+    const uint64_t with = graph_with(IBX_EXT_NODE_WAIT, other, &other_node);
+    (void)state;
+    assert_int_equal(instantiate(graph, &exec), 0);
+    assert_int_equal(update(exec, with), 0);
+    const uint64_t set[] = {exec, node, (uintptr_t)third};
+    assert_int_equal(ext_call(&alice, IBX_EXT_SET_EVENT, 3, set, NULL), 0);
+    ext_event_destroy(other);
+    assert_int_equal(launch(exec), 0);
+    ext_event_destroy(third);
+    assert_int_equal(launch(exec), CUDA_INVALID_HANDLE);
+    ext_event_destroy(event);
+    destroy(exec, graph);
+    destroy(0, with);
 }
 
 /* A node of an executable graph gets another event: then the one before may be destroyed, and the
@@ -195,30 +238,43 @@ static void *handler_destroys_exec(void *exec)
                                                                              : pointer_to(body);
 }
 
+static void *handler_launches_it(void *exec)
+{
+    struct gpu_session x = another_session("cudaGraphLaunch", (uintptr_t)exec);
+    return handler_launches(&x, (uintptr_t)exec) ? exec : NULL;
+}
+
 /* GVirtuS's handlers do not get what another request holds for more than 10 s. So nothing stays
  * known that is destroyed. */
 static void test_held_for_too_long(void **state)
 {
-    uint64_t node, exec = 0;
-    void *event = event_make(), *handled = &exec;
-    pthread_t thread;
+    uint64_t node, exec = 0, changed = 0;
+    void *event = event_make(), *handled = &exec, *launched = &exec;
+    pthread_t thread, launching;
     const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
     (void)state;
     strcpy(session->path.provider, "shm"); /* warnings name the peer */
+    assert_int_equal(instantiate(graph, &changed), 0);
+    struct gpu_session changes = another_session("ibxRuntime", changed);
+    assert_true(ibx_handles_change(&changes, IBX_HANDLE_EXEC, changed));
     assert_int_equal(instantiate(graph, &exec), 0);
     assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_EXEC, exec));
     assert_int_equal(ibx_graph_events_launch(&alice.x, exec), 0);
+    assert_int_equal(pthread_create(&launching, NULL, handler_launches_it, pointer_to(changed)), 0);
     assert_int_equal(pthread_create(&thread, NULL, handler_destroys_exec, pointer_to(exec)), 0);
     uint64_t body = (uintptr_t)event;
     struct gpu_session other = another_session("cudaEventDestroy", body);
     ibx_made_read(&other, "cudaEventDestroy");
     assert_int_equal(ibx_made_run(&other, (uint8_t *)&body), 0);
     assert_int_equal(pthread_join(thread, &handled), 0);
+    assert_int_equal(pthread_join(launching, &launched), 0);
     assert_int_equal(body, 0);
-    assert_null(handled);
+    assert_true(!handled && !launched);
     ibx_handles_let_go(&alice.x);
+    ibx_handles_let_go(&changes);
     assert_int_equal(launch(exec), 0);
     ext_event_destroy(event);
+    destroy(changed, 0);
     destroy(exec, graph);
 }
 
@@ -270,6 +326,7 @@ int main(void)
         cmocka_unit_test(test_made_of_destroyed_events),
         cmocka_unit_test(test_launched_with_destroyed_events),
         cmocka_unit_test(test_another_event),
+        cmocka_unit_test(test_another_event_after_an_update),
         cmocka_unit_test(test_destroyed_beside_a_launch),
         cmocka_unit_test(test_held_for_too_long),
     };
