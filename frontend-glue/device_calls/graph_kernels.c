@@ -45,7 +45,7 @@ void ibx_graph_has_kernel(struct gpu_session *x, void *graph)
     const bool had_error = ibx_back_end_has_error();
     if (!x->launches.user.held || retain_in_all(x, graph))
         return;
-    ibx_functions_graph_unknown(&x->launches.user);
+    ibx_functions_graph_unknown(x->launches.user.held);
     if (!had_error)
         ibx_back_end_forget_error();
 }
@@ -55,7 +55,7 @@ void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec)
     struct ibx_client_module *module = ibx_functions_graph_begin(&x->launches.user);
     if (!module || ibx_handles_exec_has(x, (uintptr_t)exec, module))
         return;
-    ibx_functions_graph_unknown(&x->launches.user);
+    ibx_functions_graph_unknown(x->launches.user.held);
     ibx_functions_graph_end(module);
 }
 

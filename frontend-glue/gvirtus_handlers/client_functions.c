@@ -238,10 +238,10 @@ void ibx_functions_graph_end(void *module)
     atomic_fetch_sub(&m->graphs, 1);
 }
 
-void ibx_functions_graph_unknown(const struct ibx_functions_user *user)
+void ibx_functions_graph_unknown(struct ibx_client_module *module)
 {
-    if (user->held)
-        atomic_store(&user->held->left_in_graphs, true);
+    if (module)
+        atomic_store(&module->left_in_graphs, true);
 }
 
 uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)

@@ -30,10 +30,10 @@ bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_modul
 void ibx_functions_let_go(struct ibx_functions_user *user);
 /* A graph is about to get a function of the module that the request holds. Returns what _end() is
  * to be called with when neither the graph nor what was made of it exists; NULL: no module is held.
- * unknown(): nobody will tell when. */
+ * unknown(): nobody will tell when; accepts NULL. */
 struct ibx_client_module *ibx_functions_graph_begin(const struct ibx_functions_user *user);
 void ibx_functions_graph_end(void *module);
-void ibx_functions_graph_unknown(const struct ibx_functions_user *user);
+void ibx_functions_graph_unknown(struct ibx_client_module *module);
 /* The other way round, for results of the runtime: the client's address of the function of that
  * name; 0: it has none. */
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);

@@ -56,3 +56,12 @@ void ibx_handles_captured(struct gpu_session *x, uint64_t function)
         module->captured = true;
     pthread_mutex_unlock(&ibx_handles_lock);
 }
+
+void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
+    for (unsigned i = 0; found && i < found->module_count; i++)
+        ibx_functions_graph_unknown(found->modules[i]);
+    pthread_mutex_unlock(&ibx_handles_lock);
+}

@@ -53,6 +53,8 @@ int ibx_graph_events_launch(struct gpu_session *x, uint64_t exec);
  * ibx_functions_graph_begin() has begun, and ends it with the executable graph, or when that is
  * made of another graph (ibx_graph_events_note()). False: no memory. */
 bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, struct ibx_client_module *module);
+/* A launch of the executable graph is captured: it is not known what gets such functions. */
+void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec);
 /* GVirtuS launches a function of a module that its handlers have made, and the launch may be
  * captured: the module may not be unloaded any more (ibx_handles_may_end()). */
 void ibx_handles_captured(struct gpu_session *x, uint64_t function);

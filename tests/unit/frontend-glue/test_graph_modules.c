@@ -332,6 +332,35 @@ static void test_in_an_executable_graph(void **state)
     }
 }
 
+/* The launch of such an executable graph is captured: what comes of the capture has its kernels. */
+static void test_launch_of_an_executable_graph_captured(void **state)
+{
+    (void)state;
+    void *stream = NULL, *captured = NULL;
+    load(0);
+    load(1);
+    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+    const uint64_t exec = instantiate(graph);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    assert_int_equal(kernel_set(exec, node, 1), 0);
+    assert_true(ibx_graph_launches(&alice.x, exec, 0));
+    capture_by_handler(CAPTURES_BEGUN, stream, NULL);
+    assert_true(ibx_graph_launches(&alice.x, exec, 0)); /* in another stream */
+    assert_true(ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
+    capture_by_handler(CAPTURES_ENDED, stream, &captured);
+    assert_true(ibx_graph_note(&alice.x, IBX_HANDLE_GRAPH, (uintptr_t)captured));
+    destroy_exec(exec);
+    destroy(graph);
+    unload(0);
+    unload(1);
+    assert_true(!is_loaded(0) && is_loaded(1));
+    destroy((uintptr_t)captured);
+    ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
+    assert_false(is_loaded(1));
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
 /* An executable graph that was updated has the kernels of the new graph. */
 static void test_updated(void **state)
 {
@@ -382,7 +411,7 @@ static void test_in_some_graph(void **state)
     struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
     load(0);
     assert_int_not_equal(ibx_functions_take(user, kernel_of(0)), 0);
-    ibx_functions_graph_unknown(user);
+    ibx_functions_graph_unknown(user->held);
     ibx_functions_let_go(user);
     unload(0);
     assert_true(is_loaded(0));
@@ -407,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_in_inner_graphs),
         cmocka_unit_test(test_captured),
         cmocka_unit_test(test_in_an_executable_graph),
+        cmocka_unit_test(test_launch_of_an_executable_graph_captured),
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
         cmocka_unit_test(test_in_some_graph),
