@@ -178,7 +178,6 @@ static bool has_room(struct gpu_session *x, uint64_t graph)
     ibx_room_end(&x->handler.exec_room);
     if (!ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room))
         return false;
-    (void)ibx_handles_know(x, IBX_HANDLE_GRAPH, graph); /* held until the handler has answered */
     return !ibx_graph_events_begin(x, pointer_to(graph));
 }
 
@@ -201,6 +200,10 @@ static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
         return ibx_named_event(x, value);
     case IBX_HANDLE_MADE_POOL:
         return is_pool(x, value);
+    case IBX_HANDLE_GRAPH: /* held until the handler has answered: others may change it */
+        if (ibx_handles_know(x, kind, value))
+            return true;
+        return !ibx_handles_has(x, kind, value) && nobody_knows(x, &graph_unseen);
     default:
         return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
     }

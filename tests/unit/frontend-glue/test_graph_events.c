@@ -238,6 +238,24 @@ static void *handler_destroys_exec(void *exec)
                                                                              : pointer_to(body);
 }
 
+/* What GVirtuS's handler of that name would get. */
+static uint64_t handler_gets(const char *name, uint64_t graph)
+{
+    struct gpu_session x = another_session(name, graph);
+    uint8_t body[8];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, graph);
+    ibx_named_invalidate(&x, body, sizeof(body));
+    struct ibx_reader r = ibx_reader_of(body, sizeof(body));
+    ibx_handles_let_go(&x);
+    return ibx_get_u64(&r);
+}
+
+static void *handler_lists(void *graph)
+{
+    return pointer_to(handler_gets("cudaGraphGetNodes", (uintptr_t)graph));
+}
+
 static void *handler_launches_it(void *exec)
 {
     struct gpu_session x = another_session("cudaGraphLaunch", (uintptr_t)exec);
@@ -248,13 +266,17 @@ static void *handler_launches_it(void *exec)
  * known that is destroyed. */
 static void test_held_for_too_long(void **state)
 {
-    uint64_t node, exec = 0, changed = 0;
-    void *event = event_make(), *handled = &exec, *launched = &exec;
-    pthread_t thread, launching;
+    uint64_t node, exec = 0, changed = 0, many = 0;
+    void *event = event_make(), *handled = &exec, *launched = &exec, *listed = &exec;
+    pthread_t thread, launching, listing;
     const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
     (void)state;
     strcpy(session->path.provider, "shm"); /* warnings name the peer */
     assert_int_equal(instantiate(graph, &changed), 0);
+    assert_int_equal(ext_graph_create(&alice, &many), 0);
+    struct gpu_session adds = another_session("ibxRuntime", many);
+    assert_true(ibx_handles_know(&adds, IBX_HANDLE_GRAPH, many));
+    assert_int_equal(pthread_create(&listing, NULL, handler_lists, pointer_to(many)), 0);
     struct gpu_session changes = another_session("ibxRuntime", changed);
     assert_true(ibx_handles_change(&changes, IBX_HANDLE_EXEC, changed));
     assert_int_equal(instantiate(graph, &exec), 0);
@@ -269,7 +291,11 @@ static void test_held_for_too_long(void **state)
     assert_int_equal(pthread_join(thread, &handled), 0);
     assert_int_equal(pthread_join(launching, &launched), 0);
     assert_int_equal(body, 0);
-    assert_true(!handled && !launched);
+    assert_int_equal(pthread_join(listing, &listed), 0);
+    assert_true(!handled && !launched && !listed);
+    ibx_handles_let_go(&adds);
+    assert_int_equal(handler_gets("cudaGraphGetNodes", many), many);
+    destroy(0, many);
     ibx_handles_let_go(&alice.x);
     ibx_handles_let_go(&changes);
     assert_int_equal(launch(exec), 0);
