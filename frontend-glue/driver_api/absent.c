@@ -18,7 +18,7 @@
     X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) X(cuMulticastBindAddr) \
     X(cuMulticastBindMem) \
     X(cuMulticastCreate) X(cuMulticastGetGranularity) X(cuMulticastUnbind) \
-    X(cuMemGetHandleForAddressRange)
+    X(cuMulticastBindAddr_v2) X(cuMulticastBindMem_v2) X(cuMemGetHandleForAddressRange)
 /* Memory and semaphores of other libraries; graphics. */
 #define ABSENT_1(X) \
     X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuExternalMemoryGetMappedBuffer) \
@@ -47,7 +47,8 @@
     X(cuCtxWaitEvent) X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) \
     X(cuDeviceGetDevResource) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) \
     X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent) \
-    X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuStreamGetGreenCtx)
+    X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuStreamGetGreenCtx) \
+    X(cuDevSmResourceSplit) X(cuStreamGetDevResource)
 /* Texture and surface references, and launches before CUDA 4. */
 #define ABSENT_4(X) \
     X(cuFuncSetBlockShape) X(cuFuncSetSharedSize) X(cuLaunch) X(cuLaunchGrid) \
@@ -80,7 +81,12 @@
     X(cuDeviceRegisterAsyncNotification) X(cuDeviceUnregisterAsyncNotification) \
     X(cuFlushGPUDirectRDMAWrites) X(cuLibraryGetManaged) X(cuLibraryGetUnifiedFunction) \
     X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) \
-    X(cuLogsUnregisterCallback) X(cuProfilerInitialize)
+    X(cuLogsUnregisterCallback) X(cuProfilerInitialize) \
+    X(cuCoredumpDeregisterCompleteCallback) X(cuCoredumpDeregisterStartCallback) \
+    X(cuCoredumpRegisterCompleteCallback) X(cuCoredumpRegisterStartCallback) \
+    X(cuGraphExecGetId) X(cuGraphGetId) X(cuGraphNodeGetContainingGraph) \
+    X(cuGraphNodeGetLocalId) X(cuGraphNodeGetParams) X(cuGraphNodeGetToolsId) \
+    X(cuStreamBeginCaptureToCig) X(cuStreamBeginRecaptureToGraph) X(cuStreamEndCaptureToCig)
 #define FOUND(X) ABSENT_0(X) ABSENT_2(X)
 #define NOT_FOUND(X) \
     ABSENT_1(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)

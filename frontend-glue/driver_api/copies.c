@@ -132,6 +132,17 @@ static int batch(const uint64_t *to, const uint64_t *from, const size_t *n, size
     {                                                                                              \
         return IN_CONTEXT_OF(stream,                                                               \
                              ibx_frontend_copy_planes_batch(count, list, NULL, flags, stream_of)); \
+    }                                                                                              \
+    EXPORTED int cuMemcpyWithAttributesAsync##suffix(                                              \
+        uint64_t to, uint64_t from, size_t n, const struct copy_attributes *how, void *stream)     \
+    {                                                                                              \
+        return IN_CONTEXT_OF(stream,                                                               \
+                             cudaMemcpyWithAttributesAsync(at(to), at(from), n, how, stream_of));  \
+    }                                                                                              \
+    EXPORTED int cuMemcpy3DWithAttributesAsync##suffix(const struct planes_in_batch *p,            \
+                                                       unsigned long long flags, void *stream)     \
+    {                                                                                              \
+        return IN_CONTEXT_OF(stream, cudaMemcpy3DWithAttributesAsync(p, flags, stream_of));        \
     }
 
 BATCH(, stream)

@@ -139,6 +139,13 @@ EXPORTED int cuKernelGetParamInfo(const void *kernel, size_t index, size_t *offs
     return ANYWHERE(cudaFuncGetParamInfo(kernel, index, offset, n));
 }
 
+EXPORTED int cuFuncGetParamCount(const void *function, size_t *count)
+{
+    return ANYWHERE(cudaFuncGetParamCount(function, count));
+}
+
+SAME_AS(cuKernelGetParamCount, cuFuncGetParamCount)
+
 /* ----------------------------------------------------------------------------- occupancy */
 
 EXPORTED int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,

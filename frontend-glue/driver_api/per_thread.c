@@ -30,6 +30,9 @@ IN_STREAM(cuLaunchCooperativeKernel,
            void **arguments),
           function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared,
           ibx_frontend_own(stream), arguments)
+IN_STREAM(cuLaunchHostFunc_v2,
+          (void *stream, void (*function)(void *argument), void *argument, unsigned how),
+          ibx_frontend_own(stream), function, argument, how)
 IN_STREAM(cuLaunchHostFunc, (void *stream, void (*function)(void *argument), void *argument),
           ibx_frontend_own(stream), function, argument)
 IN_STREAM(cuStreamAddCallback,

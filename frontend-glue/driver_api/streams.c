@@ -115,6 +115,12 @@ EXPORTED int cuLaunchHostFunc(void *stream, void (*function)(void *argument), vo
     return IN_CONTEXT_OF(stream, cudaLaunchHostFunc(stream, function, argument));
 }
 
+EXPORTED int cuLaunchHostFunc_v2(void *stream, void (*function)(void *argument), void *argument,
+                                 unsigned how)
+{
+    return IN_CONTEXT_OF(stream, cudaLaunchHostFunc_v2(stream, function, argument, how));
+}
+
 struct callback {
     void (*function)(void *stream, int result, void *argument);
     void *argument;

@@ -147,6 +147,8 @@ int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, un
 int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address);
 int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle);
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+int cudaLaunchHostFunc_v2(void *stream, void (*function)(void *argument), void *argument,
+                          unsigned how);
 int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
 int cudaStreamIsCapturing(void *stream, int *status);
@@ -161,6 +163,8 @@ int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, con
                                            size_t count, unsigned flags);
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
                                      unsigned flags);
+int cudaGraphConditionalHandleCreate_v2(unsigned long long *handle, void *graph, void *context,
+                                        unsigned value, unsigned flags);
 int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
                         size_t count, struct node_parameters *p);
 int cudaGraphCreate(void **graph, unsigned flags);
@@ -237,6 +241,7 @@ int cudaGraphChildGraphNodeGetGraph(void *node, void **graph);
 int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child);
 int cudaGraphMemAllocNodeGetParams(void *node, struct allocation_node *a);
 int cudaGraphMemFreeNodeGetParams(void *node, void *address);
+int cudaGraphNodeGetParams(void *node, struct node_parameters *p);
 int cudaGraphNodeSetParams(void *node, struct node_parameters *p);
 int cudaGraphExecNodeSetParams(void *exec, void *node, struct node_parameters *p);
 int cudaDeviceSetGraphMemAttribute(int device, int attribute, const void *value);
@@ -292,6 +297,7 @@ int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
 int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
                                               int threads);
 int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n);
+int cudaFuncGetParamCount(const void *function, size_t *count);
 int cudaLibraryLoadData(void **library, const void *code, const int *options, void *const *values,
                         unsigned count, const int *library_options, void *const *library_values,
                         unsigned library_count);
@@ -312,6 +318,10 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
                          size_t attribute_count, void *a, void *b);
 int cudaMemcpy3DBatchAsync(size_t count, const struct planes_in_batch *list, uintptr_t a,
                            uintptr_t b, void *c);
+int cudaMemcpyWithAttributesAsync(void *to, const void *from, size_t n,
+                                  const struct copy_attributes *how, void *stream);
+int cudaMemcpy3DWithAttributesAsync(const struct planes_in_batch *p, unsigned long long flags,
+                                    void *stream);
 /* composed.c */
 int cudaMemcpy3DPeer(const struct peer_planes *parameters);
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream);

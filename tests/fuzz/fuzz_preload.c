@@ -137,6 +137,8 @@ static int ask_node(unsigned which, unsigned argument)
         return cudaGraphEventWaitNodeGetEvent(node, out(sizeof(void *)));
     case 8:
         return cudaGraphNodeGetType(node, out(sizeof(int)));
+    case 15:
+        return cudaGraphNodeGetParams(node, out(sizeof(struct node_parameters)));
     default:
         return keep(cudaGraphChildGraphNodeGetGraph(node, (void **)kernel), (void **)kernel,
                     argument >> 2);
@@ -280,6 +282,8 @@ static int ask(unsigned which, unsigned argument)
         return cudaDeviceGetByPCIBusId(out(4), "0000:01:00.0");
     case 6:
         return cudaDeviceGetTexture1DLinearMaxWidth(out(8), &channel, 0);
+    case 15:
+        return cudaFuncGetParamCount(called, out(sizeof(size_t)));
     default:
         return cudaStreamGetPriority(handle(argument), out(4));
     }

@@ -135,6 +135,7 @@ bool local_driver();
 // application_versions.cpp
 
 bool calls_of_cuda_12();
+bool calls_after_cuda_13();
 
 // application_pinned.cpp
 

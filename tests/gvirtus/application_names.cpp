@@ -316,6 +316,40 @@ const char *const names_of_12[] = {
     "cudaWaitExternalSemaphoresAsync_v2_ptsz",
 };
 
+// ... and what CUDA 13.1 to 13.3 have added.
+const char *const names_since_13[] = {
+    "cudaDevResourceGenerateDesc",
+    "cudaDevSmResourceSplit",
+    "cudaDevSmResourceSplitByCount",
+    "cudaDeviceGetDevResource",
+    "cudaDeviceGetExecutionCtx",
+    "cudaExecutionCtxDestroy",
+    "cudaExecutionCtxGetDevResource",
+    "cudaExecutionCtxGetDevice",
+    "cudaExecutionCtxGetId",
+    "cudaExecutionCtxRecordEvent",
+    "cudaExecutionCtxStreamCreate",
+    "cudaExecutionCtxSynchronize",
+    "cudaExecutionCtxWaitEvent",
+    "cudaFuncGetParamCount",
+    "cudaGraphConditionalHandleCreate_v2",
+    "cudaGraphExecGetId",
+    "cudaGraphGetId",
+    "cudaGraphNodeGetContainingGraph",
+    "cudaGraphNodeGetLocalId",
+    "cudaGraphNodeGetParams",
+    "cudaGraphNodeGetToolsId",
+    "cudaGreenCtxCreate",
+    "cudaLaunchHostFunc_v2",
+    "cudaLaunchHostFunc_v2_ptsz",
+    "cudaMemcpy3DWithAttributesAsync",
+    "cudaMemcpy3DWithAttributesAsync_ptsz",
+    "cudaMemcpyWithAttributesAsync",
+    "cudaMemcpyWithAttributesAsync_ptsz",
+    "cudaStreamBeginRecaptureToGraph",
+    "cudaStreamGetDevResource",
+};
+
 template <std::size_t n> unsigned missing(const char *const (&all)[n])
 {
     unsigned count = 0;
@@ -332,7 +366,7 @@ template <std::size_t n> unsigned missing(const char *const (&all)[n])
 
 bool names_of_runtime()
 {
-    return HOLDS(!missing(names) && !missing(names_of_12));
+    return HOLDS(!missing(names) && !missing(names_of_12) && !missing(names_since_13));
 }
 
 // A call that does not exist for a remote GPU says so, once.

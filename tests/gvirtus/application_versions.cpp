@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls of CUDA 12's runtime that have other names, or other parameters, from CUDA 13 on.
+// Calls of CUDA 12's runtime that have other names, or other parameters, from CUDA 13 on; and calls
+// that came after CUDA 13.0.
 #include "tests/gvirtus/graph_calls.h"
 
 #include <array>
@@ -136,7 +137,125 @@ bool properties()
     return HOLDS(fails(run<void *, int>("cudaGetDeviceProperties_v2", nullptr, 0), 1));
 }
 
+struct Attributes { // cudaMemcpyAttributes
+    int order;
+    Place from, to;
+    unsigned flags;
+};
+struct Operand { // cudaMemcpy3DOperand of memory
+    long type = 1;
+    void *at;
+    std::size_t row = 0, rows = 0;
+    Place where = {};
+};
+struct PlanesToCopy { // cudaMemcpy3DBatchOp
+    Operand from, to;
+    ibx_cuda_extent extent;
+    int order;
+    unsigned flags;
+};
+
+int copy_one(void *to, const void *from, std::size_t n, const Attributes *how, void *stream)
+{
+    return run<void *, const void *, std::size_t, const void *, void *>(
+        "cudaMemcpyWithAttributesAsync", to, from, n, how, stream);
+}
+
+// One copy with the attributes of a batch's. Other than a batch it may be captured.
+bool copies_with_attributes()
+{
+    constexpr std::size_t n = 1 << 16;
+    void *stream = nullptr, *pinned = nullptr;
+    char *device = device_memory(2 * n);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, n) == 0);
+    const std::vector<char> bytes = random_bytes(n, 5);
+    std::memcpy(pinned, bytes.data(), n);
+    Attributes at_once = {2, {}, {}, 0}, wrong = {4, {}, {}, 0};
+    REQUIRE(stub_remote()->slow(20000));
+    REQUIRE(copy_one(device, pinned, n, &at_once, stream) == 0);
+    std::memset(pinned, 'x', n);
+    stub_remote()->slow(0);
+    REQUIRE(device_has(device, bytes.data(), n));
+    REQUIRE(fails(copy_one(device, pinned, n, &wrong, stream), 1));
+    REQUIRE(fails(copy_one(device, pinned, n, nullptr, stream), 1));
+    REQUIRE(fails(copy_one(device, nullptr, n, &at_once, stream), 1));
+    PlanesToCopy rows = {};
+    rows.from.type = rows.to.type = 1;
+    rows.from.at = device, rows.to.at = device + n;
+    rows.extent = {64, 2, 1}, rows.order = 1;
+    const auto copy_rows = [&](PlanesToCopy *p, unsigned long long flags) {
+        return run<PlanesToCopy *, unsigned long long, void *>("cudaMemcpy3DWithAttributesAsync", p,
+                                                               flags, stream);
+    };
+    REQUIRE(copy_rows(&rows, 0) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device + n, bytes.data(), 128));
+    REQUIRE(fails(copy_rows(&rows, 1), 1) && fails(copy_rows(nullptr, 0), 1));
+    REQUIRE(cudaMemset(device, 'd', n) == 0 && cudaDeviceSynchronize() == 0);
+    void *graph = nullptr, *exec = nullptr;
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(copy_one(device + n, device, n, &at_once, stream) == 0);
+    REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, &graph) == 0));
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device + n, std::vector<char>(n, 'd').data(), n));
+    REQUIRE((run<void *>("cudaGraphExecDestroy", exec) == 0));
+    REQUIRE((run<void *>("cudaGraphDestroy", graph) == 0));
+    return HOLDS(cudaFreeHost(pinned) == 0 && cudaStreamDestroy(stream) == 0);
+}
+
+bool parameters_of_nodes()
+{
+    Graph graph;
+    Parameters is;
+    char *device = device_memory(64);
+    const graph_calls::Set set = {device, 64, 'n', 1, 64, 1};
+    graph_calls::Set told = {};
+    unsigned long long handle = 0;
+    const auto get = [](void *node, Parameters *p) {
+        return run<void *, void *>("cudaGraphNodeGetParams", node, p);
+    };
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &set) == 0);
+    REQUIRE(get(graph.nodes[0], &is) == 0 && is.type == 2);
+    std::memcpy(&told, is.words, sizeof(told));
+    REQUIRE(told.at == device && told.value == 'n' && told.width == 64);
+    REQUIRE((run<void **, void *, void *const *, std::size_t>(
+                 "cudaGraphAddEmptyNode", &graph.nodes[0], graph.handle, nullptr, 0) == 0));
+    REQUIRE(get(graph.nodes[0], &is) == 0 && is.type == 5);
+    REQUIRE(fails(get(graph.nodes[0], nullptr), 1));
+    REQUIRE(
+        (run<unsigned long long *, void *, void *, unsigned, unsigned>(
+             "cudaGraphConditionalHandleCreate_v2", &handle, graph.handle, nullptr, 1, 1) == 0));
+    return HOLDS(handle && fails(run<unsigned long long *, void *, void *, unsigned, unsigned>(
+                                     "cudaGraphConditionalHandleCreate_v2", &handle, graph.handle,
+                                     device, 1, 1),
+                                 1));
+}
+
+void count_up(void *counter)
+{
+    ++*static_cast<std::atomic<int> *>(counter);
+}
+
 } // namespace
+
+// Of CUDA 13.1 and 13.2.
+bool calls_after_cuda_13()
+{
+    std::atomic<int> called = 0;
+    std::size_t count = 0;
+    const auto call = [&](unsigned how) {
+        return run<void *, void (*)(void *), void *, unsigned>("cudaLaunchHostFunc_v2", nullptr,
+                                                               count_up, &called, how);
+    };
+    REQUIRE(copies_with_attributes() && parameters_of_nodes());
+    REQUIRE(call(0) == 0 && call(1) == 0 && fails(call(2), 1));
+    REQUIRE(cudaDeviceSynchronize() == 0 && called == 2);
+    REQUIRE((run<const void *, std::size_t *>("cudaFuncGetParamCount", &stub_kernel, &count) == 0));
+    REQUIRE(count == 3);
+    return HOLDS(
+        fails(run<const void *, std::size_t *>("cudaFuncGetParamCount", &called, &count), 98));
+}
 
 bool calls_of_cuda_12()
 {

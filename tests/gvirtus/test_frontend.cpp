@@ -496,6 +496,7 @@ void check_what_it_does_not()
                              "nodes-of-many-bytes",
                              "names-of-runtime",
                              "calls-of-cuda-12",
+                             "calls-after-cuda-13",
                              "graphs-after-resets",
                              "host-functions",
                              "host-functions-as-gates",

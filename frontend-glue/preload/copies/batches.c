@@ -83,6 +83,16 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
     return ibx_frontend_copy_batch(&batch, counts ? a : NULL, counts ? b : a);
 }
 
+/* One copy, which may be captured, and be in the legacy stream. */
+int cudaMemcpyWithAttributesAsync(void *to, const void *from, size_t n,
+                                  const struct copy_attributes *how, void *stream)
+{
+    if (!how || !is_way(how->order, how->flags) || !is_part_of(to, n) || !is_part_of(from, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool waits = how->order == AT_ONCE && !ibx_frontend_captures(stream);
+    return end(cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_DEFAULT, stream), waits, stream);
+}
+
 /* ----------------------------------------------------------------------------------- of planes */
 
 enum { POINTER = 1, ARRAY }; /* cudaMemcpy3DOperandType */
@@ -207,6 +217,18 @@ static int copy_planes(const struct ibx_cuda_memcpy3d *c, void *stream)
                              c->kind, stream);
 }
 
+/* The copy that an entry describes. */
+static int copy_entry(const struct planes_in_batch *p, void *stream)
+{
+    struct ibx_cuda_memcpy3d copy;
+    size_t element;
+    int rc = as_copy(p, &copy, &element);
+    if (!rc && (!is_there(copy.from_array, &copy.from, p->extent, element) ||
+                !is_there(copy.to_array, &copy.to, p->extent, element)))
+        rc = CUDA_INVALID_VALUE;
+    return rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
+}
+
 int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *list, size_t *failed,
                                    unsigned long long flags, void *stream)
 {
@@ -226,16 +248,19 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
     }
     if (ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED);
-    for (size_t i = 0; i < count && !rc; i++) {
-        rc = as_copy(&list[i], &copy, &element);
-        if (!rc && (!is_there(copy.from_array, &copy.from, list[i].extent, element) ||
-                    !is_there(copy.to_array, &copy.to, list[i].extent, element)))
-            rc = CUDA_INVALID_VALUE;
-        rc = rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
-        if (rc)
+    for (size_t i = 0; i < count && !rc; i++)
+        if ((rc = copy_entry(&list[i], stream)))
             *failed = i;
-    }
     return end(rc, at_once, stream);
+}
+
+int cudaMemcpy3DWithAttributesAsync(const struct planes_in_batch *p, unsigned long long flags,
+                                    void *stream)
+{
+    if (!p || flags)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool waits = p->order == AT_ONCE && !ibx_frontend_captures(stream);
+    return end(copy_entry(p, stream), waits, stream);
 }
 
 /* Before CUDA 13 there is one more parameter before the flags: where the index of the copy that

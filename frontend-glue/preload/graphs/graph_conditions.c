@@ -21,6 +21,14 @@ int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, un
     return rc;
 }
 
+/* There are no execution contexts here but those of the devices. */
+int cudaGraphConditionalHandleCreate_v2(unsigned long long *handle, void *graph, void *context,
+                                        unsigned value, unsigned flags)
+{
+    return context ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+                   : cudaGraphConditionalHandleCreate(handle, graph, value, flags);
+}
+
 /* The application may read the array of a node's body graphs as long as the node exists. Its end is
  * not seen here, so the arrays are never freed. */
 struct bodies {

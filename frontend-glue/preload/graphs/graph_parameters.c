@@ -395,6 +395,43 @@ int cudaDeviceSetGraphMemAttribute(int device, int attribute, const void *value)
 
 /* --------------------------------------------------------------------------- nodes of all kinds */
 
+static int get_parameters(void *node, struct node_parameters *p)
+{
+    switch (p->type) {
+    case IBX_FRONTEND_NODE_KERNEL:
+        return cudaGraphKernelNodeGetParams(node, &p->of.kernel);
+    case IBX_FRONTEND_NODE_MEMCPY:
+        return cudaGraphMemcpyNodeGetParams(node, &p->of.copy.parameters);
+    case IBX_FRONTEND_NODE_MEMSET:
+        return cudaGraphMemsetNodeGetParams(node, &p->of.set);
+    case IBX_FRONTEND_NODE_HOST:
+        return cudaGraphHostNodeGetParams(node, &p->of.host);
+    case IBX_FRONTEND_NODE_GRAPH:
+        return cudaGraphChildGraphNodeGetGraph(node, &p->of.child.graph);
+    case IBX_FRONTEND_NODE_WAIT:
+        return cudaGraphEventWaitNodeGetEvent(node, &p->of.handle);
+    case IBX_FRONTEND_NODE_RECORD:
+        return cudaGraphEventRecordNodeGetEvent(node, &p->of.handle);
+    case IBX_FRONTEND_NODE_ALLOCATION:
+        return cudaGraphMemAllocNodeGetParams(node, &p->of.allocation);
+    case IBX_FRONTEND_NODE_FREE:
+        return cudaGraphMemFreeNodeGetParams(node, &p->of.handle);
+    case IBX_FRONTEND_NODE_EMPTY:
+        return CUDA_SUCCESS;
+    default:
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    }
+}
+
+int cudaGraphNodeGetParams(void *node, struct node_parameters *p)
+{
+    struct node_parameters is = {.type = 0};
+    int rc = p ? cudaGraphNodeGetType(node, &is.type) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc && !(rc = get_parameters(node, &is)))
+        *p = is;
+    return rc;
+}
+
 int cudaGraphNodeSetParams(void *node, struct node_parameters *p)
 {
     switch (p ? p->type : -1) {

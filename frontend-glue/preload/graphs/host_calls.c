@@ -20,6 +20,15 @@ int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *arg
                                          : enqueue(&wish, "cudaLaunchHostFunc");
 }
 
+/* How the stream waits for the function: asleep, or spinning (cudaHostTaskSyncMode). This changes
+ * nothing here. */
+int cudaLaunchHostFunc_v2(void *stream, void (*function)(void *argument), void *argument,
+                          unsigned how)
+{
+    return how > 1 ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+                   : cudaLaunchHostFunc(stream, function, argument);
+}
+
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags)
 {

@@ -86,6 +86,31 @@ ABSENT(cudaLibraryGetManaged)
 ABSENT(cudaLibraryGetUnifiedFunction)
 ABSENT(cudaLaunchCooperativeKernelMultiDevice)
 
+/* Contexts of a part of a device. */
+ABSENT(cudaDevResourceGenerateDesc)
+ABSENT(cudaDevSmResourceSplit)
+ABSENT(cudaDevSmResourceSplitByCount)
+ABSENT(cudaDeviceGetDevResource)
+ABSENT(cudaDeviceGetExecutionCtx)
+ABSENT(cudaExecutionCtxDestroy)
+ABSENT(cudaExecutionCtxGetDevResource)
+ABSENT(cudaExecutionCtxGetDevice)
+ABSENT(cudaExecutionCtxGetId)
+ABSENT(cudaExecutionCtxRecordEvent)
+ABSENT(cudaExecutionCtxStreamCreate)
+ABSENT(cudaExecutionCtxSynchronize)
+ABSENT(cudaExecutionCtxWaitEvent)
+ABSENT(cudaGreenCtxCreate)
+ABSENT(cudaStreamGetDevResource)
+
+/* Numbers of graphs and nodes that tools know; captures into a graph that has been captured. */
+ABSENT(cudaGraphExecGetId)
+ABSENT(cudaGraphGetId)
+ABSENT(cudaGraphNodeGetContainingGraph)
+ABSENT(cudaGraphNodeGetLocalId)
+ABSENT(cudaGraphNodeGetToolsId)
+ABSENT(cudaStreamBeginRecaptureToGraph)
+
 /* Arrays, textures. */
 ABSENT(cudaArrayGetMemoryRequirements)
 ABSENT(cudaArrayGetPlane)

@@ -66,6 +66,12 @@ EXPORTED int cudaMemcpy3DBatchAsync_ptsz(size_t count, const struct planes_in_ba
                                   fifth ? own(c) : c);
 }
 
+IN_STREAM(cudaMemcpyWithAttributesAsync,
+          (void *to, const void *from, size_t n, const struct copy_attributes *how, void *stream),
+          to, from, n, how, own(stream))
+IN_STREAM(cudaMemcpy3DWithAttributesAsync,
+          (const struct planes_in_batch *p, unsigned long long flags, void *stream), p, flags,
+          own(stream))
 IN_STREAM(cudaLaunchKernel,
           (const void *function, struct dim3 grid, struct dim3 block, void **arguments,
            size_t shared, void *stream),
@@ -76,6 +82,9 @@ IN_STREAM(cudaLaunchCooperativeKernel,
           function, grid, block, arguments, shared, own(stream))
 IN_STREAM(cudaLaunchHostFunc, (void *stream, void (*function)(void *argument), void *argument),
           own(stream), function, argument)
+IN_STREAM(cudaLaunchHostFunc_v2,
+          (void *stream, void (*function)(void *argument), void *argument, unsigned how),
+          own(stream), function, argument, how)
 IN_STREAM(cudaStreamAddCallback,
           (void *stream, void (*callback)(void *stream, int status, void *argument), void *argument,
            unsigned flags),

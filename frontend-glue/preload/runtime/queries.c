@@ -251,6 +251,31 @@ int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t 
     return CUDA_SUCCESS;
 }
 
+/* The back end lists so many parameters in an answer; the last answer has fewer. */
+int cudaFuncGetParamCount(const void *function, size_t *count)
+{
+    struct extension_request e;
+    uint8_t bytes[4 + 8 * IBX_EXT_LISTED];
+    size_t all = 0, here = 0;
+    int rc;
+    if (!count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    do {
+        if (!begin(&e, IBX_EXT_PARAMETERS, "cudaFuncGetParamCount", function, &rc))
+            return rc;
+        ibx_put_u32(&e.body, (uint32_t)all);
+        if ((rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes))))
+            return rc;
+        struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+        here = ibx_get_u32(&r);
+        all += here;
+    } while (here == IBX_EXT_LISTED && all < IBX_EXT_ARGUMENTS_MAX);
+    if (here >= IBX_EXT_LISTED)
+        return ibx_frontend_fail(CUDA_UNKNOWN);
+    *count = all;
+    return CUDA_SUCCESS;
+}
+
 /* Returns the mangled name with which nvcc's code registered the kernel. */
 int cudaFuncGetName(const char **name, const void *function)
 {
