@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/control_groups.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct looking {
     ibx_look_at_group *look;
@@ -44,4 +48,67 @@ void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look
             look_up(&looking, place, path, false);
         }
     }
+}
+
+/* ------------------------------------------------------------ joined */
+
+static int move_to(const char *mount, const char *path)
+{
+    char procs[PATH_MAX];
+    if (strstr(path, "/..")) /* outside this cgroup namespace */
+        return -EACCES;
+    snprintf(procs, sizeof(procs), "%s%.2000s/cgroup.procs", mount, path);
+    const int fd = open(procs, O_WRONLY | O_CLOEXEC);
+    const int rc = fd < 0 || write(fd, "0", 1) != 1 ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static int join(const char *root, const char *line)
+{
+    char mount[PATH_MAX];
+    if (strncmp(line, "0::", 3) != 0) {
+        snprintf(mount, sizeof(mount), "%.1000s/systemd", root);
+        return move_to(mount, strchr(line, '/'));
+    }
+    const int rc = move_to(root, line + 3);
+    snprintf(mount, sizeof(mount), "%.1000s/unified", root);
+    return rc == -ENOENT ? move_to(mount, line + 3) : rc;
+}
+
+/* Whether the groups of this process have that line, too. */
+static bool is_in(const char *wanted)
+{
+    char *line = NULL;
+    size_t size = 0;
+    bool found = false;
+    FILE *own = fopen("/proc/self/cgroup", "re");
+    while (own && !found && getline(&line, &size, own) > 0)
+        found = !strcmp(line, wanted);
+    if (own)
+        fclose(own);
+    free(line);
+    return found;
+}
+
+int ibx_control_groups_join(const char *root, pid_t pid)
+{
+    char path[32], *line = NULL;
+    size_t size = 0;
+    int rc = 0;
+    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+    FILE *groups = fopen(path, "re");
+    if (!groups)
+        return -errno;
+    while (getline(&line, &size, groups) > 0) {
+        if ((strncmp(line, "0::/", 4) != 0 && !strstr(line, ":name=systemd:/")) || is_in(line))
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        const int failed = join(root, line);
+        rc = rc ? rc : failed;
+    }
+    free(line);
+    fclose(groups);
+    return rc;
 }

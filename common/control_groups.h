@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which control groups limit the memory of a process. */
+/* Control groups: which ones limit the memory of a process, and by which ones it is ended. */
 #ifndef IBX_COMMON_CONTROL_GROUPS_H
 #define IBX_COMMON_CONTROL_GROUPS_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 struct ibx_control_group {
     const char *folder;
@@ -17,5 +18,10 @@ typedef void ibx_look_at_group(void *context, const struct ibx_control_group *gr
  * mounted, which is /sys/fs/cgroup. */
 void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look_at_group *look,
                                   void *context);
+
+/* Moves this process to those groups of process `pid` by which a service manager ends processes: of
+ * cgroup v2, and of v1's "name=systemd". `root`: as above. 0: it is in them now, or was before;
+ * -EACCES and others: not in all of them, because this user may not, or they are not to be seen. */
+int ibx_control_groups_join(const char *root, pid_t pid);
 
 #endif

@@ -25,6 +25,7 @@
 #include "migrate/common/libvirt.h"
 
 #include "common/clock.h"
+#include "common/control_groups.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -39,9 +40,9 @@
 
 #define LINE_MAX_BYTES 8192
 #define STAY_MS        60000 /* to reach QEMU's monitor and continue the VM */
-#define SWEEP_MS       1000  /* to remove the tool's socket */
-#define LOOK_MS        1000  /* for one look at a QEMU that libvirt may end */
-#define RETRY_MS       100   /* between two tries to reach the monitor */
+#define SWEEP_MS       1000 /* to remove the tool's socket */
+#define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
+#define RETRY_MS       100  /* between two tries to reach the monitor */
 
 enum watchdog_state { WATCHING, SETTLING, DISMISSED };
 
@@ -285,6 +286,16 @@ static void close_others(int a, int b)
     close_range(high + 1, ~0u, 0);
 }
 
+/* A service manager that ends the tool, by force or because its service is stopped, ends all that
+ * is in its control group. */
+static void leave_groups(pid_t qemu)
+{
+    const int rc = ibx_control_groups_join("/sys/fs/cgroup", qemu);
+    if (rc)
+        ibx_log(IBX_LOG_DEBUG, "the watchdog stays in the control group of ib-migrate: %s",
+                strerror(-rc));
+}
+
 static void watchdog_main(struct watchdog *w, int fd)
 {
     char letters[512];
@@ -294,6 +305,7 @@ static void watchdog_main(struct watchdog *w, int fd)
     sigprocmask(SIG_BLOCK, &all, NULL);
     setsid();
     prctl(PR_SET_NAME, "ibx-watchdog");
+    leave_groups(w->record.pid);
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
             on_letter(w, letters[i]);
