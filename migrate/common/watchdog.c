@@ -132,9 +132,9 @@ static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *er
     was->epoch = found ? 0 : was->epoch;
     if (found == -ENOENT)
         return 0; /* the tool had not written it yet */
-    if (!found) { /* the tool has learned the key since this record was copied */
-        w->record.source_key_known = was->source_key_known;
-        memcpy(w->record.source_key, was->source_key, sizeof(was->source_key));
+    if (!found) { /* with all that the tool has learned since the copy was made */
+        w->record = *was;
+        w->record.settings[0] = '\0'; /* they are back */
     }
     w->record.state = IBX_JOURNAL_KEPT;
     int rc = ibx_journal_write(w->folder, &w->record, err);

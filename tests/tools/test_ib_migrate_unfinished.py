@@ -163,7 +163,8 @@ def killed_tools_are_recovered_from(scene):
 
 @case
 def what_a_watchdog_records_still_names_the_key(scene):
-    """... by which recover tells the destination that the VM stays, and nobody else."""
+    """... by which recover tells the destination that the VM stays, and nobody else; and what else
+    the tool has learnt, such as the destination's name."""
     key = ("--key-file", key_file(scene, "keys", f"alice:{'5c' * 32}\n"), "--set", "name=alice")
     source, destination = Vm(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination, *key)
@@ -175,7 +176,8 @@ def what_a_watchdog_records_still_names_the_key(scene):
     (path,) = glob.glob(scene.path("state/*.source.json"))
     with open(path, encoding="ascii") as file:
         record = json.load(file)
-    equal((record["state"], record["source-key"]), ("kept", "alice"))
+    equal((record["state"], record["source-key"], record["peer"], record["settings"]),
+          ("kept", "alice", socket.gethostname(), None))
     source.runs_on()
 
 
