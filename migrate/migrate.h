@@ -161,6 +161,8 @@ int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err);
  * migration has ended, or the record is not the source's. */
 int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
+/* For so long the watchdog of a tool that has ended tries to reach QEMU and to continue the VM. */
+#define IBX_MIGRATE_STAY_MS 60000u
 /* For a (source's) record that has been rolled back, or whose VM has stayed: tells its destination
  * that the VM for which it waits does not come, or that it must pause the VM that it has. `*there`:
  * the state that it answered with. -EBUSY: it could not pause the VM; -EPROTO: it knows of none;

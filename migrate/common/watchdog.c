@@ -39,7 +39,6 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 8192
-#define STAY_MS        60000 /* to reach QEMU's monitor and continue the VM */
 #define SWEEP_MS       1000 /* to remove the tool's socket */
 #define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
 #define RETRY_MS       100  /* between two tries to reach the monitor */
@@ -190,7 +189,7 @@ static void tell_destination(struct watchdog *w, struct ibx_record *was)
 
 static void continue_vm(struct watchdog *w)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
     struct ibx_record was = {.epoch = 0};
@@ -243,7 +242,7 @@ static bool continued(struct watchdog *w)
  */
 static void await_libvirt(struct watchdog *w)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
     struct ibx_error err = {0};
     int lock;
     close(w->lock_fd);

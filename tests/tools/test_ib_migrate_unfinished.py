@@ -20,6 +20,8 @@ from migrate_scene import (OLD_RECORD, Terminal, Vm, case, expect, fails, finish
                            says, slow_migration, start, stops_at, succeeds, wait_for_message,
                            wait_for_phase, wait_for_status)
 
+WATCHDOG = 65  # seconds that one is waited for
+
 
 def left_behind(scene, *extra):
     """A VM whose tool and watchdog are killed at once, right after its migration was started.
@@ -343,11 +345,36 @@ def a_watchdog_that_works_for_long_is_named(scene):
         file.write(tool + "\n")
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        for line, status in (("recover", 3), ("rollback --yes", 1)):
-            code, _, err = scene.run(*line.split(), "--qmp", OLD_RECORD["qmp"])
+        waiting = [start(scene, line, "--qmp", OLD_RECORD["qmp"])
+                   for line in ("recover", "rollback --yes")]
+        for one, status in zip(waiting, (3, 1)):
+            _, err = one.communicate(timeout=WATCHDOG + LIMIT)
             words = f"process {tool} worked on this migration and has ended, but its watchdog still"
             assert words in err and "try again" in err, err
-            equal((line, code), (line, status))
+            assert f"is waited for: for {WATCHDOG} s at most" in err, err
+            equal(one.returncode, status)
+
+
+@case
+def a_rollback_after_a_watchdog_has_nothing_to_do(scene):
+    """It waits for the watchdog, which has continued the VM then."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    sender = start(scene, "send --json", *source.qmp, uri, env=stops_at("source:stopped"))
+    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
+    (watchdog,) = children(sender.pid)
+    os.kill(watchdog, signal.SIGSTOP)
+    sender.kill()
+    sender.wait(LIMIT)
+    rollback = start(scene, "rollback --yes", *source.qmp)
+    assert "is waited for: " in rollback.stderr.readline()
+    os.kill(watchdog, signal.SIGCONT)
+    _, err = rollback.communicate(timeout=LIMIT)
+    assert "there is nothing to roll back any more: " in err and "stayed here" in err, err
+    equal(rollback.returncode, 1)
+    equal(finish(waiting)[0], 1)
+    source.runs_on()
+    expect(source)
 
 
 @case

@@ -129,6 +129,11 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
 
 /* ------------------------------------------------------------ migrate.c */
 
+/* `left`: no ib-migrate works on the record, as it is now then. One that was killed may have left a
+ * watchdog, which has the lock until it has done what it can: that is waited for, as long as it may
+ * take. -EBUSY: it still has it. */
+int ibx_cli_await_left(const char *folder, struct ibx_record *record, bool *left,
+                       struct ibx_error *err);
 /* Sends a borrowed VM back; `came` is the record of the migration by which it came. */
 int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_record *came);
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LEFT_MS      20000 /* for a watchdog, which may have to wait for QEMU's monitor */
-#define LEFT_SAY_MS  1000  /* until it is said what is waited for */
+#define LEFT_MS      (IBX_MIGRATE_STAY_MS + 5000u) /* for a watchdog, which then writes its record */
+#define LEFT_SAY_MS  1000                          /* until it is said what is waited for */
 #define LEFT_LOOK_MS 50
 
 /* ------------------------------------------------------------ the end */
@@ -225,11 +225,8 @@ static void say_waits(void)
     ibx_cli_message(text);
 }
 
-/* `left`: no ib-migrate works on the record, as it is now then. One that was killed may have left a
- * watchdog, which has the lock until it has done what it can: that is waited for. -EBUSY: it still
- * has it. */
-static int await_left(const char *folder, struct ibx_record *record, bool *left,
-                      struct ibx_error *err)
+int ibx_cli_await_left(const char *folder, struct ibx_record *record, bool *left,
+                       struct ibx_error *err)
 {
     const uint64_t say = ibx_deadline_in_ms(LEFT_SAY_MS), deadline = ibx_deadline_in_ms(LEFT_MS);
     bool said = false;
@@ -271,7 +268,7 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_record *r
     for (size_t i = 0; !rc && !found && i < count; i++) {
         if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]))
             continue;
-        rc = await_left(args->folder, &all[i], &found, &why);
+        rc = ibx_cli_await_left(args->folder, &all[i], &found, &why);
         found = found && is_unfinished(&all[i]);
         if (rc || found)
             *record = all[i];

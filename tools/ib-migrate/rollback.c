@@ -37,6 +37,21 @@ static int find(const struct migrate_args *args, struct ibx_record *record, stru
     return rc;
 }
 
+/* The same, once a watchdog that may still bring the VM back has ended. */
+static int find_left(const struct migrate_args *args, struct ibx_record *record,
+                     struct ibx_error *err)
+{
+    char state[IBX_ERROR_MAX];
+    bool left = false;
+    int rc = find(args, record, err);
+    if (!rc)
+        rc = ibx_cli_await_left(args->folder, record, &left, err);
+    if (rc || !left || !ibx_journal_over(record))
+        return rc;
+    ibx_cli_vm_state(record, state, sizeof(state));
+    return ibx_error_set(err, -EALREADY, "there is nothing to roll back any more: %s", state);
+}
+
 /* Checks that no ib-migrate works on the migration: it would continue it. */
 static int check_idle(const struct migrate_args *args, const struct ibx_record *record,
                       struct ibx_error *err)
@@ -262,7 +277,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
     char vm[PATH_MAX], state[IBX_ERROR_MAX], copied[2 * PATH_MAX];
-    if (find(args, &record, &err) || check_idle(args, &record, &err))
+    if (find_left(args, &record, &err) || check_idle(args, &record, &err))
         return ibx_cli_fail(err.message);
     ibx_cli_use_record(&options, &record);
     if (ibx_cli_copied(args, &record, copied, sizeof(copied)))
