@@ -9,12 +9,13 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, equal, free_port, patient, run_all
+from harness import LIMIT, Skip, equal, free_port, patient, run_all, until
 from migrate_scene import (Vm, case, fails, finish, key_file, objects, receiver, says, start,
                            succeeds)
 
@@ -308,6 +309,26 @@ def check_says_every_reason_and_touches_nothing(scene):
     equal(json.loads(succeeds(scene, "check --json", *good.qmp)),
           {"movable": True, "refusals": [], "notes": [], "error": None, "exit_status": 0})
     good.runs_on()
+
+
+@case
+def check_takes_a_device_for_which_the_vm_stands_still(scene):
+    if not shutil.which("qemu-storage-daemon"):
+        raise Skip("needs qemu-storage-daemon")
+    end, image = scene.path("back-end"), scene.path("disk")
+    with open(image, "wb") as file:
+        file.truncate(1 << 20)
+    scene.started.append(subprocess.Popen(
+        ["qemu-storage-daemon", "--blockdev", f"file,node-name=disk,filename={image}", "--export",
+         f"vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={end}"]))
+    until(lambda: os.path.exists(end), "a vhost-user back end")
+    vm = Vm(scene, "-chardev", f"socket,id=disk,path={end}", "-device",
+            "vhost-user-blk-pci,chardev=disk")
+    code, out, err = scene.run("check", *vm.qmp)
+    equal((code, err), (1, ""))
+    assert "--stand-still at both ends" in out, out
+    equal(succeeds(scene, "check --stand-still", *vm.qmp),
+          f"the VM at {vm.socket} can be migrated\n")
 
 
 @case

@@ -255,8 +255,8 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(SEND) | BIT(CHECK), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {"stand-still", NULL,
      "Continue the VM at the destination only when all of its pages are there, as vhost-user "
-     "devices require; at both ends",
-     BIT(RECEIVE) | BIT(SEND), .at = AT(stand_still)},
+     "devices require; at both ends; also: check",
+     BIT(RECEIVE) | BIT(SEND) | BIT(CHECK), .at = AT(stand_still)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
      "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the destination "

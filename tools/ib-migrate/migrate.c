@@ -535,6 +535,7 @@ int ibx_cli_check(const struct migrate_args *args)
                                               .links = args->links,
                                               .disks_differ = args->disks_differ};
     blockers.managed = args->libvirt;
+    blockers.stands_still = args->stand_still;
     check_folder(args, &blockers);
     if (!ibx_options_check_key(&args->options, args->uri, args->destination, &err) &&
         !ibx_cli_monitor_check(args, &err))
