@@ -367,6 +367,7 @@ int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blocke
         rc = ibx_preflight_side(qmp, &ram,
                                 options->source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
+        ibx_preflight_monitor_file(options->qmp, ram.pid, blockers);
         if (!rc && options->source && options->uri)
             rc = check_destination(options, qmp, &ram, blockers, err);
         ibx_guest_ram_fini(&ram);

@@ -14,7 +14,7 @@
  *                    compare_disks.c, compare_options.c; both: virtio.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *   listening.c      a QEMU that listens for a migration itself
- *   ram_file.c       who can reach the file of guest RAM
+ *   ram_file.c       who can reach the file of guest RAM, or QEMU's monitor
  *   memory_limit.c   memory that this host, a control group or a file system does not have
  *   warm.c           devices that write to guest RAM without the tracker noticing
  *
@@ -143,6 +143,9 @@ int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: finds files of guest RAM that other users can read or change, or have made. */
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* Adds a note if users other than that of QEMU (process `pid`) can connect to its monitor, the
+ * socket `path`. */
+void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers *blockers);
 /* memory_limit.c. Functions that take `blockers` add a blocker if there is too little memory for
  * what the VM holds (blockers->holds), and a note if there is too little for the rest of its RAM.
  */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which users can access the file of guest RAM, which contains everything that the VM knows. */
+/* Which users can access the file of guest RAM, which contains everything that the VM knows, or
+ * QEMU's monitor, which does everything. */
 #include "migrate/preflight/preflight.h"
 
 #include <errno.h>
@@ -82,4 +83,21 @@ void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blocker
     for (size_t i = 0; i < ram->count; i++)
         if (ram->blocks[i].shared)
             check_file(&ram->blocks[i], user, blockers);
+}
+
+void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers *blockers)
+{
+    struct stat st;
+    uid_t user;
+    if (stat(path, &st) || !S_ISSOCK(st.st_mode) || !effective_user(pid, &user))
+        return;
+    const bool group = st.st_mode & 020 && !kept_out(path, &st, user, 011);
+    const bool others = st.st_mode & 002 && !kept_out(path, &st, user, 001);
+    if (group || others)
+        ibx_blockers_note(blockers,
+                          "QEMU's monitor is at %s, whose mode %04o lets other users control the "
+                          "VM and have QEMU open files of this host: chmod 600 that socket now, "
+                          "and start QEMU with umask 077, or with its monitor in a folder that "
+                          "only its user can enter (mode 0700)",
+                          path, (unsigned)st.st_mode & 07777);
 }

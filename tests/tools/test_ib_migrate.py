@@ -332,6 +332,21 @@ def check_takes_a_device_for_which_the_vm_stands_still(scene):
 
 
 @case
+def check_notes_a_monitor_that_others_can_use(scene):
+    vm = Vm(scene)
+    os.chmod(vm.socket, 0o777)
+    equal(json.loads(succeeds(scene, "check --json", *vm.qmp))["notes"], [])  # nobody gets there
+    os.chmod(scene.path(""), 0o755)
+    for mode, named in ((0o775, True), (0o602, True), (0o755, False), (0o600, False)):
+        os.chmod(vm.socket, mode)
+        notes = json.loads(succeeds(scene, "check --json", *vm.qmp))["notes"]
+        equal((mode, len(notes)), (mode, int(named)))
+        for note in notes:
+            assert f"is at {vm.socket}, whose mode {mode:04o} lets other users" in note, note
+            assert "chmod 600 that socket" in note, note
+
+
+@case
 def check_says_what_it_found_without_a_receiver_too(scene):
     private, good = Vm(scene, ram="memory-backend-ram,id=mem0,size=64M"), Vm(scene)
     uri = f"tcp://127.0.0.1:{free_port()}"
