@@ -203,6 +203,51 @@ def what_was_plugged_in_is_there_too(scene):
     tool.expect(source, far)
 
 
+LIMITS = {"bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0}
+
+
+def limits_of(vm):
+    """Those of its disks that have any, by the place of the disk, and of its throttle groups."""
+    disks, groups = vm.ask("query-block", ("qom-get", {"path": "/objects/group",
+                                                       "property": "limits"}))
+    return {one["qdev"]: {name: value for name, value in one["inserted"].items()
+                          if name.startswith(("bps", "iops", "group")) and value}
+            for one in disks if one.get("inserted")}, groups
+
+
+@case
+def limits_that_a_monitor_has_set_are_there_too(scene):
+    images = []
+    for i in range(4):
+        with open(scene.here.path(f"{i}.img"), "wb") as file:
+            file.truncate(1 << 20)
+        os.link(scene.here.path(f"{i}.img"), scene.there.path(f"{i}.img"))
+        images.append(f"file.locking=off,format=raw,file={scene.here.path(f'{i}.img')}")
+    source = start_vm(
+        scene, "-object", "throttle-group,id=group,x-iops-total=70",
+        "-drive", f"if=virtio,{images[0]}", "-drive", f"if=none,id=other,bps=70000,{images[1]}",
+        "-device", "virtio-blk-pci,drive=other", "-blockdev", "throttle,node-name=node,"
+        f"throttle-group=group,file.driver=file,file.filename={scene.here.path('2.img')}",
+        "-device", "virtio-blk-pci,id=disk,drive=node", "-drive", f"if=none,id=same,{images[3]}",
+        "-device", "virtio-blk-pci,drive=same")
+    source.ask(
+        ("block_set_io_throttle", dict(LIMITS, device="virtio0", bps_rd=1000000, bps_rd_max=3000000,
+                                       bps_rd_max_length=2, iops=300, iops_size=8192,
+                                       group="others")),
+        ("block_set_io_throttle", dict(LIMITS, device="other")),  # it has none any more
+        ("block_set_io_throttle", dict(
+            LIMITS, id="/machine/peripheral/disk/virtio-backend", iops=500)),
+        ("qom-set", {"path": "/objects/group", "property": "limits",
+                     "value": {"iops-total": 0, "bps-write": 900000}}))
+    wanted = limits_of(source)
+    equal(sorted(map(len, wanted[0].values())), [0, 0, 2, 6])
+    code, _, err = scene.run(*run_line(scene))
+    assert code == 0 and "broken" not in err, err
+    far = far_vm(scene)
+    equal(limits_of(far), wanted)
+    far.runs_on()
+
+
 @case
 def the_units_start_what_the_manual_says(scene):
     folder = os.path.dirname(scene.program)

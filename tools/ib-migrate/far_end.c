@@ -359,6 +359,16 @@ static int start_qemu(struct far *far, struct ibx_error *err)
     return 0;
 }
 
+/* What a monitor has changed in the source's QEMU. A QEMU that ends meanwhile says why itself. */
+static int set_limits(struct far *far, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = ibx_run_limits_set(far->qmp, json_object_get(far->request, "limits"), err);
+    if (rc && check_qemu_soon(far, &why))
+        *err = why;
+    return rc;
+}
+
 /* ------------------------------------------------------------ the receiver */
 
 static int start_receiver(struct far *far, struct ibx_error *err)
@@ -513,6 +523,8 @@ int ibx_cli_far_end(const struct migrate_args *args)
         rc = make_places(&far, &err);
     if (!rc)
         rc = start_qemu(&far, &err);
+    if (!rc)
+        rc = set_limits(&far, &err);
     if (!rc)
         rc = start_receiver(&far, &err);
     if (!rc)

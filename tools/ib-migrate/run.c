@@ -217,9 +217,11 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
                 struct ibx_error *err)
 {
     json_t *given = ibx_run_arguments_of(ram->pid, err), *absent = NULL, *plugged = NULL;
-    json_t *arguments = NULL;
+    json_t *arguments = NULL, *limits = NULL;
     note_before(run, given, ram->pid);
     int rc = given ? ibx_run_plugged(qmp, given, &absent, &plugged, err) : err->code;
+    if (!rc)
+        rc = ibx_run_limits(qmp, &limits, err);
     if (!rc) {
         arguments = ibx_run_arguments(given, &run->args.maps, &run->tokens, absent,
                                       extra_arguments(run, plugged), err);
@@ -227,12 +229,12 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
     }
     if (!rc) {
         char *place = memory_place(run, ram), *folder = folder_of(run, ram->pid);
-        run->request = json_pack("{s:i, s:o, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "ibx-run", 1,
-                                 "arguments", arguments, "run-token", run->tokens.run,
-                                 "memory-token", run->tokens.memory, "memory-folder",
-                                 place ? place : "/dev/shm", "folder", folder ? folder : "/",
-                                 "run-folder", run->args.run_dir ? run->args.run_dir : "", "listen",
-                                 listen_uri(run), "key", run->key, "receive", receive_options(run));
+        run->request = json_pack(
+            "{s:i, s:o, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:O}", "ibx-run", 1, "arguments",
+            arguments, "run-token", run->tokens.run, "memory-token", run->tokens.memory,
+            "memory-folder", place ? place : "/dev/shm", "folder", folder ? folder : "/",
+            "run-folder", run->args.run_dir ? run->args.run_dir : "", "listen", listen_uri(run),
+            "key", run->key, "receive", receive_options(run), "limits", limits);
         free(place);
         free(folder);
         if (!run->request)
@@ -240,6 +242,7 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
                                "no memory for the arguments of the destination's QEMU");
     }
     json_decref(given);
+    json_decref(limits);
     json_decref(absent);
     json_decref(plugged);
     return rc;

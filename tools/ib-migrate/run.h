@@ -6,6 +6,7 @@
  *   run_keys.c      the key of the migration, in a file beside the records
  *   far_end.c       the far end: starts QEMU and receive, and cleans up if no VM came
  *   command_line.c  QEMU's arguments: from those of the source to those of the destination
+ *   limits.c        limits of disks that a monitor has set since
  *   plugged.c       what has been plugged in or out since QEMU was started, by QMP
  *   json_lines.c    the messages of the two ends: a JSON object a line
  *
@@ -64,6 +65,13 @@ pid_t ibx_run_listener(const char *path);
 
 /* Makes a file with this line, locked until this process ends. */
 int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err);
+
+/* ------------------------------------------------------------ limits.c */
+
+/* The limits of all disks and throttle groups of a QEMU, a new reference. */
+int ibx_run_limits(struct ibx_qmp *qmp, json_t **limits, struct ibx_error *err);
+/* Sets them in the QEMU at this monitor where it has the disk or group with other limits. */
+int ibx_run_limits_set(const char *monitor, const json_t *wanted, struct ibx_error *err);
 
 /* ------------------------------------------------------------ plugged.c */
 
