@@ -77,6 +77,9 @@ def a_vm_is_migrated_by_one_command(scene):
     equal(glob.glob(scene.here.state + "/run-*"), [])
     for key in ("-S", "-daemonize"):
         assert key not in far.arguments()
+    machine = far.ask(("qom-get", {"path": "/machine", "property": "type"}))[:-len("-machine")]
+    assert machine.startswith("pc-q35-"), machine
+    equal(far.arguments().count(f"type={machine}"), 1)
     code, _, err = scene.run("recover", "--qmp", scene.here.path("tool"))
     assert code == 1 and "the destination has confirmed it" in err and "key" not in err, err
     # And back again, with pages that come before the stop: what the first run had made is gone.
@@ -91,8 +94,10 @@ def a_vm_is_migrated_by_one_command(scene):
     equal(bool(summary["warm_pages"]), tells)
     until(lambda: not alive(far.pid), "the first far QEMU to end")
     equal(len(leftovers(scene) - before), 2)
-    back = Running(0, scene.here)
+    (pid,) = processes_with(scene.here.folder.encode(), b"/ibx-run-", b"-incoming")
+    back = Running(pid, scene.here)
     equal(back.running(), True)
+    equal(back.arguments().count(f"type={machine}"), 1)
     back.ask("quit")
     until(lambda: not listens(back.monitor), "QEMU to end")
 

@@ -352,6 +352,44 @@ static char *change(const struct work *work)
     return text;
 }
 
+/* ------------------------------------------------------------ the generation id */
+
+/* -device vmgenid with this GUID, to be freed by free(); NULL: it is another device. The last value
+ * of a key counts. */
+static char *with_guid(const char *value, const char *guid)
+{
+    json_t *object = *value == '{' ? json_loads(value, 0, NULL) : NULL;
+    json_t *pairs = object ? NULL : split(value), *text = NULL;
+    const char *driver = object ? json_string_value(json_object_get(object, "driver"))
+                         : value_of(pairs, "driver") ? value_of(pairs, "driver")
+                                                     : value_of(pairs, "");
+    char *changed = NULL;
+    if (driver && !strcmp(driver, "vmgenid") && object) {
+        json_object_set_new(object, "guid", ibx_json_text(guid));
+        changed = json_dumps(object, JSON_COMPACT);
+    } else if (driver && !strcmp(driver, "vmgenid")) {
+        text = json_sprintf("%s,guid=%s", value, guid);
+        changed = text ? strdup(json_string_value(text)) : NULL;
+    }
+    json_decref(text);
+    json_decref(object);
+    json_decref(pairs);
+    return changed;
+}
+
+void ibx_run_set_guid(json_t *given, const char *guid)
+{
+    for (size_t i = 2; i < json_array_size(given); i++) {
+        const char *option = option_of(json_string_value(json_array_get(given, i - 1)));
+        char *changed = option && !strcmp(option, "device")
+                            ? with_guid(json_string_value(json_array_get(given, i)), guid)
+                            : NULL;
+        if (changed)
+            json_string_set(json_array_get(given, i), changed);
+        free(changed);
+    }
+}
+
 /* ------------------------------------------------------------ all of them */
 
 json_t *ibx_run_arguments_of(pid_t pid, struct ibx_error *err)

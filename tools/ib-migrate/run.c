@@ -210,6 +210,32 @@ static const char *listen_uri(const struct run *run)
                                                                 : "rdma://0.0.0.0:0";
 }
 
+/* A QEMU without the device has no generation id to keep. */
+static void keep_generation_id(struct ibx_qmp *qmp, json_t *given)
+{
+    struct ibx_error none = {0};
+    json_t *answer = NULL;
+    if (!ibx_qmp_execute(qmp, "query-vm-generation-id", NULL, &answer, ibx_deadline_in_ms(ASK_MS),
+                         &none) &&
+        *text_of(answer, "guid"))
+        ibx_run_set_guid(given, text_of(answer, "guid"));
+    json_decref(answer);
+}
+
+/* "q35" would be another machine type where QEMU has another version. */
+static void name_machine(json_t *given, const char *machine)
+{
+    json_t *type = json_sprintf("type=%s", machine), *text;
+    bool named = false;
+    size_t i;
+    json_array_foreach(given, i, text) named |= json_equal(text, type);
+    if (given && !named) {
+        json_array_append_new(given, json_string("-machine"));
+        json_array_append(given, type);
+    }
+    json_decref(type);
+}
+
 /* Makes the request for the far end. All that the far QEMU needs is known before anything is
  * started.
  */
@@ -219,6 +245,8 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
     json_t *given = ibx_run_arguments_of(ram->pid, err), *absent = NULL, *plugged = NULL;
     json_t *arguments = NULL, *limits = NULL;
     note_before(run, given, ram->pid);
+    keep_generation_id(qmp, given);
+    name_machine(given, ram->machine);
     int rc = given ? ibx_run_plugged(qmp, given, &absent, &plugged, err) : err->code;
     if (!rc)
         rc = ibx_run_limits(qmp, &limits, err);

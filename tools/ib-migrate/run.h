@@ -45,6 +45,9 @@ json_t *ibx_run_arguments_of(pid_t pid, struct ibx_error *err);
 json_t *ibx_run_arguments(const json_t *given, const struct run_maps *maps,
                           const struct run_tokens *tokens, const json_t *absent,
                           const json_t *plugged, struct ibx_error *err);
+/* Gives vmgenid in these arguments this GUID. With guid=auto, the default, QEMU would choose
+ * another one there, as for a VM that was cloned. */
+void ibx_run_set_guid(json_t *given, const char *guid);
 /* Ids of all "-object" (true) or "-device" arguments: {id: true}. */
 json_t *ibx_run_ids(const json_t *given, bool objects);
 /* Ids of the back ends of devices: of netdev, chardev, blockdev and drive arguments. */

@@ -45,6 +45,28 @@ static void test_options_without_a_value(NO_STATE)
     }
 }
 
+/* QEMU would make another one of guid=auto, and of none. */
+static void test_the_generation_id_stays(NO_STATE)
+{
+    static const char guid[] = "324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87";
+    json_t *given = json_pack("[s, s, s, s, s, s, s, s, s, s, s, s]", "qemu", "-device", "vmgenid",
+                              "-device", "guid=auto,id=g,driver=vmgenid", "--device",
+                              "{\"driver\": \"vmgenid\", \"guid\": \"auto\"}", "-device",
+                              "virtio-rng-pci,id=vmgenid", "-append", "vmgenid", "-S"),
+           *wanted = json_pack(
+               "[s, s, s, s, s, s, s, s, s, s, s, s]", "qemu", "-device",
+               "vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87", "-device",
+               "guid=auto,id=g,driver=vmgenid,guid=324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87",
+               "--device",
+               "{\"driver\":\"vmgenid\",\"guid\":\"324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87\"}",
+               "-device", "virtio-rng-pci,id=vmgenid", "-append", "vmgenid", "-S");
+    ibx_run_set_guid(given, guid);
+    if (!json_equal(given, wanted))
+        fail_msg("%s", json_dumps(given, 0));
+    json_decref(given);
+    json_decref(wanted);
+}
+
 /* QEMU can be started with less than 6 MiB. One that shows more is not started elsewhere with the
  * beginning of that. */
 static void test_no_command_line_is_cut(NO_STATE)
@@ -75,6 +97,7 @@ static void test_no_command_line_is_cut(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_generation_id_stays),
         cmocka_unit_test(test_options_without_a_value),
         cmocka_unit_test(test_no_command_line_is_cut),
     };
