@@ -232,6 +232,8 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
         rc =
             ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers, deadline, err);
     ibx_preflight_pair(&theirs, ours, blockers);
+    if (hello->borrow)
+        ibx_preflight_return(&theirs, ours, blockers);
     if (!blockers->count)
         check_order(ours, hello, blockers);
     /* With another machine type everything is different. */

@@ -223,6 +223,18 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
     }
 }
 
+void ibx_preflight_return(const struct ibx_guest_ram *source,
+                          const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
+{
+    const struct ibx_qmp_version here = source->version, there = destination->version;
+    if (!ibx_qmp_at_least(here, there.major, there.minor))
+        ibx_blockers_note(blockers,
+                          "QEMU is %u.%u here and %u.%u at the destination: the VM can return only "
+                          "to a QEMU of %u.%u or a later version, so have one here by then",
+                          here.major, here.minor, there.major, there.minor, there.major,
+                          there.minor);
+}
+
 /* ------------------------------------------------------------ state */
 
 /* Whether no migration is under way. A QEMU that never migrated has no status. */

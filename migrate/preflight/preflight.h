@@ -82,6 +82,9 @@ void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
  * Looks at machine, uuid, count and the blocks' id, size and page_size only. */
 void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
                         struct ibx_blockers *blockers);
+/* Adds a note if a VM that is borrowed cannot return to a QEMU of the source's version. */
+void ibx_preflight_return(const struct ibx_guest_ram *source,
+                          const struct ibx_guest_ram *destination, struct ibx_blockers *blockers);
 
 /* Finds RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
 void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);

@@ -619,6 +619,24 @@ static void test_pairs(void)
     memset(&blockers, 0, sizeof(blockers));
 }
 
+/* A borrowed VM can go to a newer QEMU, and not return from there to this one. */
+static void test_return(void)
+{
+    struct ibx_guest_block here, there;
+    struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
+    source.version = destination.version = (struct ibx_qmp_version){7, 2, 19};
+    ibx_preflight_return(&source, &destination, &blockers);
+    assert_int_equal(blockers.note_count, 0);
+    destination.version = (struct ibx_qmp_version){7, 2, 4};
+    ibx_preflight_return(&source, &destination, &blockers);
+    assert_int_equal(blockers.note_count, 0);
+    destination.version = (struct ibx_qmp_version){10, 0, 2};
+    ibx_preflight_return(&source, &destination, &blockers);
+    assert_int_equal(blockers.note_count, 1);
+    assert_non_null(strstr(blockers.notes[0], "return only to a QEMU of 10.0 or a later version"));
+    only(NULL);
+}
+
 /* A file larger than the room that is left in its file system: as long as the VM might not fill it,
  * this is only told. */
 static void test_space(void)
@@ -670,6 +688,7 @@ int main(void)
                                            VM_TEST(test_devices_where_nothing_helps),
                                            VM_TEST(test_ram),
                                            VM_TEST(test_pairs),
+                                           VM_TEST(test_return),
                                            VM_TEST(test_space),
                                            VM_TEST(test_too_many),
                                            {0}};
