@@ -315,6 +315,13 @@ def rollback_says_what_is_known_and_asks(scene):
     assert "virsh resume lets it go on from" in err and "restarts the VM" not in err, err
     assert "continue it by virsh resume" in fails(scene, "rollback --yes", *source.qmp)
     rewrite_record(scene, "source", libvirt=False)
+    rewrite_record(scene, "source", name="")
+    asked = Terminal(scene, "rollback", *source.qmp)
+    asked.wait_for(f"Type yes to roll back the VM at {source.socket}: ")
+    asked.write(f"VM at {source.socket}\n")
+    code, lines = asked.finish()
+    equal((code, "ib-migrate: nothing was done" in lines), (1, True))
+    rewrite_record(scene, "source", name="guest-of-a-test")
     for answer in ("no", "", "YES", "guest-of-a-test"):
         asked = Terminal(scene, "rollback", *source.qmp)
         asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")

@@ -70,8 +70,7 @@ int ibx_cli_borrow(const struct migrate_args *given)
           "host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
           "here\nfrom where it stopped, until its return begins.\n",
           stderr);
-    return ibx_cli_agreed(&args, "borrow", args.qmp, "borrow it") ? send_back(&args)
-                                                                  : MIGRATE_FAILED;
+    return ibx_cli_agreed(&args, "borrow", NULL, "borrow") ? send_back(&args) : MIGRATE_FAILED;
 }
 
 int ibx_cli_return(const struct migrate_args *given)

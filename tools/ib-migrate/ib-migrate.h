@@ -122,8 +122,8 @@ int ibx_cli_firecracker(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ borrow.c, rollback.c */
 
-/* Whether the operator agrees, by --yes or when asked about `vm`. If not, prints that `command` has
- * done nothing. */
+/* Whether the operator agrees, by --yes or when asked for the name `vm`, or about the VM at --qmp
+ * if that is NULL. If not, prints that `command` has done nothing. */
 bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const char *vm,
                     const char *purpose);
 

@@ -167,11 +167,14 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
         ibx_cli_fail(line);
         return false;
     }
-    fprintf(stderr, "Type the VM's name (%s) or yes to %s: ", vm, purpose);
+    if (vm)
+        fprintf(stderr, "Type the VM's name (%s) or yes to %s: ", vm, purpose);
+    else
+        fprintf(stderr, "Type yes to %s the VM at %s: ", purpose, args->qmp);
     if (!fgets(line, sizeof(line), stdin))
         line[0] = '\0';
     line[strcspn(line, "\n")] = '\0';
-    if (line[0] && (!strcmp(line, "yes") || !strcmp(line, vm)))
+    if (line[0] && (!strcmp(line, "yes") || (vm && !strcmp(line, vm))))
         return true;
     ibx_cli_fail("nothing was done");
     return false;
@@ -302,7 +305,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
                             "\"ib-migrate recover\" ends the migration, and the VM can be started "
                             "from its disks");
     print_loss(&record, &reply);
-    if (!ibx_cli_agreed(args, "rollback", vm, "roll back"))
+    if (!ibx_cli_agreed(args, "rollback", record.name[0] ? vm : NULL, "roll back"))
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
