@@ -332,8 +332,7 @@ static int check_room(struct cloning *c, struct ibx_error *err)
     return rc;
 }
 
-/* A process that fills this host's cache and is killed before it has a child is missed by nobody
- * else. */
+/* Who fills this host's cache and is killed before it has a child is missed by nobody else. */
 static int hand_over(struct cloning *c, bool *whole, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -384,13 +383,11 @@ static int watch(struct cloning *c, struct ibx_error *err)
     return rc ? rc : closed;
 }
 
-/* A kernel may be without the feature that an advice concerns, if that is no `must`. */
-static int advise(struct cloning *c, unsigned i, int advice, bool must, struct ibx_error *err)
+/* A kernel may be without the feature that an advice concerns. */
+static int advise(struct cloning *c, uint64_t at, uint64_t size, int advice, struct ibx_error *err)
 {
-    const uint64_t arguments[6] = {c->child.addresses[i], c->folder.sizes[i], (uint64_t)advice};
+    const uint64_t arguments[6] = {at, size, (uint64_t)advice};
     int64_t result;
-    if (must)
-        return inject(c, SYS_madvise, arguments, 0, "madvise", err);
     return ibx_inject_syscall(c->ram.pid, SYS_madvise, arguments, &result,
                               ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
@@ -403,7 +400,7 @@ static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
 }
 
 /* Maps private memory over the holes, which replaces the mapping of the snapshot's file and its
- * registration with the userfaultfd. */
+ * registration with the userfaultfd. Here QEMU can have huge pages, which it wants for its RAM. */
 static int map_holes(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
@@ -416,6 +413,7 @@ static int map_holes(struct cloning *c, struct ibx_error *err)
                                  (uint64_t)-1,
                                  0};
         rc = inject(c, SYS_mmap, map, map[0], "mapping memory of zeros", err);
+        rc = rc ? rc : advise(c, map[0], map[1], MADV_HUGEPAGE, err);
     }
     return rc;
 }
@@ -424,14 +422,16 @@ static int map_holes(struct cloning *c, struct ibx_error *err)
 static int finish_block(struct cloning *c, unsigned i, struct ibx_error *err)
 {
     const char *id = c->folder.manifest.ram[i].id;
+    const uint64_t at = c->child.addresses[i], size = c->folder.sizes[i];
+    const uint64_t alone[6] = {at, size, MADV_DONTFORK}, secret[6] = {at, size, MADV_DONTDUMP};
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     bool dumped = true, merged = false;
     int rc = c->folder.manifest.complete ? 0 : unlock_block(c, i, err);
-    rc = rc ? rc : advise(c, i, MADV_DONTFORK, true, err);
+    rc = rc ? rc : inject(c, SYS_madvise, alone, 0, "madvise", err);
     rc = rc ? rc : ibx_guest_block_ask_flag(c->qmp, id, "dump", &dumped, deadline, err);
-    rc = rc || dumped ? rc : advise(c, i, MADV_DONTDUMP, true, err);
+    rc = rc || dumped ? rc : inject(c, SYS_madvise, secret, 0, "madvise", err);
     rc = rc ? rc : ibx_guest_block_ask_flag(c->qmp, id, "merge", &merged, deadline, err);
-    return rc || !merged ? rc : advise(c, i, MADV_MERGEABLE, false, err);
+    return rc || !merged ? rc : advise(c, at, size, MADV_MERGEABLE, err);
 }
 
 static int give_ram(struct cloning *c, struct ibx_error *err)
@@ -441,7 +441,7 @@ static int give_ram(struct cloning *c, struct ibx_error *err)
     for (unsigned i = 0; !rc && i < c->child.count; i++) {
         rc = map_block(c, i, err);
         if (!rc && !c->folder.manifest.complete) /* as ibx_guest_ram_huge_pages() */
-            rc = advise(c, i, MADV_NOHUGEPAGE, false, err);
+            rc = advise(c, c->child.addresses[i], c->folder.sizes[i], MADV_NOHUGEPAGE, err);
     }
     ibx_migration_stop_at("clone", "mapped");
     if (!rc && !c->folder.manifest.complete)

@@ -42,6 +42,43 @@ static unsigned without(const struct vm *child, const char *flag)
     return count;
 }
 
+/* How many mappings of the child's RAM are private memory without huge pages; there are others. */
+static unsigned without_huge_pages(const struct vm *child)
+{
+    char path[64], line[512];
+    unsigned long first = 0, start = 0, at, end;
+    bool anonymous = false;
+    unsigned found = 0, count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)child->pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "%lx-%lx ", &at, &end) == 2) {
+            start = at;
+            first = !first && strstr(line, "/ram.0") ? start : first;
+            anonymous = strstr(line, " 00:00 0 ") != NULL;
+        } else if (anonymous && first && start - first < 64ul << 20 &&
+                   !strncmp(line, "VmFlags:", 8)) {
+            found++;
+            count += !strstr(line, " hg");
+        }
+    }
+    fclose(file);
+    assert_true(found > 0);
+    return count;
+}
+
+/* QEMU wants huge pages for its RAM. Parts of zeros can have them. */
+static void test_parts_of_zeros_may_have_huge_pages(void)
+{
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
+        skip();
+    freeze();
+    child_of(&children[0], snapshot);
+    assert_int_equal(without_huge_pages(&children[0]), 0);
+    child_is_right(&children[0]);
+}
+
 /* By dump=off of the backend, or dump-guest-core=off of the machine, which is its default; and by
  * merge and mem-merge, where the kernel has KSM. */
 static void test_memory_is_dumped_and_merged_as_qemu_was_told(void)
@@ -302,6 +339,7 @@ int main(void)
         VM_TEST(test_tpm),
         VM_TEST(test_of_a_snapshot),
         VM_TEST(test_memory_is_dumped_and_merged_as_qemu_was_told),
+        VM_TEST(test_parts_of_zeros_may_have_huge_pages),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),
         {0},
