@@ -113,6 +113,21 @@ static void warn_of_loopback(const struct ibx_uri *uri, const struct sockaddr_st
             uri->host, address, uri->port);
 }
 
+/* Clients may know another address of a name than the one that was bound. */
+static void warn_of_others(const struct ibx_uri *uri, const struct sockaddr_storage *bound)
+{
+    char address[INET6_ADDRSTRLEN] = "";
+    size_t length;
+    const void *host = ibx_address_host((const struct sockaddr *)bound, &length);
+    if (!host || !inet_ntop(bound->ss_family, host, address, sizeof(address)) ||
+        !strcmp(uri->host, "localhost"))
+        return;
+    ibx_log(IBX_LOG_WARN,
+            "\"%s\" has several addresses, and this listens at %s port %u alone: listen at 0.0.0.0 "
+            "or [::] for clients that connect to another one",
+            uri->host, address, uri->port);
+}
+
 /* A socket that is bound there, or a negative error code. */
 static int bound_socket(const struct addrinfo *a, uint64_t deadline)
 {
@@ -159,6 +174,7 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     rc = -EADDRNOTAVAIL;
     for (struct addrinfo *a = list; a && rc < 0; a = a->ai_next)
         rc = bound_socket(a, deadline);
+    const bool several = list && list->ai_next;
     freeaddrinfo(list);
     if (rc < 0)
         return ibx_error_set(err, rc, "cannot listen at %s port %u: %s%s", uri->host, uri->port,
@@ -168,7 +184,10 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     socklen_t length = sizeof(bound);
     if (!getsockname(listener->fd, (struct sockaddr *)&bound, &length))
         uri->port = ntohs(*ibx_address_port(&bound));
-    warn_of_loopback(uri, &bound);
+    if (several)
+        warn_of_others(uri, &bound);
+    else
+        warn_of_loopback(uri, &bound);
     return 0;
 }
 

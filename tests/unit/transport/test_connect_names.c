@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -245,6 +246,35 @@ static void test_no_descriptors_left(void **state)
     assert_non_null(strstr(of_listening.message, "ulimit -n"));
 }
 
+/* A server at such a name listens at the first address that it can have, and says so. */
+static void test_a_server_says_at_which_address_it_listens(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    char logged[512] = "";
+    for (count = 1; count <= 2; count++) {
+        struct ibx_listener *listener;
+        for (unsigned i = 0; i < count; i++)
+            addresses[i] = (struct sockaddr_in){.sin_family = AF_INET,
+                                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
+        const int before = dup(STDERR_FILENO), file = memfd_create("log", MFD_CLOEXEC);
+        ibx_options_init(&options);
+        assert_true(before >= 0 && file >= 0 && dup2(file, STDERR_FILENO) >= 0);
+        const int rc = ibx_listen("rdma://many:0", &options, &listener, NULL);
+        dup2(before, STDERR_FILENO);
+        close(before);
+        assert_int_equal(rc, 0);
+        const ssize_t n = pread(file, logged, sizeof(logged) - 1, 0);
+        assert_true(n > 0);
+        logged[n] = '\0';
+        close(file);
+        ibx_listener_close(listener);
+        const bool told = strstr(logged, "\"many\" has several addresses, and this listens at "
+                                         "127.0.0.1 port ") != NULL;
+        assert_int_equal(told, count == 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_refusal_is_reported_before_missing_route),
         cmocka_unit_test(test_socket_connected_to_itself),
         cmocka_unit_test(test_no_descriptors_left),
+        cmocka_unit_test(test_a_server_says_at_which_address_it_listens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
