@@ -332,13 +332,13 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
                       bool writable, struct ibx_guest_block *block)
 {
     const struct guest_mapping *where;
-    if (!strcmp(block->type, "memory-backend-ram"))
+    if (strcmp(block->type, "memory-backend-file") && strcmp(block->type, "memory-backend-memfd"))
         return ibx_error_set(s->err, -ENOTSUP,
-                             "guest RAM %s (memory-backend-ram, share=on) has no file that another "
-                             "process can open: use -object memory-backend-file,id=%s,size=%" PRIu64
+                             "guest RAM %s (%s, share=on) has no file that another process can "
+                             "open: use -object memory-backend-file,id=%s,size=%" PRIu64
                              "M,mem-path=/dev/shm/vm/NAME,share=on in its place, after "
                              "install -d -m 700 /dev/shm/vm",
-                             block->id, block->id, block->size >> 20);
+                             block->id, block->type, block->id, block->size >> 20);
     int rc = ibx_guest_block_locate(pid, mappings, 0, block, &where, s->err);
     if (rc == -ENOTUNIQ) {
         uint64_t address;

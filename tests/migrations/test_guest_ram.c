@@ -240,6 +240,15 @@ static void test_shared_without_a_file(void)
     struct ibx_guest_ram ram;
     vm_refused(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error), -ENOTSUP,
                "use -object memory-backend-file,id=mem0,size=64M,");
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
+    if (!ibx_qmp_at_least(ibx_qmp_version(vm.qmp), 9, 1))
+        return;
+    vm_do(&vm, "object-add",
+          json_pack("{s:s, s:s, s:i}", "qom-type", "memory-backend-shm", "id", "more", "size",
+                    1 << 20));
+    vm_refused(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error), -ENOTSUP,
+               "guest RAM more (memory-backend-shm, share=on) has no file");
 }
 
 /* The file was replaced. */
