@@ -264,6 +264,26 @@ static bool differ(const char *here, const char *there, bool same_version)
                             strcmp(plain_word(here), plain_word(there)) != 0);
 }
 
+/* A property whose value is an object, as JSON text (smp): only the members that differ. False: it
+ * is none. */
+static bool name_members(const char *key, const char *here, const char *there,
+                         struct ibx_names *names)
+{
+    json_t *from = json_loads(here, 0, NULL), *to = json_loads(there, 0, NULL), *is;
+    const unsigned before = names->count;
+    const char *member;
+    json_object_foreach(from, member, is)
+    {
+        const json_t *other = json_object_get(to, member);
+        if (json_is_integer(is) && json_is_integer(other) && !json_equal(is, other))
+            ibx_names_add(names, "%.20s %.30s is %lld here and %lld", key, member,
+                          (long long)json_integer_value(is), (long long)json_integer_value(other));
+    }
+    json_decref(from);
+    json_decref(to);
+    return names->count > before;
+}
+
 /* Collects properties that differ; one that only one side has belongs to another version of QEMU.
  * `remedy` gets the source's values, in the form in which the destination needs them. */
 static unsigned differences(const json_t *source, const json_t *destination, bool same_version,
@@ -279,7 +299,7 @@ static unsigned differences(const json_t *source, const json_t *destination, boo
         if (!json_is_string(other) || !differ(here, json_string_value(other), same_version))
             continue;
         count++;
-        if (names)
+        if (names && !name_members(key, here, json_string_value(other), names))
             ibx_names_add(names, "%.60s is %.60s here and %.60s", key, *here ? here : "\"\"",
                           *json_string_value(other) ? json_string_value(other) : "\"\"");
         if (remedy)

@@ -190,6 +190,10 @@ static void each_difference_has_a_sentence(NO_STATE)
     only("{'ram':{'acpi':[300,300]}}", "{'ram':{'acpi':[100,200]}}", "acpi (300 bytes here");
     only("{'machine':{'smm':'on','hpet':'true'}}", "{'machine':{'smm':'off','hpet':'true'}}",
          "the machine differs: smm is on here and off at the destination");
+    only("{'machine':{'smp':'{\\\"cores\\\":2,\\\"cpus\\\":4,\\\"sockets\\\":2}'}}",
+         "{'machine':{'smp':'{\\\"cores\\\":4,\\\"cpus\\\":4,\\\"sockets\\\":1}'}}",
+         "the machine differs: smp cores is 2 here and 4, smp sockets is 2 here and 1 at the dest");
+    only("{'machine':{'smp':'{}'}}", "{'machine':{'smp':'[1]'}}", "smp is {} here and [1] at the");
     compare(DEVICES(P("nic", "03.0")), DEVICES(P("nic", "04.0")),
             true); /* one is missing, one is extra */
     assert_int_equal(refused.count, 2);
