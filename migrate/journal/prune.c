@@ -69,13 +69,18 @@ static bool serves_memory(const struct ibx_record *record)
            ibx_journal_memory_file(record, path);
 }
 
-/* Whether the VM that came here by this migration has left by another one, which is not over: then
- * pages may be nowhere but in its memory here. */
+/* Whether a VM has left from the same memory by another migration, which is not over: then pages
+ * may be nowhere but there. The VM came here by this migration, or left by it, and used the same
+ * file again when it was here again. */
 static bool is_served_on(const struct listed *all, const struct ibx_record *record)
 {
     bool served = false;
-    for (size_t i = 0; !record->source && i < all->count; i++)
-        served |= serves_memory(&all->records[i]) && share_memory(record, &all->records[i]);
+    for (size_t i = 0; i < all->count; i++) {
+        const struct ibx_record *other = &all->records[i];
+        const bool same =
+            other->source == record->source && !memcmp(other->id, record->id, sizeof(other->id));
+        served |= !same && serves_memory(other) && share_memory(record, other);
+    }
     return served;
 }
 
@@ -102,8 +107,10 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
                "ib-migrate recover serves it to the destination; when the VM is lost there, too, "
                "remove that file";
     if (is_served_on(all, record) && has_memory(record, path))
-        return "the VM was migrated on from here, and that migration, which is not over, needs the "
-               "memory that ib-migrate run has made";
+        return record->source ? "a later migration from the same memory is not over, and needs it"
+                              : "the VM was migrated on from here, and that migration, which is "
+                                "not over, needs "
+                                "the memory that ib-migrate run has made";
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";

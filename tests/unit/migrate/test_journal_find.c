@@ -364,6 +364,32 @@ static void memory_stays_for_a_vm_that_went_on(NO_STATE)
     assert_int_equal(access(made, F_OK), -1);
 }
 
+/* The VM left, came back into the same file, and left again: the record of the first time, which is
+ * over, does not take the memory away that the last one still needs. */
+static void memory_stays_for_a_vm_that_left_again(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-again-XXXXXX";
+    struct ibx_record before = in_run_folder(made), now;
+    before.source = true;
+    before.pid_started++;
+    now = before;
+    now.id[0]++;
+    bring_to(&before, IBX_JOURNAL_DONE);
+    bring_to(&now, IBX_JOURNAL_MOVED);
+    for (unsigned flags = 0; flags < 4; flags++) {
+        const struct seen seen =
+            prune((struct ibx_journal_prune){.remove = flags & 1, .unfinished = flags & 2});
+        assert_int_equal(seen.gone, 0);
+        assert_int_equal(seen.kept, 2);
+        assert_int_equal(access(before.blocks[0].file.path, F_OK), 0);
+    }
+    now.state = IBX_JOURNAL_DONE;
+    assert_int_equal(write_record(&now), 0);
+    assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 2);
+    assert_int_equal(access(before.blocks[0].file.path, F_OK), -1);
+    assert_int_equal(rmdir(made), 0);
+}
+
 static void pruning_keeps_other_files(NO_STATE)
 {
     struct ibx_record *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
@@ -640,6 +666,7 @@ int main(void)
         TEST(memory_that_run_has_made_outlives_an_unconfirmed_migration),
         TEST(memory_of_a_lost_vm_goes_with_its_record),
         TEST(memory_stays_for_a_vm_that_went_on),
+        TEST(memory_stays_for_a_vm_that_left_again),
         TEST(no_descriptor_is_left_open),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
