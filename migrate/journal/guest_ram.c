@@ -415,6 +415,17 @@ int ibx_journal_remove_files(const struct ibx_record *record, struct ibx_error *
     return rc;
 }
 
+bool ibx_journal_memory_used(const struct ibx_record *record)
+{
+    struct ibx_guest_ram ram = {0};
+    struct ibx_error silent = {0};
+    if (ibx_journal_recall_ram(record, &ram, &silent))
+        return false;
+    const int rc = ibx_journal_open_files(record, &ram, &silent);
+    ibx_guest_ram_fini(&ram);
+    return rc == -EBUSY;
+}
+
 bool ibx_journal_is_aside(const struct ibx_record *record, const char *path)
 {
     char suffix[SUFFIX_BYTES];

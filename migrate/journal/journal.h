@@ -333,6 +333,9 @@ void ibx_journal_unlink_files(const struct ibx_record *record);
 /* Sets `path` to the first of the files that still exists, under its name or as FILE.ibx-ID. False:
  * none does. */
 bool ibx_journal_memory_file(const struct ibx_record *record, char path[PATH_MAX]);
+/* Whether a process has such a file open for writing or mapped, for instance the QEMU of a VM that
+ * came back into it. */
+bool ibx_journal_memory_used(const struct ibx_record *record);
 /* Whether ib-migrate run has made this folder, by all that can be seen: it belongs to this user,
  * who alone may enter it, and its name is "ibx-run-" and six letters or digits. */
 bool ibx_journal_run_made(const char *folder);

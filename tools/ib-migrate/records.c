@@ -511,7 +511,7 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
         unlink(record->key_file);
     vm_state(&pruning->found, record, state, sizeof(state));
     if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
-        (!record->source && !ibx_journal_in_run_folder(path)))
+        (!record->source && !ibx_journal_in_run_folder(path)) || ibx_journal_memory_used(record))
         path[0] = '\0';
     if (pruning->args->json) {
         print_pruned_json(record, state, why, path);
