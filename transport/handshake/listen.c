@@ -36,7 +36,9 @@ struct ibx_listener {
     struct ibx_pool *pool;
     char uri[300];
     char path[108]; /* of the unix socket that this listener made, or "" */
-    pid_t owner;    /* only this process removes the socket, not a forked child */
+    dev_t dev;      /* of the socket's file, so that only this one is removed at the end */
+    ino_t ino;
+    pid_t owner; /* only this process removes the socket, not a forked child */
 };
 
 /* Locks the socket's folder. When two servers begin at a socket that was left behind, one must not
@@ -79,6 +81,10 @@ static int bind_locked(struct ibx_listener *listener, const struct ibx_uri *uri,
         return ibx_error_set(err, -errno, "socket %s cannot be made: %s%s", uri->path,
                              strerror(errno), errno == ENOENT ? "; make its folder" : "");
     memcpy(listener->path, uri->path, sizeof(listener->path));
+    if (!lstat(uri->path, &st)) {
+        listener->dev = st.st_dev;
+        listener->ino = st.st_ino;
+    }
     return listen(listener->fd, BACKLOG) ? ibx_error_set(err, -errno, "socket %s cannot listen: %s",
                                                          uri->path, strerror(errno))
                                          : 0;
@@ -292,17 +298,26 @@ uint64_t ibx_listener_taken(const struct ibx_listener *listener)
     return listener->taken;
 }
 
+/* Another server may have the path by now, because somebody has removed the socket, or a folder of
+ * the path has been replaced. As long as this socket is open no other file gets its number. */
+static void remove_socket(const struct ibx_listener *listener)
+{
+    struct stat st;
+    if (listener->path[0] && listener->owner == getpid() && !lstat(listener->path, &st) &&
+        st.st_dev == listener->dev && st.st_ino == listener->ino)
+        unlink(listener->path);
+}
+
 void ibx_listener_close(struct ibx_listener *listener)
 {
     if (!listener)
         return;
     ibx_pool_destroy(listener->pool);
+    remove_socket(listener);
     if (listener->fd >= 0)
         close(listener->fd);
     if (listener->handed >= 0)
         close(listener->handed);
-    if (listener->path[0] && listener->owner == getpid())
-        unlink(listener->path);
     ibx_keys_release(listener->keys);
     ibx_domain_release(listener->options.domain);
     free(listener);

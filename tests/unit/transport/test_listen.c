@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -216,6 +217,38 @@ static void test_a_forked_child_leaves_the_socket(void **state)
     assert_int_equal(access(strchr(text, '/') + 2, F_OK), 0);
     ibx_listener_close(l);
     assert_int_not_equal(access(strchr(text, '/') + 2, F_OK), 0);
+}
+
+/* A server whose socket somebody has removed leaves alone what is there when it ends: the socket of
+ * the next one, or another file to which the path leads by then. */
+static void test_anothers_socket_stays(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_listener *first, *second;
+    char text[160], moved[160], folder[] = "/tmp/ibx-test-XXXXXX";
+    const char *path = text + strlen("rdma://");
+    assert_non_null(mkdtemp(folder));
+    ibx_options_init(&options);
+    snprintf(text, sizeof(text), "rdma://%s/socket", folder);
+    snprintf(moved, sizeof(moved), "%s.moved", folder);
+    assert_int_equal(ibx_listen(text, &options, &first, NULL), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ibx_listen(text, &options, &second, NULL), 0);
+    ibx_listener_close(first);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(rename(folder, moved), 0);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    const int other = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(other >= 0);
+    close(other);
+    ibx_listener_close(second);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+    strncat(moved, "/socket", sizeof(moved) - strlen(moved) - 1);
+    assert_int_equal(unlink(moved), 0);
+    *strrchr(moved, '/') = '\0';
+    assert_int_equal(rmdir(moved), 0);
 }
 
 #define AT_ONCE 4
@@ -482,6 +515,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_client_is_told_to_end, full_queue, end),
         cmocka_unit_test_setup_teardown(test_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
+        cmocka_unit_test(test_anothers_socket_stays),
         cmocka_unit_test(test_one_of_several_servers_gets_a_left_socket),
         cmocka_unit_test(test_port_is_released_a_moment_later),
         cmocka_unit_test(test_name_of_loopback),
