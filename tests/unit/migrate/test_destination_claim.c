@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A receiver recognizes a QEMU by the file of its memory, and checks that QEMU still maps that
- * file. This process acts as QEMU. */
+ * file, and that nobody else has had it load a VM. This process acts as QEMU. */
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/qmp_peer.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
@@ -18,7 +19,6 @@
 #define PAGE 4096u
 
 static struct destination destination;
-static struct ibx_error error;
 
 static void *map(int fd, void *at)
 {
@@ -103,9 +103,58 @@ static void test_other_memory_with_the_same_inode_number(NO_STATE)
     rmdir(folder);
 }
 
+#define STATUS(is)                                                                                 \
+    {                                                                                              \
+        "query-status", "{\"return\": {\"status\": \"" is "\"}, \"id\": 2}\r\n", 0                 \
+    }
+#define MIGRATION(is)                                                                              \
+    {                                                                                              \
+        "query-migrate", "{\"return\": {" is "}, \"id\": 3}\r\n", 0                                \
+    }
+
+/* Claims a QEMU that answers like this. */
+static int claim_by(const struct step *steps, bool managed)
+{
+    const int file = memfd_create("ram", MFD_CLOEXEC);
+    void *memory = ram_in(file);
+    attached(steps);
+    destination.qemu.qmp = qmp;
+    destination.qemu.managed = managed;
+    const int rc = ibx_destination_claim(&destination, &error);
+    assert_true(destination.claim_fds[0] >= 0);
+    ibx_destination_unclaim(&destination);
+    done();
+    munmap(memory, PAGE);
+    close(file);
+    return rc;
+}
+
+static void test_nobody_else(NO_STATE)
+{
+    assert_int_equal(claim_by(SCRIPT(STATUS("inmigrate"), MIGRATION("")), false), 0);
+    /* Its migration has begun, and is this tool's, if libvirt drives. */
+    assert_int_equal(claim_by(SCRIPT(STATUS("inmigrate")), true), 0);
+}
+
+/* Two VMs in one QEMU would lose both. */
+static void test_another_vm_has_come(NO_STATE)
+{
+    says(claim_by(SCRIPT(STATUS("running")), false), -EBUSY, "come to this QEMU");
+    says(claim_by(SCRIPT(STATUS("paused")), true), -EBUSY, "by another monitor");
+}
+
+static void test_another_vm_is_coming(NO_STATE)
+{
+    says(claim_by(SCRIPT(STATUS("inmigrate"), MIGRATION("\"status\": \"active\"")), false), -EBUSY,
+         "is under way already (active)");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nobody_else),
+        cmocka_unit_test(test_another_vm_has_come),
+        cmocka_unit_test(test_another_vm_is_coming),
         cmocka_unit_test(test_other_memory),
         cmocka_unit_test(test_other_memory_with_the_same_inode_number),
     };

@@ -233,9 +233,49 @@ static void test_a_map_that_does_not_add_up(NO_STATE)
     }
 }
 
+/* A page that came ahead of the map, and that the map calls zero, would stay what it was. */
+static void test_a_page_that_the_map_does_not_have(NO_STATE)
+{
+    static const struct at at = {
+        .state = DESTINATION_READY, .link = LINK_OPEN, .stream = STREAM_TAKING, .kept = true};
+    struct ibx_error err = {0};
+    struct message_context context = {&destination, &err};
+    begin(&at);
+    const struct ibx_migrate_any end = summed_up(&destination.ram.map, IBX_MIGRATE_MAP_END, 0);
+    destination.early.pages[destination.early.count++] = 7; /* the first one of the map */
+    destination.early.pages[destination.early.count++] = 6;
+    assert_int_equal(ibx_destination_on_message(&context, &end), -EPROTO);
+    text_has(err.message, "page 6 ahead of the page map");
+    assert_int_equal(destination.link.state.now, LINK_OPEN);
+    ibx_page_map_fini(&destination.ram.map);
+    ibx_destination_early_fini(&destination.early);
+    ibx_destination_warm_fini(&destination.warm);
+    ibx_destination_stream_fini(&destination.stream);
+}
+
+/* A source cannot confirm what it has not been told. */
+static void test_confirmed_too_early(NO_STATE)
+{
+    const unsigned states[] = {DESTINATION_COMPLETE, DESTINATION_SHUT_DOWN};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        const struct at at = {.state = states[i], .link = LINK_SERVING, .stream = STREAM_FED};
+        struct ibx_error err = {0};
+        begin(&at);
+        destination.complete_ns = 0;
+        assert_int_equal(on(IBX_MIGRATE_CONFIRM, EPOCH, &err), -EPROTO);
+        assert_int_equal(destination.peer.now, PEER_QUIET);
+        destination.complete_ns = 1;
+        assert_int_equal(on(IBX_MIGRATE_CONFIRM, EPOCH, &err), 0);
+        assert_int_equal(destination.peer.now, PEER_CONFIRMED);
+    }
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state),
-                                              cmocka_unit_test(test_a_map_that_does_not_add_up)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_message_in_each_state),
+        cmocka_unit_test(test_a_page_that_the_map_does_not_have),
+        cmocka_unit_test(test_confirmed_too_early),
+        cmocka_unit_test(test_a_map_that_does_not_add_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
