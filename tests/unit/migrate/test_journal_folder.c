@@ -152,8 +152,17 @@ static void only_plain_files_of_this_user_count(NO_STATE)
     size_t count;
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
-    assert_int_equal(chmod(path, 0622), 0);
-    list_refuses(&r, "regular");
+    const mode_t others[] = {0602, 0620};
+    for (unsigned i = 0; i < COUNT(others); i++) {
+        assert_int_equal(chmod(path, others[i]), 0);
+        list_refuses(&r, "only this user can write");
+    }
+    if (!geteuid()) {
+        assert_int_equal(chmod(path, 0600), 0);
+        assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
+        list_refuses(&r, "only this user can write");
+        assert_int_equal(chown(path, 0, (gid_t)-1), 0);
+    }
     snprintf(other, sizeof(other), "%s/elsewhere", folder);
     assert_int_equal(rename(path, other), 0);
     assert_int_equal(chmod(other, 0600), 0);

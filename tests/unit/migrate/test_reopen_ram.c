@@ -206,6 +206,34 @@ static void test_its_file_was_cut_short(NO_STATE)
     look("was cut short");
 }
 
+static void is_another_one(const char *words)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_error err;
+    assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), -ESTALE);
+    text_has(err.message, words);
+}
+
+/* Somebody who could not write to the memory of the VM may have done so since. */
+static void test_its_file_has_other_rights(NO_STATE)
+{
+    assert_int_equal(chmod(removed, 0666), 0);
+    is_another_one("another mode");
+    if (geteuid())
+        return;
+    assert_int_equal(chmod(removed, 0444), 0);
+    assert_int_equal(chown(removed, NOBODY, (gid_t)-1), 0);
+    is_another_one("another owner");
+}
+
+static void test_its_file_has_other_pages(NO_STATE)
+{
+    assert_int_equal(chmod(removed, 0600), 0);
+    record.blocks[1].file.mode = S_IFREG | 0600;
+    record.blocks[1].page_size = 2u << 20;
+    is_another_one("pages of 4096 bytes, not of 2097152");
+}
+
 static void test_its_file_had_no_name(NO_STATE)
 {
     const int fd = memfd_create("memory", MFD_CLOEXEC);
@@ -256,6 +284,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_that_was_cut_short, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_cut_short, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_has_other_rights, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_has_other_pages, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_is_behind_a_link, begin, end)};
