@@ -259,17 +259,21 @@ static void a_peer_of_short_messages_is_turned_away(NO_STATE)
     end();
 }
 
-/* Too long a description, or another message in its place, ends the connection. */
+/* Too long a description, in one part or in several, or another message in its place, ends the
+ * connection. */
 static void a_bad_description_ends_its_connection(NO_STATE)
 {
-    for (unsigned i = 0; i < 2; i++) {
+    static const char *const bad[][3] = {{"12345"}, {"123", "45"}, {"12"}};
+    for (unsigned i = 0; i < COUNT(bad); i++) {
         struct ibx_connection_request request;
         struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
         const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
         begin();
-        describes(4, (const char *[]){i ? "12" : "12345", NULL}, i);
-        while (ibx_poll(conns[count - 1], &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED)
+        describes(4, bad[i], i == 2);
+        while (ibx_poll(conns[count - 1], &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED) {
+            assert_false(ibx_acceptor_take(acceptor, &request));
             assert_true(ibx_now_ns() < deadline);
+        }
         assert_false(ibx_acceptor_take(acceptor, &request));
         end();
     }
