@@ -256,8 +256,7 @@ static int check_answer(const void *content, struct ibx_error *err)
 static int check_region(const void *content, struct ibx_error *err)
 {
     const struct ibx_migrate_region *region = content;
-    if (region->length % PAGE_MIN || region->offset % PAGE_MIN ||
-        region->length > BYTES_MAX + 1 - region->offset)
+    if (region->length % PAGE_MIN || region->offset % PAGE_MIN)
         return ibx_error_set(err, -EPROTO, "bytes %" PRIu64 " to +%" PRIu64 " are not whole pages",
                              region->offset, region->length);
     if (region->remote.length != region->length ||
