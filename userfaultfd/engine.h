@@ -84,8 +84,7 @@ struct slot {
     uint32_t placed;     /* of them, placed, or left to another worker */
     uint32_t generation; /* in the cookie, so that a stale cookie is detected */
     unsigned worker;     /* the worker that owns this slot */
-    bool zero;
-    bool checked;    /* config.check has seen it */
+    bool checked;        /* config.check has seen it */
     bool duplicate;  /* another worker has the claims; this slot places what is not placed yet */
     uint64_t faults; /* engine->faults at the request */
     uint64_t asked_ns;

@@ -62,7 +62,6 @@ struct ibx_fault_arrival {
     uint64_t cookie;
     int status;    /* 0; -EAGAIN or -ECANCELED: it is requested again; else the engine stops */
     size_t length; /* bytes filled, from the first on; the rest is requested again */
-    bool zero;     /* all pages are zero; the reader has not written to `buffer` */
 };
 
 /*
@@ -171,9 +170,8 @@ struct ibx_fault_config {
      * pages are present, which were removed, and which events had been read and not noted. */
     void *map_memory;
     /* NULL, or called with pages that have arrived, before the faulting process can see them; a
-     * page may be checked twice. An error stops the engine with that reason. A page that the reader
-     * reports as zero has no bytes to check and stops the engine, too (-EPROTO). `worker` counts
-     * from 0; calls with the same number come from one thread. */
+     * page may be checked twice. An error stops the engine with that reason. `worker` counts from
+     * 0; calls with the same number come from one thread. */
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err);
     void *check_context;

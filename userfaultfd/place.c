@@ -111,10 +111,9 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
     uint64_t page = slot_page(slot, slot->placed);
     uint64_t moved = pagemap_move_run(&e->map, page, pages, from, PAGE_PRESENT);
     slot->placed += pages;
-    if (from == PAGE_DISCARDED || slot->zero) {
+    if (from == PAGE_DISCARDED) {
         /* Faults on these pages are answered as on any present page. */
-        ibx_fault_pages_done(e, from == PAGE_DISCARDED ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO,
-                             moved);
+        ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, moved);
         ibx_fault_changed(e);
         return;
     }
@@ -182,15 +181,13 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
     /* Placed before its turn, or for a duplicate: left to the worker that has the claim. */
-    if (state == PAGE_PRESENT || (slot->duplicate && (state != PAGE_CLAIMED || slot->zero))) {
+    if (state == PAGE_PRESENT || (slot->duplicate && state != PAGE_CLAIMED)) {
         slot->placed += n;
         return 0;
     }
-    if (state == PAGE_DISCARDED || slot->zero) {
-        if (state == PAGE_DISCARDED) { /* config.check may have seen these pages */
-            ibx_fault_note_removed(e, r, page, n);
-            ibx_fault_empty(r, page, n);
-        }
+    if (state == PAGE_DISCARDED) {
+        ibx_fault_note_removed(e, r, page, n); /* config.check may have seen these pages */
+        ibx_fault_empty(r, page, n);
         done(e, slot, n, state);
         return 0;
     }
@@ -238,9 +235,8 @@ static int check(struct ibx_fault *e, const struct slot *slot, uint32_t end)
             next++;
         if (present)
             continue;
-        int rc = slot->zero ? ibx_error_set(&why, -EPROTO, "zero pages are not expected here")
-                            : e->check(e->check_context, slot->worker, page, next - at,
-                                       slot->bytes + at * size, &why);
+        int rc = e->check(e->check_context, slot->worker, page, next - at, slot->bytes + at * size,
+                          &why);
         if (!rc)
             continue;
         ibx_fault_fail(e, rc, "%s", why.message);

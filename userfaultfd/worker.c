@@ -62,13 +62,10 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
     if (index >= SINGLE_SLOTS)
         ibx_fault_flying(w, -(int64_t)(slot->count * slot->range->is.page_size));
-    if (!a->status && !a->zero)
+    if (!a->status)
         arrival_note(e, slot, a->length);
     uint64_t pages = a->length / slot->range->is.page_size;
     slot->good = a->status ? 0 : pages < slot->count ? (uint32_t)pages : slot->count;
-    slot->zero = a->zero;
-    if (a->zero && !a->status)
-        slot->good = slot->count;
     if (matters && !a->status && !slot->good)
         ibx_fault_fail(e, -EIO, "%zu bytes come of page %llu, less than a page", a->length,
                        (unsigned long long)slot->page);

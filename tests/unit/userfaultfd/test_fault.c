@@ -98,19 +98,6 @@ static void test_zero_is_not_fetched(void **state)
     assert_true(REACHES(zero_faults, 124));
 }
 
-/* The reader answers that pages are zero, also pages that a thread waits for. */
-static void test_zero_arrivals(void **state)
-{
-    (void)state;
-    rig_make(1, 0);
-    rig.readers[0]->says_zero = true;
-    rig_serve();
-    assert_true(page_is_zero(1000));
-    completes();
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_ZERO], PAGES);
-    assert_int_equal(stats_now().bytes, 0);
-}
-
 static void test_held_pages(void **state)
 {
     (void)state;
@@ -609,7 +596,6 @@ int main(void)
         {"test_crowd_sleeping", test_many_threads_and_workers, NULL, rig_end, NULL},
         {"test_crowd_of_workers", test_many_threads_and_workers, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_zero_is_not_fetched, rig_end),
-        cmocka_unit_test_teardown(test_zero_arrivals, rig_end),
         cmocka_unit_test_teardown(test_held_pages, rig_end),
         cmocka_unit_test_teardown(test_order, rig_end),
         cmocka_unit_test_teardown(test_pages_before_the_background, rig_end),
