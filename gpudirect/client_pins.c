@@ -18,32 +18,42 @@ static const struct ibx_state_table pin_table = IBX_STATE_TABLE("client pin", pi
 
 static bool is_pinned(const struct ibx_client_pin *pin)
 {
-    return pin->base && pin->state.now == IBX_PIN_PINNED;
+    return pin->state.now == IBX_PIN_PINNED;
 }
 
 static bool holds(const struct ibx_client_pin *pin, const void *address)
 {
-    return pin->base && (uintptr_t)address - (uintptr_t)pin->base < pin->length;
+    return (uintptr_t)address - (uintptr_t)pin->base < pin->length;
 }
 
-static bool overlaps(const struct ibx_client_pin *pin, const uint8_t *begin, size_t length)
+/* The first entry with memory at or behind that address. */
+static unsigned first_from(const struct ibx_client_pins *pins, const uint8_t *address)
 {
-    return pin->base && pin->base < begin + length && begin < pin->base + pin->length;
+    unsigned low = 0, high = pins->count;
+    while (low < high) {
+        const unsigned middle = low + (high - low) / 2;
+        const struct ibx_client_pin *pin = &pins->pins[middle];
+        if (pin->base + pin->length <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool begins_before(const struct ibx_client_pins *pins, unsigned i, const uint8_t *end)
+{
+    return i < pins->count && pins->pins[i].base < end;
 }
 
 /* The entry that holds that address, of which there is one at most; NULL: there is none. */
 static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *address)
 {
-    unsigned i = pins->pin;
-    if (i < pins->room && holds(&pins->pins[i], address))
-        return &pins->pins[i];
-    for (i = 0; i < pins->room; i++) {
-        if (!holds(&pins->pins[i], address))
-            continue;
-        pins->pin = i;
-        return &pins->pins[i];
-    }
-    return NULL;
+    if (pins->pin >= pins->count || !holds(&pins->pins[pins->pin], address))
+        pins->pin = first_from(pins, address);
+    return pins->pin < pins->count && holds(&pins->pins[pins->pin], address)
+               ? &pins->pins[pins->pin]
+               : NULL;
 }
 
 /* ------------------------------------------------------------------- stream fences */
@@ -51,14 +61,14 @@ static struct ibx_client_pin *find(struct ibx_client_pins *pins, const void *add
 static uint64_t busy_fences(const struct ibx_client_pins *pins)
 {
     uint64_t busy = 0;
-    for (unsigned i = 0; i < pins->room; i++)
+    for (unsigned i = 0; i < pins->count; i++)
         busy |= pins->pins[i].fences;
     return busy;
 }
 
 static void fence_over(struct ibx_client_pins *pins, unsigned fence)
 {
-    for (unsigned i = 0; i < pins->room; i++)
+    for (unsigned i = 0; i < pins->count; i++)
         pins->pins[i].fences &= ~(1ull << fence);
 }
 
@@ -159,10 +169,8 @@ void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_
         ibx_cuda_stream_wait(cuda, fence->stream);
         return;
     }
-    for (unsigned i = 0; i < pins->room; i++) {
-        if (overlaps(&pins->pins[i], at, n))
-            pins->pins[i].fences |= 1ull << pins->fence;
-    }
+    for (unsigned i = first_from(pins, at); begins_before(pins, i, at + n); i++)
+        pins->pins[i].fences |= 1ull << pins->fence;
 }
 
 void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
@@ -208,7 +216,7 @@ static void unregister(const struct ibx_client_pins *pins, const struct ibx_cuda
         pins->waits(pins->owner, false);
 }
 
-/* Unpins the memory and frees the entry. A context that is gone, or was reset, has unpinned the
+/* Unpins the memory and removes the entry. A context that is gone, or was reset, has unpinned the
  * memory already. Waits for our own copies first: cuMemHostUnregister() waits for all work of the
  * context, other clients' too, and blocks every other caller of the driver meanwhile. The mapping
  * must still exist, since the driver identifies memory by its address. */
@@ -228,7 +236,8 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
         ibx_cuda_capture_restore(cuda, mode);
         uncount(pins, pin);
     }
-    *pin = (struct ibx_client_pin){0};
+    const struct ibx_client_pin *behind = pin + 1;
+    memmove(pin, behind, (size_t)(pins->pins + pins->count-- - behind) * sizeof(*pin));
 }
 
 static bool over_quota(size_t length, struct ibx_error *err)
@@ -240,18 +249,19 @@ static bool over_quota(size_t length, struct ibx_error *err)
     return false;
 }
 
-/* More entries. NULL: there are as many as there may be, or there is no memory. */
-static struct ibx_client_pin *grow(struct ibx_client_pins *pins)
+/* Room for one more entry. False: there are as many as there may be, or there is no memory. */
+static bool room_for_one(struct ibx_client_pins *pins)
 {
-    const unsigned before = pins->room, more = before ? 2 * before : ROOM_FIRST;
+    const unsigned more = pins->room ? 2 * pins->room : ROOM_FIRST;
+    if (pins->count < pins->room)
+        return true;
     struct ibx_client_pin *grown =
-        before < IBX_CLIENT_PINS ? realloc(pins->pins, more * sizeof(*grown)) : NULL;
+        pins->room < IBX_CLIENT_PINS ? realloc(pins->pins, more * sizeof(*grown)) : NULL;
     if (!grown)
-        return NULL;
-    memset(grown + before, 0, (more - before) * sizeof(*grown));
+        return false;
     pins->pins = grown;
     pins->room = more;
-    return grown + before;
+    return true;
 }
 
 /* Whether unpinning now would wait for work that may never end. */
@@ -270,30 +280,41 @@ static bool fits(const struct ibx_client_pins *pins, size_t length, struct ibx_e
     return left >= length || length - left <= pins->bytes || over_quota(length, err);
 }
 
-/* Returns a free entry and makes room for `length` more bytes by unpinning the least recently used
- * entries. NULL: `length` exceeds bytes_max, or what the quota leaves to this connection, or
+static struct ibx_client_pin *oldest_of(const struct ibx_client_pins *pins)
+{
+    struct ibx_client_pin *oldest = NULL;
+    for (unsigned i = 0; i < pins->count; i++) {
+        if (!oldest || pins->pins[i].used < oldest->used)
+            oldest = &pins->pins[i];
+    }
+    return oldest;
+}
+
+/* Makes room for one more entry, of `length` bytes, by unpinning those that were not used for
+ * longest. False: `length` exceeds bytes_max, or what the quota leaves to this connection, or
  * unpinning would wait. */
-static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
-                                        size_t length, struct ibx_error *err)
+static bool make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, size_t length,
+                      struct ibx_error *err)
 {
     while (fits(pins, length, err)) {
-        const uint64_t left = ibx_quota_left(pins->quota);
-        struct ibx_client_pin *empty = NULL, *oldest = NULL;
-        for (unsigned i = 0; i < pins->room; i++) {
-            struct ibx_client_pin *pin = &pins->pins[i];
-            if (!pin->base)
-                empty = empty ? empty : pin; /* the first ones are found soonest */
-            else if (!oldest || pin->used < oldest->used)
-                oldest = pin;
-        }
-        empty = empty ? empty : grow(pins);
-        if (empty && pins->bytes_max - pins->bytes >= length && left >= length)
-            return empty;
+        if (pins->bytes_max - pins->bytes >= length && ibx_quota_left(pins->quota) >= length &&
+            room_for_one(pins))
+            return true;
+        struct ibx_client_pin *oldest = oldest_of(pins);
         if (!oldest || unpin_would_wait(pins, oldest))
-            return NULL;
+            return false;
         unpin(pins, cuda, oldest);
     }
-    return NULL;
+    return false;
+}
+
+static struct ibx_client_pin *insert(struct ibx_client_pins *pins,
+                                     const struct ibx_client_pin *memory)
+{
+    struct ibx_client_pin *at = &pins->pins[first_from(pins, memory->base)];
+    memmove(at + 1, at, (size_t)(pins->pins + pins->count++ - at) * sizeof(*at));
+    *at = *memory;
+    return at;
 }
 
 /* Pinning allocates pages that the client has not touched yet, and they would be charged to this
@@ -350,19 +371,19 @@ static bool clear(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, con
                   size_t length, uint64_t id)
 {
     bool asked = false, stay = false;
-    for (unsigned i = 0; i < pins->room; i++) {
+    for (unsigned i = first_from(pins, begin); begins_before(pins, i, begin + length);) {
         struct ibx_client_pin *pin = &pins->pins[i];
-        if (!overlaps(pin, begin, length))
-            continue;
         const bool same = is_pinned(pin) && pin->id == id;
         if (same && !asked)
             stay = pins->works && pins->works(pins->owner, true);
         asked = asked || same;
-        if (same && stay)
+        if (same && stay) {
+            i++;
             continue;
+        }
         if (unpin_would_wait(pins, pin))
             return false;
-        unpin(pins, cuda, pin);
+        unpin(pins, cuda, pin); /* the next one has its place */
     }
     return true;
 }
@@ -397,29 +418,24 @@ static struct ibx_client_pin *pin_new(struct ibx_client_pins *pins, const struct
                       memory->length);
         return NULL;
     }
-    struct ibx_client_pin *pin = make_room(pins, cuda, memory->length, err);
-    if (!pin)
+    if (!make_room(pins, cuda, memory->length, err))
         return NULL;
     if (pins->quota && !ibx_quota_take(pins->quota, memory->length)) {
         over_quota(memory->length, err); /* another session took the rest */
         return NULL;
     }
-    pins->pin = (unsigned)(pin - pins->pins);
-    *pin = *memory;
+    struct ibx_client_pin *pin = insert(pins, memory);
     pin->used = ++pins->clock;
     const bool pinned = pin_now(pins, cuda, pin, writable, err);
     ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);
     return pinned ? pin : NULL;
 }
 
-/* How many bytes from there on, `most` of them, no entry has. */
+/* How many bytes from there on, `most` of them, no entry has; none has the first. */
 static size_t gap(const struct ibx_client_pins *pins, const uint8_t *at, size_t most)
 {
-    for (unsigned i = 0; i < pins->room; i++) {
-        if (overlaps(&pins->pins[i], at, most))
-            most = (size_t)(pins->pins[i].base - at);
-    }
-    return most;
+    const unsigned i = first_from(pins, at);
+    return begins_before(pins, i, at + most) ? (size_t)(pins->pins[i].base - at) : most;
 }
 
 /* Pins what is between the pins that have stayed. */
@@ -464,10 +480,8 @@ size_t ibx_client_pin_rest(struct ibx_client_pins *pins, const void *address)
 
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
-    for (unsigned i = 0; i < pins->room; i++) {
-        if (pins->pins[i].base)
-            unpin(pins, cuda, &pins->pins[i]);
-    }
+    while (pins->count)
+        unpin(pins, cuda, &pins->pins[pins->count - 1]);
     for (unsigned i = 0; i < IBX_STREAM_FENCES; i++)
         fence_drop(&pins->fences[i], cuda);
     free(pins->pins);

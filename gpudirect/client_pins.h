@@ -25,11 +25,11 @@
 
 #include <stdbool.h>
 
-#define IBX_CLIENT_PINS   256u
+#define IBX_CLIENT_PINS   4096u
 #define IBX_STREAM_FENCES 64u /* at most the bits of a uint64_t */
 
 /*
- * An entry that is in use.
+ * An entry.
  *
  * state machine: client pin
  *   [*] -> PINNED -> [*]
@@ -39,7 +39,7 @@
 enum ibx_client_pin_state { IBX_PIN_PINNED, IBX_PIN_REFUSED };
 
 struct ibx_client_pin {
-    uint8_t *base; /* NULL: a free entry */
+    uint8_t *base;
     size_t length;
     uint64_t id;
     struct ibx_state_machine state;
@@ -57,10 +57,10 @@ struct ibx_stream_fence {
 };
 
 struct ibx_client_pins {
-    struct ibx_client_pin *pins; /* `room` entries, IBX_CLIENT_PINS at most; NULL at first */
-    unsigned room;
-    size_t bytes, bytes_max; /* pinned now; at most */
-    struct ibx_quota *quota; /* also limits the bytes; NULL: no quota */
+    struct ibx_client_pin *pins; /* by address; IBX_CLIENT_PINS at most */
+    unsigned count, room;        /* of `pins` in use; that there is memory for */
+    size_t bytes, bytes_max;     /* pinned now; at most */
+    struct ibx_quota *quota;     /* also limits the bytes; NULL: no quota */
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
     unsigned pin;   /* of the latest copy */
