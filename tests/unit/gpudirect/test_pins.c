@@ -234,6 +234,14 @@ static void test_reset(void **state)
     assert_true(pin(0, BLOCK, 1));
     assert_int_equal(cuda_stats().host_pins, 1);
     assert_int_equal(pins.bytes, BLOCK);
+    pins.works = works;
+    busy = true;
+    assert_true(pin(0, 2 * BLOCK, 1)); /* in two parts */
+    reset();
+    assert_true(pin(0, 2 * BLOCK, 1));
+    assert_int_equal(cuda_stats().host_pins, 2);
+    assert_int_equal(pins.bytes, 2 * BLOCK);
+    busy = false;
     reset(); /* so that drop() finds nothing pinned */
 }
 
