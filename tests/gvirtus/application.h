@@ -149,6 +149,7 @@ bool sent_on();
 // application_pins.cpp. The same of memory that the back end may not pin for the session.
 bool sent_on_beyond_pins();
 bool pinned_beside_others();
+bool random_pins();
 // Registered memory, and registered memory that was unmapped.
 bool registrations();
 bool stale_registration();

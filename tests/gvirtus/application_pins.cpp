@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Page-locked memory that the back end does not pin for a session: rdma.pins leaves no room.
+// Page-locked memory that is pinned in parts, or not at all, for a session of the program.
 #include "tests/gvirtus/graph_calls.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <future>
+#include <random>
+#include <string>
 #include <thread>
 #include <unistd.h>
 
@@ -206,4 +210,164 @@ bool pinned_beside_others()
     REQUIRE(driver('r') && comes_back(device, memory, 2 * n, stream, 2));
     REQUIRE(cudaFreeHost(memory) == 0 && cudaStreamDestroy(stream) == 0);
     return HOLDS(cudaFree(device) == 0);
+}
+
+namespace
+{
+
+// A program that a seed makes, whose every operation waits by events for those before it that use
+// the same memory. So its result is that of one operation after another.
+class Random
+{
+    struct Memory {
+        char *at = nullptr;
+        std::vector<char> bytes; // what it should have
+        void *event = nullptr;   // behind its last use
+        bool pinned = false, registered = false;
+    };
+    std::mt19937 random;
+    std::vector<Memory> memories;
+    void *streams[4] = {};
+
+    std::size_t below(std::size_t n) { return n ? random() % n : 0; }
+    Memory &any(bool pinned)
+    {
+        std::vector<std::size_t> fit;
+        for (std::size_t i = 0; i < memories.size(); i++)
+            if (memories[i].pinned == pinned)
+                fit.push_back(i);
+        return memories[fit[below(fit.size())]];
+    }
+    bool add(bool pinned)
+    {
+        Memory m;
+        const std::size_t n = (1 + below(40)) << (10 + below(7));
+        m.bytes.resize(n);
+        m.pinned = pinned;
+        auto **place = reinterpret_cast<void **>(&m.at);
+        m.registered = pinned && !below(4);
+        if (m.registered)
+            REQUIRE((*place = std::malloc(n)) && host_register(*place, n) == 0);
+        else
+            REQUIRE((pinned ? cudaMallocHost(place, n) : cudaMalloc(place, n)) == 0);
+        REQUIRE(cudaEventCreate(&m.event) == 0);
+        if (pinned)
+            std::memset(m.at, 0, n);
+        else
+            REQUIRE(cudaMemset(m.at, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+        memories.push_back(m);
+        return true;
+    }
+    bool remove()
+    {
+        Memory &m = any(true);
+        REQUIRE(!m.registered || cudaEventSynchronize(m.event) == 0);
+        REQUIRE((m.registered ? host_unregister(m.at) : cudaFreeHost(m.at)) == 0);
+        std::free(m.registered ? m.at : nullptr);
+        m = memories.back();
+        memories.pop_back();
+        return true;
+    }
+    bool is_right(Memory &m)
+    {
+        REQUIRE(cudaEventSynchronize(m.event) == 0);
+        return HOLDS(m.pinned ? !std::memcmp(m.at, m.bytes.data(), m.bytes.size())
+                              : device_has(m.at, m.bytes.data(), m.bytes.size()));
+    }
+    bool host_writes(Memory &m)
+    {
+        REQUIRE(cudaEventSynchronize(m.event) == 0);
+        random_fill(m.bytes.data(), m.bytes.size(), random());
+        std::memcpy(m.at, m.bytes.data(), m.bytes.size());
+        return true;
+    }
+    bool copies(Memory &to, Memory &from, int way)
+    {
+        void *stream = streams[below(4)];
+        const std::size_t most = std::min(to.bytes.size(), from.bytes.size());
+        std::size_t n = way == 2 ? 1 + below(1900) : 1 + below(most);
+        n = std::min(n, most);
+        const std::size_t there = below(to.bytes.size() - n + 1),
+                          here = below(from.bytes.size() - n + 1);
+        const int kind = to.pinned ? D2H : H2D;
+        int rc = 0;
+        if (way == 0) { // at once
+            rc = cudaEventSynchronize(to.event);
+            rc = rc ? rc : cudaEventSynchronize(from.event);
+            rc = rc ? rc : cudaMemcpy(to.at + there, from.at + here, n, kind);
+        } else {
+            rc = cudaStreamWaitEvent(stream, to.event, 0);
+            rc = rc ? rc : cudaStreamWaitEvent(stream, from.event, 0);
+            if (way == 3)
+                rc = rc ? rc : stub_launch(to.at + there, from.at + here, n, stream);
+            else
+                rc = rc ? rc
+                        : cudaMemcpyAsync(to.at + there, from.at + here, n,
+                                          below(2) ? kind : DEFAULT, stream);
+            if (way == 3 && rc == 801) // kernels cannot reach it
+                return HOLDS(cudaGetLastError() == 801);
+            rc = rc ? rc : cudaEventRecord(to.event, stream);
+            rc = rc ? rc : cudaEventRecord(from.event, stream);
+        }
+        std::memcpy(to.bytes.data() + there, from.bytes.data() + here, n);
+        REQUIRE(rc == 0);
+        return true;
+    }
+    bool step()
+    {
+        std::size_t pinned = 0;
+        for (const Memory &m : memories)
+            pinned += m.pinned;
+        const std::size_t what = below(20);
+        if (what == 0 && pinned < 14)
+            return add(true);
+        if (what == 1 && pinned > 3)
+            return remove();
+        if (what == 2)
+            return host_writes(any(true));
+        if (what == 3)
+            return is_right(any(below(2)));
+        const bool out = below(2);
+        return copies(any(out), any(!out), static_cast<int>(below(4)));
+    }
+
+  public:
+    explicit Random(unsigned seed) : random(seed) {}
+    bool run(unsigned turns)
+    {
+        for (unsigned i = 0; i < 4; i++)
+            REQUIRE(cudaStreamCreateWithFlags(&streams[i], i % 2) == 0);
+        for (unsigned i = 0; i < 12; i++)
+            REQUIRE(add(i % 2));
+        bool good = true;
+        const auto some = [&](unsigned most) {
+            for (std::size_t left = 1 + below(most); left && good; left--)
+                good = step();
+        };
+        for (unsigned i = 0; i < turns && good; i++) {
+            some(10);
+            std::thread([&] { some(20); }).join(); // over a session of its own
+        }
+        for (Memory &m : memories)
+            good = is_right(m) && good;
+        return good;
+    }
+};
+
+} // namespace
+
+// Two such programs at once, in threads. IBX_TEST_SEED and IBX_TEST_TURNS make other and longer
+// ones.
+bool random_pins()
+{
+    const char *seed = std::getenv("IBX_TEST_SEED"), *turns = std::getenv("IBX_TEST_TURNS");
+    const auto first = seed ? static_cast<unsigned>(std::stoul(seed)) : 1;
+    const auto most = turns ? static_cast<unsigned>(std::stoul(turns)) : 12;
+    bool other = false;
+    stub_remote()->slow(500);
+    std::thread beside([&] { other = Random(first + 1).run(most); });
+    const bool own = Random(first).run(most);
+    beside.join();
+    stub_remote()->slow(0);
+    return HOLDS(own && other);
 }

@@ -166,6 +166,13 @@ bool pinned_beside_others()
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
+bool random_pins(const char *limits)
+{
+    GpuBackEnd back(true, limits);
+    Application app(&back, application, "random-pins", "taken");
+    return HOLDS(app.good());
+}
+
 bool mapped_memory()
 {
     GpuBackEnd back;
@@ -405,6 +412,8 @@ void check_what_the_provider_changes()
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });
     check("... and is not pinned", sent_on_beyond_pins);
     check("... and is pinned beside others' work", pinned_beside_others);
+    for (const char *limits : {"", "rdma.pins : 6M\nrdma.tenant_share : 100\n"})
+        check("random uses of page-locked memory", [=] { return random_pins(limits); });
     for (bool taken : {true, false}) {
         if (provider != "shm")
             check("copies in the background", [=] { return background("background", taken); });
