@@ -149,6 +149,15 @@ static int keep(const struct gpu_session *x, uint8_t *body)
     return 0;
 }
 
+/* Graphs name the array: it is freed later. CUDA takes none for one that is freed already. */
+static int free_nothing(const struct gpu_session *x, uint8_t *body)
+{
+    if (!body)
+        return keep(x, body);
+    memset(body, 0, sizeof(x->requests.first));
+    return 0;
+}
+
 /* Forgets what is destroyed before the call: after it, another thread may get the same handle. */
 int ibx_made_run(struct gpu_session *x, uint8_t *body)
 {
@@ -163,6 +172,9 @@ int ibx_made_run(struct gpu_session *x, uint8_t *body)
     const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
+    if (x->handler.made_kind == IBX_HANDLE_ARRAY &&
+        ibx_handles_free_array(x, IBX_HANDLE_ARRAY, value) == IBX_ARRAY_LATER)
+        return free_nothing(x, body);
     const bool gone = ibx_handles_gone(x, x->handler.made_kind, value);
     if (!gone && x->handler.made_kind != IBX_HANDLE_MEMORY) /* that has its own check */
         return keep(x, body);

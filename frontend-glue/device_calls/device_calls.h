@@ -4,7 +4,7 @@
  *
  *   calls.c          short calls, by CUDA's runtime
  *   launch.c         kernels, by the driver
- *   graph_kernels.c  modules of kernels that are in graphs
+ *   graph_kernels.c  modules of kernels that are in graphs, and whatever else these need
  *   math_calls.c     functions of cuBLAS and others; math_libraries.c: where these are
  *   math_descriptors.c  descriptors of cuBLASLt
  *   math_dnn.c       graphs of cuDNN
@@ -67,7 +67,12 @@ int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *
  * pieces or is long. If the handler would read beyond the request, changes the function to none. */
 void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
 
-/* graph_kernels.c: a graph has got a function of the module that the request holds; a node in an
+/* graph_kernels.c */
+
+/* Calls end(what) when neither the graph nor what was made of it exists; at once, or too early, if
+ * it returns false: CUDA lacks the calls, or has no memory. */
+bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what));
+/* A graph has got a function of the module that the request holds; a node in an
  * executable graph has; the launch of such a function may have been captured. */
 void ibx_graph_has_kernel(struct gpu_session *x, void *graph);
 void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec);

@@ -3,7 +3,7 @@
  * Extension requests about arrays, textures and surfaces. Copies are between device memory and
  * arrays: the client moves the bytes to and from device memory by the usual copies.
  */
-#include "frontend-glue/extensions/extensions.h"
+#include "frontend-glue/extensions/graphs.h"
 
 #define ON_DEVICE 3 /* enum cudaMemcpyKind */
 
@@ -17,25 +17,86 @@ static bool is_mipmap(const struct extension_request *e, const void *mipmap)
     return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
 }
 
+static int give_back(struct extension_request *e, enum ibx_handle_kind kind, uint64_t array)
+{
+    int (*free_it)(uint64_t array) = NULL;
+    const uint64_t number = ibx_room_owned(e->x, array);
+    *(void **)&free_it =
+        ibx_back_end_runtime(kind == IBX_HANDLE_ARRAY ? "cudaFreeArray" : "cudaFreeMipmappedArray");
+    if (ibx_own_work_leave(e->x, kind, array))
+        return 0;
+    if (!free_it || !ibx_handles_remove(e->x, kind, array))
+        return CUDA_INVALID_VALUE;
+    ibx_frees_begin(e->x, 0);
+    const int rc = free_it(array);
+    ibx_frees_end();
+    ibx_owners_remove(array, number);
+    return rc;
+}
+
+/* Frees what the client has freed while graphs named it, if these are gone. */
+static void give_back_unused(struct extension_request *e)
+{
+    static const enum ibx_handle_kind kinds[] = {IBX_HANDLE_ARRAY, IBX_HANDLE_MIPMAP};
+    for (unsigned i = 0; i < 2; i++) {
+        for (uint64_t array; (array = ibx_handles_unused_array(e->x, kinds[i]));)
+            if (give_back(e, kinds[i], array))
+                break;
+    }
+}
+
 /* A level is freed with its mipmapped array, not by itself. */
 static int give_back_as(struct extension_request *e, enum ibx_handle_kind kind)
 {
-    int (*give_back)(void *array) = NULL;
-    void *array = pointer(&e->in);
-    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)array);
-    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array))
+    const uint64_t array = ibx_get_u64(&e->in);
+    if (!whole(e) || ibx_handles_is_level(e->x, array))
         return CUDA_INVALID_VALUE;
-    if (ibx_own_work_leave(e->x, kind, (uintptr_t)array))
-        return 0;
-    if (!ibx_handles_remove(e->x, kind, (uintptr_t)array))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, give_back);
-    ibx_frees_begin(e->x, 0);
-    const int rc = give_back(array);
-    ibx_frees_end();
-    ibx_owners_remove((uintptr_t)array, number);
+    const enum ibx_array_end end = ibx_handles_free_array(e->x, kind, array);
+    const int rc = end == IBX_ARRAY_NOW     ? give_back(e, kind, array)
+                   : end == IBX_ARRAY_LATER ? 0
+                                            : CUDA_INVALID_VALUE;
+    give_back_unused(e);
     return rc;
 }
+
+/* ------------------------------------------------------------------------- arrays in graphs */
+
+static void graph_has(struct extension_request *e, void *graph, const void *array)
+{
+    void *use = array ? ibx_array_use_begin(e->x, (uintptr_t)array) : NULL;
+    if (use && !ibx_graph_retain(e->x, graph, use, ibx_array_use_end))
+        ibx_array_use_unknown(e->x, (uintptr_t)array);
+}
+
+void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
+                                  const struct ibx_cuda_memcpy3d *copy)
+{
+    graph_has(e, graph, copy->from_array);
+    graph_has(e, graph, copy->to_array);
+}
+
+void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec,
+                                 const struct ibx_cuda_memcpy3d *copy)
+{
+    const void *arrays[] = {copy->from_array, copy->to_array};
+    for (unsigned i = 0; i < 2; i++) {
+        void *use = arrays[i] ? ibx_array_use_begin(e->x, (uintptr_t)arrays[i]) : NULL;
+        if (use && !ibx_handles_exec_has(e->x, (uintptr_t)exec, use, ibx_array_use_end))
+            ibx_array_use_unknown(e->x, (uintptr_t)arrays[i]);
+    }
+}
+
+static void captures(struct extension_request *e, const void *stream,
+                     const struct ibx_cuda_memcpy3d *copy)
+{
+    uint64_t id;
+    void *graph = NULL;
+    if (ibx_captures_any() && (copy->from_array || copy->to_array) &&
+        ibx_captures_graph(e->x, (uintptr_t)stream, &id, &graph))
+        ibx_extension_graph_has_copy(e, graph, copy);
+}
+
+/* ------------------------------------------------------------------------------------ frees */
 
 static int free_array(struct extension_request *e)
 {
@@ -72,6 +133,7 @@ static int malloc_array(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     if (ibx_room_limited(e->x, "arrays"))
         return CUDA_NOT_SUPPORTED;
+    give_back_unused(e);
     FUNCTION(e, make);
     int rc = make(&array, &channel, extent, flags);
     if (!rc)
@@ -94,6 +156,7 @@ static int malloc_mipmap(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     if (ibx_room_limited(e->x, "arrays"))
         return CUDA_NOT_SUPPORTED;
+    give_back_unused(e);
     FUNCTION(e, make);
     int rc = make(&mipmap, &channel, extent, levels, flags);
     if (!rc)
@@ -269,7 +332,10 @@ static int copy_planes_in_stream(struct extension_request *e)
     if (!whole(e) || !ibx_extension_is_copy(e, &p))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
-    return copy(&p, stream);
+    const int rc = copy(&p, stream);
+    if (!rc)
+        captures(e, stream, &p);
+    return rc;
 }
 
 static int channel_of(struct extension_request *e)

@@ -190,8 +190,8 @@ static int make_pair(struct extension_request *e, const struct runtime *r, struc
     rc = r->create(graph, 0);
     if (rc)
         r->release_object(object, 1);
-    else if (!(rc = keep(r, *graph, object)))
-        rc = fill(r, *graph, a);
+    else if (!(rc = keep(r, *graph, object)) && !(rc = fill(r, *graph, a)))
+        ibx_extension_graph_has_copy(e, *graph, &a->p);
     if (rc && *graph)
         r->destroy(*graph);
     return rc;
@@ -315,6 +315,7 @@ static int set_in_graph(struct extension_request *e, const struct runtime *r, st
         release_object(pair->graph, object);
         return rc;
     }
+    ibx_extension_graph_has_copy(e, pair->graph, &a->p);
     rc = set_host(pair->host, &a->host);
     if (!rc)
         set_object(e, pair->graph, node, object);

@@ -113,8 +113,12 @@ static int add_copy(struct extension_request *e)
     struct ibx_cuda_memcpy3d copy = {0};
     const bool there = ibx_extension_get_place(e, &p);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
-    return there && whole(e) && ibx_extension_is_copy(e, &copy) ? add_node(e, &p, &copy)
-                                                                : CUDA_INVALID_VALUE;
+    if (!there || !whole(e) || !ibx_extension_is_copy(e, &copy))
+        return CUDA_INVALID_VALUE;
+    const int rc = add_node(e, &p, &copy);
+    if (!rc)
+        ibx_extension_graph_has_copy(e, p.graph, &copy);
+    return rc;
 }
 
 static int set_copy(struct extension_request *e)
@@ -123,9 +127,15 @@ static int set_copy(struct extension_request *e)
     struct ibx_cuda_memcpy3d copy = {0};
     const bool there = ibx_extension_get_node(e, &exec, &node);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
-    return there && whole(e) && ibx_extension_is_copy(e, &copy)
-               ? set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy)
-               : CUDA_INVALID_VALUE;
+    if (!there || !whole(e) || !ibx_extension_is_copy(e, &copy))
+        return CUDA_INVALID_VALUE;
+    const int rc = set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy);
+    if (!rc && exec)
+        ibx_extension_exec_has_copy(e, exec, &copy);
+    else if (!rc)
+        ibx_extension_graph_has_copy(
+            e, pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false)), &copy);
+    return rc;
 }
 
 static bool is_set(const struct extension_request *e, const struct ibx_cuda_memset *set)

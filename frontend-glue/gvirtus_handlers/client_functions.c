@@ -238,10 +238,11 @@ void ibx_functions_graph_end(void *module)
     atomic_fetch_sub(&m->graphs, 1);
 }
 
-void ibx_functions_graph_unknown(struct ibx_client_module *module)
+void ibx_functions_graph_unknown(void *module)
 {
-    if (module)
-        atomic_store(&module->left_in_graphs, true);
+    struct ibx_client_module *m = module;
+    if (m)
+        atomic_store(&m->left_in_graphs, true);
 }
 
 uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)

@@ -33,7 +33,7 @@ void ibx_functions_let_go(struct ibx_functions_user *user);
  * unknown(): nobody will tell when; accepts NULL. */
 struct ibx_client_module *ibx_functions_graph_begin(const struct ibx_functions_user *user);
 void ibx_functions_graph_end(void *module);
-void ibx_functions_graph_unknown(struct ibx_client_module *module);
+void ibx_functions_graph_unknown(void *module);
 /* The other way round, for results of the runtime: the client's address of the function of that
  * name; 0: it has none. */
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);

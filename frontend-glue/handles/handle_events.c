@@ -161,7 +161,7 @@ static void forget_waits(struct handle *h)
 void ibx_handle_forget_nodes(struct handle *h)
 {
     forget_waits(h);
-    ibx_handle_forget_modules(h);
+    ibx_handle_forget_extras(h);
 }
 
 /* Locked. False: no memory. */

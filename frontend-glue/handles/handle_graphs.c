@@ -13,6 +13,11 @@ bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t grap
     return graph;
 }
 
+bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph)
+{
+    return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
+}
+
 bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files about handles: handles.c, handle_ends.c, handle_events.c, handle_graphs.c,
- * handle_modules.c, handle_sizes.c, handle_openers.c, handle_memory.c. */
+/* Shared by the files about handles: handles.c, handle_arrays.c, handle_ends.c, handle_events.c,
+ * handle_graphs.c, handle_execs.c, handle_modules.c, handle_sizes.c, handle_openers.c,
+ * handle_memory.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -8,12 +9,19 @@
 #include "frontend-glue/session/math_calls.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #define KINDS (IBX_HANDLE_MATH + (unsigned)IBX_MATH_TYPES)
 
 struct opener {
     uint64_t client;
     unsigned times;
+};
+
+/* To be called once, when it is needed no more. */
+struct extra {
+    void *what;
+    void (*end)(void *what);
 };
 
 /* The lists that a handle is in. One client's handles must not slow down another client, so nothing
@@ -54,16 +62,19 @@ struct handle {
     const struct gpu_session *user; /* that holds a graph, or changes another handle */
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
-    struct ibx_graph_events *waits;     /* of an executable graph; NULL: it waits for no event */
-    struct ibx_client_module **modules; /* of an executable graph: handle_modules.c */
-    unsigned module_count;
-    bool theirs;     /* another process's; each client that uses it has opened it */
-    bool was_open;   /* by another client, whose work may use it also after a close */
-    bool gone;       /* it is in no list; its last holder frees it */
-    bool of_process; /* it is known which process has made it */
-    bool ending;     /* memory: somebody is giving it back */
-    bool of_graph;   /* memory: each launch of a graph allocates it again */
-    bool captured;   /* a module: a function of it may be in a graph */
+    struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
+    struct extra *extras;           /* of an executable graph: handle_execs.c */
+    unsigned extra_count;
+    bool theirs;               /* another process's; each client that uses it has opened it */
+    bool was_open;             /* by another client, whose work may use it also after a close */
+    bool gone;                 /* it is in no list; its last holder frees it */
+    bool of_process;           /* it is known which process has made it */
+    bool ending;               /* memory: somebody is giving it back */
+    bool of_graph;             /* memory: each launch of a graph allocates it again */
+    struct ibx_array_use *use; /* of an array, by graphs: handle_arrays.c; NULL: none so far */
+    bool freed;                /* an array: the client has freed it */
+    bool in_graphs;            /* an array: nobody tells when graphs are gone that name it */
+    bool captured;             /* a module: a function of it may be in a graph */
     enum ibx_handle_maker maker;
 };
 
@@ -111,12 +122,20 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
+/* handles.c: waits until a request lets something go, or until then. */
+void ibx_handle_wait(const struct timespec *until);
+
+/* handle_arrays.c: whether the client has freed the array, or the mipmapped array of which it is a
+ * level; the array is gone. */
+bool ibx_handle_is_freed(const struct gpu_session *x, const struct handle *h);
+void ibx_handle_forget_use(struct handle *h);
+
 /* handle_events.c: forgets for which events the nodes of an executable graph wait, and their
  * modules. */
 void ibx_handle_forget_nodes(struct handle *h);
 
-/* handle_modules.c: the executable graph has no functions but those of its graph. */
-void ibx_handle_forget_modules(struct handle *h);
+/* handle_execs.c: the executable graph has nothing but what its graph has. */
+void ibx_handle_forget_extras(struct handle *h);
 
 /* handle_graphs.c */
 

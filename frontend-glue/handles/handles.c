@@ -83,6 +83,14 @@ struct handle *ibx_handle_find(const struct gpu_session *x, enum ibx_handle_kind
     return h && may_name(x, h) ? h : NULL;
 }
 
+/* The same for a request: an array that the client has freed cannot be named. */
+static struct handle *find_to_name(const struct gpu_session *x, enum ibx_handle_kind kind,
+                                   uint64_t value)
+{
+    struct handle *h = ibx_handle_find(x, kind, value);
+    return h && !ibx_handle_is_freed(x, h) ? h : NULL;
+}
+
 /* ----------------------------------------------------------------------------- lists; locked */
 
 static void link_in(struct handle *h, enum handle_list list, struct handle **head)
@@ -140,6 +148,7 @@ static void link_all(struct handle *h)
 static void free_handle(struct handle *h)
 {
     ibx_handle_forget_nodes(h);
+    ibx_handle_forget_use(h);
     free(h->openers);
     free(h);
 }
@@ -193,13 +202,18 @@ static struct handle *find_free(struct gpu_session *x, enum ibx_handle_kind kind
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     for (;;) {
-        struct handle *found = ibx_handle_find(x, kind, value), *whole = found;
+        struct handle *found = find_to_name(x, kind, value), *whole = found;
         while (whole && (!whole->user || whole->user == x))
             whole = whole_of(x, whole);
         if (!whole || ibx_now_ns() >= deadline)
             return whole ? NULL : found;
         pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
     }
+}
+
+void ibx_handle_wait(const struct timespec *until)
+{
+    pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, until);
 }
 
 /* Locked. */
@@ -241,6 +255,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->opener_count = 0;
     h->heir_of = 0;
     ibx_handle_forget_nodes(h);
+    ibx_handle_forget_use(h);
     h->theirs = h->captured = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
@@ -341,31 +356,6 @@ bool ibx_handles_add_heavy(struct gpu_session *x, enum ibx_handle_kind kind, uin
                            uint64_t weight)
 {
     return ibx_handle_add(x, kind, value, 0, weight, false);
-}
-
-bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                          uint64_t module)
-{
-    return ibx_handle_add(x, kind, value, module, 1, false);
-}
-
-bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap)
-{
-    return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
-}
-
-bool ibx_handles_is_level(struct gpu_session *x, uint64_t array)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_ARRAY, array);
-    const bool is = found && found->of;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return is;
-}
-
-bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph)
-{
-    return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
 /* Locked, except while it waits for other requests that hold it, such as launches: on an H100 a
@@ -561,7 +551,7 @@ bool ibx_handles_know(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
 bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    const bool has = ibx_handle_find(x, kind, value);
+    const bool has = find_to_name(x, kind, value);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }

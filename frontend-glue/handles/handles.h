@@ -3,18 +3,20 @@
  * Handles that requests have returned: whose each is, who uses it, and which a request may name.
  *
  *   handles.c        the list of all handles
+ *   handle_arrays.c  arrays that graphs name
  *   handle_ends.c    handles that a client leaves
  *   handle_events.c  events that graphs name
  *   handle_graphs.c  in which graphs something is
  *   handle_openers.c handles that other clients have opened
  *   handle_sizes.c   as how many graphs and executable graphs count
- *   handle_modules.c modules of functions in executable graphs
+ *   handle_execs.c   what executable graphs have alone
+ *   handle_modules.c modules of the driver's API
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
- * handles.c, handle_events.c, handle_graphs.c, handle_modules.c, handle_openers.c and
- * handle_sizes.c call each other: they are one list under one lock.
+ * handles.c, handle_arrays.c, handle_events.c, handle_graphs.c, handle_modules.c, handle_openers.c
+ * and handle_sizes.c call each other: they are one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -49,14 +51,34 @@ bool ibx_graph_event_set(struct gpu_session *x, uint64_t exec, uint64_t node, ui
  * holds the events for which it waits. */
 int ibx_graph_events_launch(struct gpu_session *x, uint64_t exec);
 
-/* handle_modules.c: a node has a function of the module in the executable graph. Takes over what
- * ibx_functions_graph_begin() has begun, and ends it with the executable graph, or when that is
- * made of another graph (ibx_graph_events_note()). False: no memory. */
-bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, struct ibx_client_module *module);
-/* A launch of the executable graph is captured: it is not known what gets such functions. */
+/* handle_arrays.c */
+
+/* Adds a level of a mipmapped array; whether an array is a level. */
+bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap);
+bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
+/* A graph is about to name an array that the request holds. Returns what use_end() is to be called
+ * with when neither the graph nor what was made of it exists; NULL: no memory, which is as
+ * unknown(): nobody tells that, and the array is freed when its client ends. */
+void *ibx_array_use_begin(struct gpu_session *x, uint64_t array);
+void ibx_array_use_unknown(struct gpu_session *x, uint64_t array);
+void ibx_array_use_end(void *use);
+/* The client frees an array or a mipmapped array: from now on no request may name it. If requests
+ * hold it, waits for them for 10 s. NOW: the caller frees it; LATER: graphs name it. */
+enum ibx_array_end { IBX_ARRAY_UNKNOWN, IBX_ARRAY_NOW, IBX_ARRAY_LATER };
+enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle_kind kind,
+                                          uint64_t value);
+/* One that the client has freed, and that no graph names any more; 0: there is none. */
+uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);
+
+/* handle_execs.c: a node has a module's function, or an array, in the executable graph alone. Calls
+ * end(what) with the end of the executable graph, or when that is made of another graph
+ * (ibx_graph_events_note()); at once if it has that already, or (false) there is no memory. */
+bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, void *what,
+                          void (*end)(void *what));
+/* A launch of the executable graph is captured: it is not known what gets these. */
 void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec);
-/* GVirtuS launches a function of a module that its handlers have made, and the launch may be
- * captured: the module may not be unloaded any more (ibx_handles_may_end()). */
+/* handle_modules.c: GVirtuS launches a function of a module that its handlers have made, and the
+ * launch may be captured: the module may not be unloaded any more (ibx_handles_may_end()). */
 void ibx_handles_captured(struct gpu_session *x, uint64_t function);
 
 /* handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c, handle_openers.c */
@@ -76,9 +98,6 @@ unsigned ibx_handles_gone_so_far(void);
 /* Adds a function or a texture reference of a module. */
 bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           uint64_t module);
-/* Adds a level of a mipmapped array; whether an array is a level. */
-bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap);
-bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
 /* Notes that a graph is that of a conditional node of `other`, or has been moved there, and ends
  * with it; whether a graph is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);

@@ -100,6 +100,7 @@ static bool is_loaded(const struct graph_node *node)
 
 bool graph_has_all(const struct double_graph *graph)
 {
+    struct ibx_cuda_memcpy3d memory;
     bool all = true;
     for (unsigned i = 0; i < graph->count && all; i++) {
         const struct graph_node *node = &graph->nodes[i];
@@ -109,6 +110,8 @@ bool graph_has_all(const struct double_graph *graph)
             all = !node->of.bodies[b] || graph_has_all(node->of.bodies[b]);
         if (node->type == NODE_KERNEL)
             all = is_loaded(node);
+        if (node->type == NODE_MEMCPY)
+            copies_memory(&node->of.copy, &memory); /* ends the process if an array is gone */
         else if (node->type == NODE_RECORD || node->type == NODE_WAIT)
             all = has_event(node);
     }

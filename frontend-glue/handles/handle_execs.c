@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What nodes have in an executable graph, and not in the graph that it was made of: functions of
+ * clients' modules, and arrays. No object of CUDA's tells when these are needed no more. */
+#include "frontend-glue/handles/handle_lists.h"
+#include "frontend-glue/gvirtus_handlers/client_functions.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+void ibx_handle_forget_extras(struct handle *h)
+{
+    for (unsigned i = 0; i < h->extra_count; i++)
+        h->extras[i].end(h->extras[i].what);
+    h->extra_count = 0;
+    free(h->extras);
+    h->extras = NULL;
+}
+
+/* Locked. */
+static bool has(const struct handle *h, const void *what)
+{
+    unsigned i = 0;
+    while (i < h->extra_count && h->extras[i].what != what)
+        i++;
+    return i < h->extra_count;
+}
+
+/* Locked. False: no memory. */
+static bool add(struct handle *h, const struct extra *extra)
+{
+    struct extra *more = realloc(h->extras, (h->extra_count + 1) * sizeof(*more));
+    if (!more)
+        return false;
+    h->extras = more;
+    h->extras[h->extra_count++] = *extra;
+    return true;
+}
+
+bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, void *what, void (*end)(void *what))
+{
+    const struct extra extra = {what, end};
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
+    const bool had = found && has(found, what), good = had || (found && add(found, &extra));
+    pthread_mutex_unlock(&ibx_handles_lock);
+    if (had || !good)
+        end(what);
+    return good;
+}
+
+static void never(void *what)
+{
+    (void)what;
+}
+
+/* A module stays until its client's process has ended, an array until the client has. */
+void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
+    for (unsigned i = 0; found && i < found->extra_count; i++) {
+        if (found->extras[i].end == ibx_functions_graph_end)
+            ibx_functions_graph_unknown(found->extras[i].what);
+        else
+            found->extras[i].end = never;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
