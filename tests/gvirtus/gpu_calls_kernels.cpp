@@ -30,8 +30,8 @@ bool kernels()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
-                        from = remote.malloc(4096);
+    const std::uint64_t stream = remote.stream_create(), captured = remote.stream_create(),
+                        to = remote.malloc(4096), from = remote.malloc(4096);
     auto bytes = random_bytes(4096, 5);
     std::vector<char> got(4096);
     REQUIRE(remote.to_device(from, bytes.data(), 4096) == 0);
@@ -68,13 +68,13 @@ bool kernels()
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1);
     // While a client captures a stream, the runtime makes the launches of all clients.
     Client other(gpu);
-    other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0));
+    other.remote.call("cudaStreamBeginCapture", Body().u64(captured).i32(0));
     remote.call("__cudaRegisterFunction", Body());
     REQUIRE(by_runtime());
     // A call that fails ends no capture, and begins none.
     REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(0)) == 1);
     REQUIRE(by_runtime());
-    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(captured)) == 0);
     REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
     return HOLDS(!by_runtime());
 }
