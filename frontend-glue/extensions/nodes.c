@@ -371,7 +371,8 @@ static int add_conditional(struct extension_request *e)
     c.kind = (int)ibx_get_u32(&e->in);
     c.size = ibx_get_u32(&e->in);
     if (!there || !whole(e) || !c.size || c.size > IBX_EXT_LISTED ||
-        !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
+        !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle) ||
+        !ibx_handles_condition_fits(e->x, c.handle, (uintptr_t)p.graph))
         return CUDA_INVALID_VALUE;
     p.depth = 1; /* its graphs are counted by themselves */
     int rc = ibx_extension_node_room(e, &p);

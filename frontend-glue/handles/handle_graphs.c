@@ -26,6 +26,15 @@ bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
     return is;
 }
 
+bool ibx_handles_condition_fits(struct gpu_session *x, uint64_t condition, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_CONDITION, condition);
+    const bool fits = found && ibx_handle_is_in(x, found->of, graph, UINT64_MAX);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return fits;
+}
+
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);

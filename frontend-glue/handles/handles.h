@@ -109,8 +109,11 @@ void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other);
 uint64_t ibx_handles_outermost(struct gpu_session *x, uint64_t graph);
 /* Whether a graph is `outer` itself, or is within it, however deep. */
 bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph);
-/* Adds a handle with which conditional nodes of a graph are made; it ends with the graph. */
+/* Adds a handle with which conditional nodes of a graph are made; it ends with the graph. Whether
+ * it is of `graph`, or of one that this is within: of another one CUDA would use it after its end.
+ */
 bool ibx_handles_add_condition(struct gpu_session *x, uint64_t condition, uint64_t graph);
+bool ibx_handles_condition_fits(struct gpu_session *x, uint64_t condition, uint64_t graph);
 /* As ibx_handles_add(); the handle counts as `weight`. */
 bool ibx_handles_add_heavy(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                            uint64_t weight);

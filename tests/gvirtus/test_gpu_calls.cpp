@@ -412,6 +412,7 @@ bool conditions_that_are_none()
     REQUIRE(node(graph, 0) == 1 && node(graph, 0x7fffdeadbeef) == 1 && node(graph, graph) == 1);
     REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_GRAPH_DESTROY).u64(gone)) == 0);
     REQUIRE(node(graph, of_gone) == 1);
+    REQUIRE(node(create(), good) == 1); // it ends with its own graph
     return HOLDS(node(graph, good) == 0);
 }
 
