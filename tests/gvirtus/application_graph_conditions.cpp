@@ -3,6 +3,7 @@
 // Graphs with nodes that decide what comes next, and graphs that are moved into others.
 #include "tests/gvirtus/graph_calls.h"
 
+#include <atomic>
 #include <cstddef>
 #include <thread>
 
@@ -202,6 +203,35 @@ bool moved(char *device, void *stream)
     return HOLDS(fails(run("cudaGraphDestroy", graphs[1]), 1));
 }
 
+// What the program gives a body, or a graph in a body, goes with the graph and what was made of it.
+bool objects_of_bodies()
+{
+    void *graph = nullptr, *moves = nullptr, *node = nullptr, *bodies[2], *inner[2];
+    void *object = nullptr, *exec = nullptr;
+    static std::atomic<int> ended;
+    void (*end)(void *) = [](void *) { ended++; };
+    const auto retain = [&](void *of) {
+        REQUIRE((run<void **, void *, void (*)(void *), unsigned, unsigned>(
+                     "cudaUserObjectCreate", &object, nullptr, end, 2, 1) == 0));
+        REQUIRE((run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", of, object, 2,
+                                                         1) == 0));
+        return HOLDS(
+            (run<void *, void *, unsigned>("cudaGraphReleaseUserObject", of, object, 1) == 0));
+    };
+    ended = 0;
+    for (void **made : {&graph, &moves})
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", made, 0) == 0));
+    REQUIRE(add_if(&node, graph, nullptr, 0, 1, bodies) == 0);
+    REQUIRE(add_if(&node, bodies[0], nullptr, 0, 1, inner) == 0);
+    REQUIRE(add_graph(&node, graph, moves, 1) == 0);
+    REQUIRE(retain(bodies[1]) && retain(inner[1]) && retain(moves));
+    REQUIRE(fails(run("cudaGraphDestroy", bodies[1]), 1) && retain(bodies[1]));
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    REQUIRE(run("cudaGraphDestroy", graph) == 0 && ended == 0);
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && ended == 4);
+}
+
 // What is moved into a graph comes too late for the executable graphs that it has already.
 bool moved_later(char *device)
 {
@@ -294,6 +324,6 @@ bool conditions()
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
-    REQUIRE(moved(device, stream) && moved_later(device));
+    REQUIRE(moved(device, stream) && moved_later(device) && objects_of_bodies());
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

@@ -78,6 +78,8 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
         return rc;
     *node = (void *)(uintptr_t)ibx_get_u64(&r);
     struct bodies *made = keep_bodies(&r);
+    for (size_t i = 0; made && i < c->size; i++)
+        ibx_frontend_objects_within(made->graphs[i], graph);
     c->graphs = made ? made->graphs : NULL;
     return made ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
 }
@@ -99,6 +101,7 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
         return rc;
     *node = (void *)(uintptr_t)made;
     ibx_frontend_objects_move(child, graph);
+    ibx_frontend_objects_within(child, graph);
     return CUDA_SUCCESS;
 }
 

@@ -50,6 +50,8 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 void ibx_frontend_objects_share(const void *from, const void *to);
 /* `from` is a part of `to` now, and ends with it. */
 void ibx_frontend_objects_move(const void *from, const void *to);
+/* What a graph gets from now on, `outer` gets: it ends with that one. */
+void ibx_frontend_objects_within(const void *graph, const void *outer);
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);

@@ -5,7 +5,7 @@
  * are in this process, and the back end does not know of them:
  *
  *   a graph has the objects that it was given, and those of its child graphs; of one that was moved
- *     there, instead of that one
+ *     there, or is the body of a conditional node, instead of that one
  *   a clone, and an executable graph, has the objects of the graph
  *   an executable graph that is updated has those of the new graph
  *
@@ -39,6 +39,12 @@ struct holding {
     uint64_t count;
 };
 
+/* A graph that ends with another one: the body of a conditional node, or one that was moved. */
+struct inner {
+    struct inner *next;
+    const void *graph, *outer;
+};
+
 /* An executable graph with objects, and the stream of its last launch. */
 struct launched {
     struct launched *next;
@@ -50,6 +56,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects;
 static struct holding *holdings;
 static struct launched *launches;
+static struct inner *inners;
 static _Atomic unsigned holding_count;
 
 /* A child drops all: the functions are the parent's to call. */
@@ -59,6 +66,7 @@ static void in_child(void)
     objects = NULL;
     holdings = NULL;
     launches = NULL;
+    inners = NULL;
     atomic_store(&holding_count, 0);
 }
 
@@ -156,6 +164,47 @@ static void give_up(struct holding *taken)
 }
 
 /* ------------------------------------------------------------------------ graphs come and go */
+
+/* Called under the lock. NULL: it ends with no other one. */
+static struct inner *inner_of(const void *graph)
+{
+    struct inner *i = inners;
+    while (i && i->graph != graph)
+        i = i->next;
+    return i;
+}
+
+/* Called under the lock. The graph that has its objects. The back end might say that graphs are
+ * within each other in a circle. */
+static const void *holder_of(const void *graph)
+{
+    const struct inner *i = inner_of(graph);
+    for (unsigned depth = 0; i && depth < IBX_EXT_GRAPHS_DEEP; depth++) {
+        graph = i->outer;
+        i = inner_of(graph);
+    }
+    return graph;
+}
+
+/* Called under the lock. The graph is about to be destroyed, and those that end with it. */
+static void forget_inners(const void *outer)
+{
+    struct inner *ended = NULL;
+    for (struct inner **at = &inners, *i; (i = *at);) {
+        if (i->outer != outer) {
+            at = &i->next;
+            continue;
+        }
+        *at = i->next;
+        i->next = ended;
+        ended = i;
+    }
+    for (struct inner *i; (i = ended);) {
+        ended = i->next;
+        forget_inners(i->graph);
+        free(i);
+    }
+}
 
 static bool any(void)
 {
@@ -262,8 +311,23 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
     free(l);
 }
 
+void ibx_frontend_objects_within(const void *graph, const void *outer)
+{
+    struct inner *made = malloc(sizeof(*made));
+    if (!made)
+        return; /* what the graph gets is never released */
+    pthread_mutex_lock(&lock);
+    *made = (struct inner){inners, graph, outer};
+    inners = made;
+    pthread_mutex_unlock(&lock);
+}
+
 struct holding *ibx_frontend_objects_take(const void *holder)
 {
+    pthread_mutex_lock(&lock);
+    if (inners && holder_of(holder) == holder) /* others are not destroyed */
+        forget_inners(holder);
+    pthread_mutex_unlock(&lock);
     if (!any())
         return NULL;
     pthread_mutex_lock(&lock);
@@ -345,7 +409,7 @@ int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigne
     pthread_mutex_lock(&lock);
     struct object *o = object_of(object);
     const bool sound = o && (flags != MOVE || count <= o->program);
-    const bool held = sound && hold(graph, o, count);
+    const bool held = sound && hold(holder_of(graph), o, count);
     if (held && flags == MOVE)
         o->program -= count;
     else if (held)
@@ -361,7 +425,7 @@ int cudaGraphReleaseUserObject(void *graph, void *object, unsigned count)
     struct holding *gone = NULL;
     pthread_mutex_lock(&lock);
     struct object *o = count ? object_of(object) : NULL;
-    struct holding **at = o ? place_of(graph, o) : NULL, *h = at ? *at : NULL;
+    struct holding **at = o ? place_of(holder_of(graph), o) : NULL, *h = at ? *at : NULL;
     const bool has = h && count <= h->count;
     if (has && !(h->count -= count)) {
         *at = h->next;
