@@ -284,8 +284,7 @@ static int upload(struct extension_request *e)
     if (!whole(e) || !is_exec(e, exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, bring);
-    const int rc = ibx_graph_events_launch(e->x, (uintptr_t)exec);
-    return rc ? rc : bring(exec, stream);
+    return bring(exec, stream);
 }
 
 static int flags_of_exec(struct extension_request *e)

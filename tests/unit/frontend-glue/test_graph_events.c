@@ -141,7 +141,7 @@ static void test_launched_with_destroyed_events(void **state)
         const int code = kinds[i] == IBX_EXT_NODE_WAIT ? CUDA_INVALID_HANDLE : 0;
         assert_int_equal(launch(exec), code);
         assert_int_equal(launch(around), code);
-        assert_int_equal(upload(exec), code);
+        assert_int_equal(upload(exec), 0); /* as by driver 580 */
         assert_int_equal(handler_launches(&alice.x, exec), !code);
         destroy(exec, graph);
         destroy(around, outer);
