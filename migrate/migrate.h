@@ -163,6 +163,12 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
 /* For so long the watchdog of a tool that has ended tries to reach QEMU and to continue the VM. */
 #define IBX_MIGRATE_STAY_MS 60000u
+/* For a (source's) record whose tool and watchdog have ended: if its VM has certainly never left,
+ * as QEMU shows, ends what is left of the migration as the watchdog would have done, and the record
+ * is KEPT. `*stays`: whether that is so; otherwise nothing was changed. An error: what is left
+ * could not be ended. */
+int ibx_migrate_stays(const char *folder, struct ibx_record *record, bool *stays,
+                      struct ibx_error *err);
 /* For a (source's) record that has been rolled back, or whose VM has stayed: tells its destination
  * that the VM for which it waits does not come, or that it must pause the VM that it has. `*there`:
  * the state that it answered with. -EBUSY: it could not pause the VM; -EPROTO: it knows of none;

@@ -87,10 +87,10 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 /* The first %s is the VM, the second the other side; @ is "runs", or what the VM does instead. */
 static const char *const source_texts[] = {
     [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
-                         "run there",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows; if "
-                            "no ib-migrate is at work, \"ib-migrate recover\" asks it before "
-                            "anything is started",
+                         "run there; if no ib-migrate is at work, \"ib-migrate recover\" ends it",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: if no ib-migrate is at work, "
+                            "\"ib-migrate recover\" finds out, from QEMU here or from the "
+                            "destination, before anything is started",
     [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
                           "leave this QEMU as it is; if no ib-migrate is at work, \"ib-migrate "
                           "recover\" continues to send them",

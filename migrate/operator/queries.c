@@ -175,9 +175,10 @@ static int check_unchanged(const char *folder, const struct ibx_record *record,
 
 /* Writes the record, after QEMU has continued the VM. (QEMU refuses to continue it if the VM runs
  * at the destination after all and uses the disks; then the record is still good for recover.) */
-static int record_back(const char *folder, struct ibx_record *back, struct ibx_error *err)
+static int record_back(const char *folder, struct ibx_record *back, enum ibx_journal_state state,
+                       struct ibx_error *err)
 {
-    back->state = IBX_JOURNAL_ROLLED_BACK;
+    back->state = state;
     back->settings[0] = '\0';
     back->epoch++;
     const int rc = ibx_journal_write(folder, back, err);
@@ -208,7 +209,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     rc = back->libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
                        : ibx_vm_stay(qmp, &vm, deadline, err);
     if (!rc)
-        rc = record_back(folder, back, err);
+        rc = record_back(folder, back, IBX_JOURNAL_ROLLED_BACK, err);
     back->vm_status[0] = '\0'; /* until now it was the status at the destination */
     if (!rc)
         ibx_vm_status(qmp, back->vm_status, sizeof(back->vm_status), deadline, NULL);
@@ -273,6 +274,82 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
         rc = roll_back(folder, record, transport, err);
     if (lock >= 0)
         close(lock);
+    return rc;
+}
+
+/* ------------------------------------------------------------ a VM that has never left */
+
+/* Whether QEMU shows that the VM has never left. QEMU gets a copy of the hold before COMMIT is
+ * sent, and has it until its migration has completed. Without one, QEMU continues a VM that ran as
+ * soon as the tool's end of the stream is closed. */
+static int look_whether_it_left(const struct ibx_record *record, struct ibx_qmp *qmp,
+                                const char *status, bool *stays, uint64_t deadline,
+                                struct ibx_error *err)
+{
+    struct ibx_vm_progress now;
+    bool held = false;
+    int rc = record->hold ? ibx_hold_find(record->pid, record->hold, &held, err) : 0;
+    rc = rc ? rc : ibx_vm_migration(qmp, &now, deadline, err);
+    if (rc)
+        return rc;
+    const bool stopped = !strcmp(status, "postmigrate") || !strcmp(status, "finish-migrate");
+    *stays = !held && strcmp(now.status, "completed") != 0 &&
+             (!stopped || (!record->was_running && ibx_vm_migration_ended(now.status)));
+    return 0;
+}
+
+/* Another client may have paused the VM since: it is left so. */
+static int end_what_is_left(const char *folder, struct ibx_record *record, struct ibx_qmp *qmp,
+                            const char *status, uint64_t deadline, struct ibx_error *err)
+{
+    struct ibx_vm_undo vm = {.was_running = !strcmp(status, "running"),
+                             .touched = record->state == IBX_JOURNAL_MAY_RUN,
+                             .hold = record->hold,
+                             .stream = record->stream,
+                             .before = json_loads(record->settings, 0, NULL)};
+    int rc = ibx_vm_stay(qmp, &vm, deadline, err);
+    json_decref(vm.before);
+    if (!rc)
+        rc = record_back(folder, record, IBX_JOURNAL_KEPT, err);
+    if (!rc)
+        ibx_journal_unlink_files(record);
+    return rc;
+}
+
+/* Where libvirt drives, only libvirt knows. */
+static bool may_have_stayed(const struct ibx_record *record)
+{
+    return record->source && !record->libvirt && ibx_journal_qemu_lives(record) &&
+           (record->state == IBX_JOURNAL_HERE ||
+            (record->state == IBX_JOURNAL_MAY_RUN && record->hold));
+}
+
+int ibx_migrate_stays(const char *folder, struct ibx_record *record, bool *stays,
+                      struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_record now;
+    struct ibx_error silent = {0};
+    struct ibx_qmp *qmp;
+    char status[IBX_MIGRATE_STATUS];
+    int lock_fd;
+    *stays = false;
+    if (!may_have_stayed(record) || lock_when_free(folder, record, &lock_fd, &silent))
+        return 0;
+    int rc = check_unchanged(folder, record, &now, &silent) || reach(&now, deadline, &qmp, &silent);
+    if (rc) { /* whoever goes on says why */
+        close(lock_fd);
+        return 0;
+    }
+    rc = ibx_vm_status(qmp, status, sizeof(status), deadline, err);
+    if (!rc)
+        rc = look_whether_it_left(&now, qmp, status, stays, deadline, err);
+    if (!rc && *stays)
+        rc = end_what_is_left(folder, &now, qmp, status, deadline, err);
+    if (!rc && *stays)
+        *record = now;
+    ibx_qmp_close(qmp);
+    close(lock_fd);
     return rc;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * kill -9 of both tools at once, as where one program has started them, at each of their states.
- * Then each side has only its record and its watchdog, Afterwards the guest is
+ * Then each side has only its record and its watchdog, or only its record. Afterwards the guest is
  * alive and right on exactly one side.
  */
 #include "tests/fixtures/borrow.h"
@@ -13,13 +13,20 @@
 
 #define LOAD_TRIES 10
 
-static void both_killed_at(const char *state)
+static void killed_at(const char *state, bool watchdog)
 {
     print_message("%s\n", state);
     struct mover *first = pair_run_to(state, NULL), *other = first == &sender ? &receiver : &sender;
     mover_kill(other, SIGSTOP);
+    if (watchdog)
+        assert_int_equal(kill(mover_watchdog(&sender), SIGKILL), 0);
     mover_kill(first, SIGKILL);
     mover_kill(other, SIGKILL);
+}
+
+static void both_killed_at(const char *state)
+{
+    killed_at(state, false);
 }
 
 /* The watchdog at the source continues the VM, which can be migrated then. */
@@ -33,6 +40,31 @@ static void test_before_the_commit(void)
         both_killed_at(states[i]);
         mover_await_record("source", "kept");
         mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[0].tool), "no unfinished migration");
+        pair_stays();
+        vm_end(&vms[1]);
+        vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+        pair_run(NULL);
+        pair_done();
+        pair_moved("");
+        mover_end_all(NULL);
+    }
+}
+
+/* ------------------------------------------------------------ the watchdog, too */
+
+/* As where the control group of all of them is killed. QEMU itself continues the VM, and recover
+ * does the rest of what the watchdog would have done. */
+static void test_all_killed_before_the_commit(void)
+{
+    static const char *const states[] = {"source:exposing", "source:starting", "source:stopped",
+                                         "source:sending", "destination:joining"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        pair_start(NULL);
+        killed_at(states[i], true);
+        mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED),
+                         "the migration never came to its commit");
+        mover_await_record("source", "kept");
+        mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "stayed here");
         pair_stays();
         vm_end(&vms[1]);
         vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
@@ -104,6 +136,46 @@ static void test_the_control_group_of_the_tools_is_killed(void)
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
     mover_await_record("source", "kept");
+    pair_stayed();
+}
+
+/* A VM that was paused, before its migration or since the tools have ended, stays so. */
+static void test_all_killed_and_paused(void)
+{
+    for (unsigned before = 0; before < 2; before++) {
+        pair_start(NULL);
+        if (before)
+            vm_do(&vms[0], "stop", NULL);
+        killed_at("source:stopped", true);
+        if (!before) {
+            vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
+            vm_do(&vms[0], "stop", NULL);
+        }
+        MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+        mover_await_record("source", "kept");
+        assert_false(vm_runs(&vms[0]));
+        vm_do(&vms[0], "cont", NULL);
+        pair_stayed();
+        mover_end_all(NULL);
+    }
+}
+
+/* QEMU has written its whole state, and holds its migration open: whether COMMIT was sent, only the
+ * destination knows, and recover does not decide it. */
+static void test_all_killed_right_before_the_commit(void)
+{
+    pair_start(NULL);
+    killed_at("source:committing", true);
+    pair_recover(&sender);
+    mover_await_words(&sender, "connecting again");
+    assert_false(vm_runs(&vms[0]));
+    for (unsigned i = 0; i < 2; i++) {
+        mover_kill(&sender, SIGINT);
+        mover_await_words(&sender, i ? "may run at " : "interrupt once more");
+    }
+    mover_ends(&sender, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    mover_await_record("source", "rolled-back");
     pair_stayed();
 }
 
@@ -346,7 +418,10 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {
         VM_TEST(test_before_the_commit),
+        VM_TEST(test_all_killed_before_the_commit),
         VM_TEST(test_the_control_group_of_the_tools_is_killed),
+        VM_TEST(test_all_killed_and_paused),
+        VM_TEST(test_all_killed_right_before_the_commit),
         VM_TEST(test_stayed_while_the_destination_loads),
         VM_TEST(test_after_the_commit),
         VM_TEST(test_return_before_the_commit),

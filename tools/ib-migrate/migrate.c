@@ -430,6 +430,18 @@ static bool confirm_return(const struct migrate_args *args, const struct ibx_rec
     return false;
 }
 
+/* If both the tool and its watchdog were killed, and the VM has never left: does what the watchdog
+ * would have done. The error is that there is nothing to recover any more. */
+static int stayed(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
+{
+    bool stays;
+    int rc = args->listen ? 0 : ibx_migrate_stays(args->folder, record, &stays, err);
+    if (rc || args->listen || !stays)
+        return rc;
+    ibx_error_set(err, -ENOENT, "the migration never came to its commit");
+    return disown(args, record, err);
+}
+
 int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
@@ -460,6 +472,8 @@ int ibx_cli_recover(const struct migrate_args *given)
                                "is done, and the destination has confirmed it",
                                args.qmp);
     }
+    if (!rc && (rc = stayed(&args, &record, &err)))
+        none.record = record;
     if (!rc && record.source && args.listen)
         rc = ibx_error_set(&err, -EINVAL,
                            "this is the source of the migration: it takes the destination's URI, "

@@ -241,8 +241,7 @@ static void add_settings(const struct ibx_record *record, char *sentence, size_t
         (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_MAY_RUN))
         snprintf(sentence + used, size - used,
                  "; QEMU may still have the settings of a migration, with which a snapshot of the "
-                 "VM (savevm) has no RAM, until \"ib-migrate %s\"",
-                 record->state == IBX_JOURNAL_HERE ? "rollback" : "recover\" or \"rollback");
+                 "VM (savevm) has no RAM, until \"ib-migrate recover\" or \"rollback\"");
 }
 
 static void print_line_json(json_t *record, const char *state, const char *trouble, json_t *status)
