@@ -102,6 +102,33 @@ def a_clone_that_is_ended_leaves_the_monitor_of_another_qemu(scene):
         os.remove(scene.path("started"))
 
 
+@case
+def a_clone_that_is_ended_early_leaves_the_monitor_of_another_qemu(scene):
+    """... which has made it, and has just begun to listen; but not one of its own QEMU."""
+    parent, folder, path = Vm(scene), scene.path("folder"), scene.path("child")
+    tool.succeeds(scene, "freeze", *parent.qmp, folder)
+    for listens in (True, False):
+        started = scene.path("started")
+        clone = scene.start("clone", "--qmp", path, folder, "--", "sh", "-c",
+                            f"echo > {started}; exec sleep 1000")
+        until(lambda at=started: os.path.exists(at), "its start")
+        os.remove(started)
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.bind(path)
+            clone.send_signal(signal.SIGSTOP)
+            clone.send_signal(signal.SIGTERM)
+            if listens:
+                monitor.listen()
+                monitor.settimeout(LIMIT)
+            clone.send_signal(signal.SIGCONT)
+            if listens:
+                monitor.accept()[0].close()
+            equal(clone.wait(LIMIT), -signal.SIGTERM)
+            equal(os.path.exists(path), listens)
+        if listens:
+            os.remove(path)
+
+
 def process_with(name, folder):
     """The process of that name that has the folder open, and its parent; None: there is none."""
     for entry in os.listdir("/proc"):

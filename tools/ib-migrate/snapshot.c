@@ -9,13 +9,16 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define QEMU_ARGUMENTS_MAX 1024u
 #define START_MS           20000 /* in which a QEMU has to open its monitor */
 #define LOOK_US            2000
+#define NOBODY_MS          200 /* in which a QEMU that has bound its monitor listens at it */
 #define MAC_WAIT_S         10u
 
 static struct ibx_snapshot_multicast_options multicast_of(const struct migrate_args *args)
@@ -180,9 +183,12 @@ static bool has_ended(pid_t pid)
     return !waitid(P_PID, (id_t)pid, &end, WEXITED | WNOHANG | WNOWAIT) && end.si_pid == pid;
 }
 
-/* Waits until the monitor accepts a client. `own`: it is that of this process or its children, in
- * its session. -EINTR: this tool is to end. */
-static int await_monitor(const char *path, pid_t pid, const sigset_t *before, bool *own,
+/* Whose monitor there is at the path that the new QEMU was given. */
+enum monitor { MONITOR_UNKNOWN, MONITOR_OWN, MONITOR_OF_ANOTHER };
+
+/* Waits until the monitor accepts a client. OWN: it is that of this process or its children, in its
+ * session. -EINTR: this tool is to end. */
+static int await_monitor(const char *path, pid_t pid, const sigset_t *before, enum monitor *whose,
                          struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
@@ -201,14 +207,14 @@ static int await_monitor(const char *path, pid_t pid, const sigset_t *before, bo
         usleep(LOOK_US);
     }
     if (!rc) {
-        *own = getsid(ibx_qmp_pid(qmp)) == pid;
+        *whose = getsid(ibx_qmp_pid(qmp)) == pid ? MONITOR_OWN : MONITOR_OF_ANOTHER;
         ibx_qmp_close(qmp);
     }
     return !rc && is_to_end(before) ? ibx_error_set(err, -EINTR, "ended while QEMU started") : rc;
 }
 
 static int start_qemu(const struct migrate_args *args, const sigset_t *before, pid_t *pid,
-                      bool *own, struct ibx_error *err)
+                      enum monitor *whose, struct ibx_error *err)
 {
     unsigned count = 0;
     while (args->command[count])
@@ -225,7 +231,35 @@ static int start_qemu(const struct migrate_args *args, const sigset_t *before, p
         return ibx_error_set_task(err, -errno, "no process for QEMU");
     if (!*pid)
         become_qemu(args, before);
-    return await_monitor(args->qmp, *pid, before, own, err);
+    return await_monitor(args->qmp, *pid, before, whose, err);
+}
+
+static bool nobody_listens(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || strlen(path) >= sizeof(address.sun_path)) {
+        close(fd);
+        return false;
+    }
+    memcpy(address.sun_path, path, strlen(path));
+    const bool nobody =
+        connect(fd, (const struct sockaddr *)&address, sizeof(address)) && errno == ECONNREFUSED;
+    close(fd);
+    return nobody;
+}
+
+/* Removes the socket of the QEMU that was started and killed. As long as this tool was not
+ * connected to it, it may be that of another QEMU, which has made it meanwhile: one that is about
+ * to listen at it is given a moment for that. */
+static void remove_monitor(const char *path, enum monitor whose)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(NOBODY_MS);
+    bool own = whose == MONITOR_OWN;
+    while (whose == MONITOR_UNKNOWN && (own = nobody_listens(path)) && ibx_now_ns() < deadline)
+        usleep(LOOK_US);
+    if (own)
+        unlink(path);
 }
 
 /* The snapshot is served elsewhere. */
@@ -258,15 +292,15 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
                       const char *folder, struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
-    bool own = true;
+    enum monitor whose = MONITOR_UNKNOWN;
     sigset_t before;
     sigprocmask(SIG_BLOCK, NULL, &before);
     if (args->command)
         ends_wait();
-    int rc = args->command ? start_qemu(args, &before, &pid, &own, err)
+    int rc = args->command ? start_qemu(args, &before, &pid, &whose, err)
                            : ibx_cli_monitor_check(args, err);
     if (!rc && pid > 0)
-        ends_with_this(pid, own ? args->qmp : NULL);
+        ends_with_this(pid, whose == MONITOR_OWN ? args->qmp : NULL);
     if (!rc)
         sigprocmask(SIG_SETMASK, &before, NULL);
     const struct ibx_clone_config config = {.path = folder,
@@ -284,8 +318,8 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
         stays_from_now_on();
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
             ;
-        if (own && rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
-            unlink(args->qmp);
+        if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
+            remove_monitor(args->qmp, whose);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
     return rc;
