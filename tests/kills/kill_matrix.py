@@ -3,7 +3,8 @@
 """kill_matrix.py [--moves N] [--seed S] [--jobs N] [--only NUMBER]... [--state NAME]
 
 Migrations in which somebody is killed: the tool or the QEMU of either side, by SIGKILL, SIGTERM,
-SIGBUS or a SIGSTOP for a while, in each state of both state machines (source.h, destination.h).
+SIGBUS or a SIGSTOP for a while, or the source's tool with its watchdog, in each state of both state
+machines (source.h, destination.h).
 Then an operator does what ib-migrate(1) tells to do, by what the tools say and by who lives. In the
 end the guest is right on exactly one side and its migration can be made again, or the VM is lost
 for a reason that no tool can do anything about, and it was said so.
@@ -18,18 +19,19 @@ import sys
 
 from manual import Operator
 from matrix import arguments, run_cases, told
-from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause, process_state
+from scene import SLOW, Failed, Scene, TooSlow, change_a_page, children, pause, process_state
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP,
            "bus": signal.SIGBUS}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
+WITH_WATCHDOG = "source tool and watchdog"
 # A tool has a handler for SIGBUS, which the kernel sends it when a file that it has mapped is cut
 # short; to a QEMU that is as any other signal.
 STRIKES = [(victim, name) for victim in VICTIMS for name in SIGNALS
-           if name != "bus" or victim.endswith("tool")]
+           if name != "bus" or victim.endswith("tool")] + [(WITH_WATCHDOG, "kill")]
 # Who has ended when a tool comes to that state, and cannot be struck.
 GONE = {"destination:given up": ("destination QEMU",),
-        "destination:answering": ("source tool", "destination QEMU"),
+        "destination:answering": ("source tool", WITH_WATCHDOG, "destination QEMU"),
         "destination:failed": ("destination QEMU",),
         "destination:shut down": ("destination QEMU",)}
 PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
@@ -199,7 +201,8 @@ class Struck(Scene):
     def victim(self, name):
         """A process by its name, and whose it is. libvirtd would be another one."""
         return {"source tool": self.sender, "destination tool": self.receiver,
-                "source QEMU": self.a, "destination QEMU": self.b}[name]
+                "source QEMU": self.a, "destination QEMU": self.b,
+                WITH_WATCHDOG: self.sender}[name]
 
     def strike(self, victim, name, seconds):
         """One signal, if the victim lives, and whether it does; a stopped one goes on after that.
@@ -207,6 +210,9 @@ class Struck(Scene):
         process = self.victim(victim)
         if not process or not process.alive():
             return False
+        if victim == WITH_WATCHDOG:
+            for one in children(process.process.pid):
+                os.kill(one, signal.SIGKILL)
         if name == "kill" and process is self.a:
             self.kill_qemu(process)
         elif process is self.a:

@@ -100,6 +100,9 @@ class Operator(Remedies):
                 self.roll_back()  # nobody there knows it any more
                 return True
             return False
+        if here == "here" and scene.a.alive() and self.waited():  # the watchdog was killed, too
+            self.recover("source")
+            return True
         if here == "done" and there == "complete":
             # "On the destination first, then on the source", which sends its confirmation.
             self.recover("source" if self.working["destination"] else "destination")

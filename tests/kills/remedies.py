@@ -5,7 +5,8 @@ import signal
 from scene import Failed, now, pause, until
 
 WARNINGS = ("interrupt once more", "interrupt to end at once")
-WATCHDOG = ("try again", "again in a second", "there is no unfinished", "has ended meanwhile")
+WATCHDOG = ("try again", "again in a second", "there is no unfinished", "has ended meanwhile",
+            "nothing to roll back any more")
 
 
 class Remedies:

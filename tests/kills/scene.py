@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 # pylint: disable=wrong-import-position
 from guest_vm import (NEEDED, PRIVATE, GuestVm, ask_qmp, in_file, judge,  # noqa: E402,F401
                       printed)
-from harness import change_a_page, process_state, slower, until  # noqa: E402,F401
+from harness import change_a_page, children, process_state, slower, until  # noqa: E402,F401
 
 BEATS = 5    # for how many a VM is watched
 GUEST = "mib=8"
