@@ -75,6 +75,29 @@ static void test_all_killed_before_the_commit(void)
     }
 }
 
+/* While pages come before the stop, the record says for a while already that the VM may run there.
+ */
+static void test_all_killed_while_pages_come(void)
+{
+    static const char *const states[] = {"source:warming", "source:dropping"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        pair_start(NULL);
+        pair_receive(NULL);
+        mover_stop_next(states[i]);
+        pair_send((const char *[]){"--warm", NULL});
+        mover_await_stop(&sender);
+        mover_kill(&receiver, SIGSTOP);
+        assert_int_equal(kill(mover_watchdog(&sender), SIGKILL), 0);
+        mover_kill(&sender, SIGKILL);
+        mover_kill(&receiver, SIGKILL);
+        MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+        mover_await_record("source", "kept");
+        pair_stayed();
+        mover_end_all(NULL);
+    }
+}
+
 /* ------------------------------------------------------------ control groups */
 
 static const char *const unified[] = {"/sys/fs/cgroup/unified", "/sys/fs/cgroup"};
@@ -272,6 +295,29 @@ static void test_return_before_the_commit(void)
     }
 }
 
+/* The watchdog of the return is killed with them: recover first ends that, then goes on with the
+ * borrowing. */
+static void test_return_all_killed_before_the_commit(void)
+{
+    static const char *const states[] = {"source:starting", "source:stopped"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        borrowed_small();
+        bring_to(states[i]);
+        assert_int_equal(kill(mover_watchdog(&bringer), SIGKILL), 0);
+        kill_all();
+        mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[1].tool, TIMED),
+                         "the migration never came to its commit");
+        stays_away();
+        vm_end(&home);
+        the_borrowing_goes_on();
+        mover_await(&receiver, "filling", 0);
+        home_and_bring();
+        returned();
+        mover_end_all(NULL);
+    }
+}
+
 static void test_return_after_the_commit(void)
 {
     static const char *const states[] = {"source:serving", "destination:filling",
@@ -419,12 +465,14 @@ int main(void)
     static const struct vm_test tests[] = {
         VM_TEST(test_before_the_commit),
         VM_TEST(test_all_killed_before_the_commit),
+        VM_TEST(test_all_killed_while_pages_come),
         VM_TEST(test_the_control_group_of_the_tools_is_killed),
         VM_TEST(test_all_killed_and_paused),
         VM_TEST(test_all_killed_right_before_the_commit),
         VM_TEST(test_stayed_while_the_destination_loads),
         VM_TEST(test_after_the_commit),
         VM_TEST(test_return_before_the_commit),
+        VM_TEST(test_return_all_killed_before_the_commit),
         VM_TEST(test_return_after_the_commit),
         VM_TEST(test_recover_waits_for_a_watchdog),
         VM_TEST(test_the_watchdog_continues_the_vm),
