@@ -184,8 +184,9 @@ struct ibx_check_options {
     bool source;     /* of a VM that is to be sent; otherwise of a QEMU that is to receive one */
     const char *uri; /* of the destination that waits there, or NULL: it is not asked */
     const struct ibx_options *transport;
-    unsigned links;    /* as those of a source */
-    bool disks_differ; /* likewise */
+    unsigned links;     /* as those of a source */
+    bool disks_differ;  /* likewise */
+    const char *folder; /* of the records, in which a destination's side looks; NULL: it does not */
 };
 
 /* Whether the VM can be migrated: finds the blockers of this side, with a URI also those of the

@@ -168,8 +168,8 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
 /* ---------------------------------------------------------------- records.c */
 
 /* -EBUSY, with what to do: this side (`source` or not) has an unfinished record of this QEMU, or of
- * another QEMU with this UUID. If the VM `returns`, the record of the migration by which it was
- * borrowed does not count. */
+ * another QEMU with this UUID; or at a destination, of a VM that left from the same memory. If the
+ * VM `returns`, the record of the migration by which it was borrowed does not count. */
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
                                    bool returns, struct ibx_error *err);
 /* Reads the record again, under its lock. -EALREADY: the migration has ended meanwhile. */

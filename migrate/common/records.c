@@ -42,6 +42,32 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
         state, record->source ? " or rollback" : "");
 }
 
+/* The block whose file has pages that a VM still needs which left by this migration; NULL: none. */
+static const struct ibx_guest_block *needed_block(const struct ibx_record *record,
+                                                  const struct ibx_guest_ram *ram)
+{
+    if (!record->source || ibx_journal_over(record) || ibx_journal_lost_there(record))
+        return NULL;
+    for (unsigned i = 0; i < record->block_count; i++)
+        for (size_t k = 0; k < ram->count; k++)
+            if (ram->blocks[k].shared && ram->blocks[k].dev == record->blocks[i].dev &&
+                ram->blocks[k].ino == record->blocks[i].ino)
+                return &ram->blocks[k];
+    return NULL;
+}
+
+static int say_needed(const struct ibx_record *record, const struct ibx_guest_block *block,
+                      struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY,
+                         "guest RAM %.64s of this QEMU is in %.200s, and a VM that comes here "
+                         "would overwrite it, but %s%.64s that left from there still needs pages "
+                         "in it: start this QEMU with another mem-path, or finish that migration, "
+                         "see ib-migrate status %s",
+                         block->id, block->path, *record->name ? "the VM " : "a VM", record->name,
+                         ibx_journal_options(record->qmp).text);
+}
+
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
                                    bool returns, struct ibx_error *err)
 {
@@ -55,6 +81,9 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
     ibx_process_boot(now.boot);
     for (size_t i = 0; !rc && i < count; i++) {
         const struct ibx_record *r = &records[i];
+        const struct ibx_guest_block *needed = source ? NULL : needed_block(r, ram);
+        if (needed)
+            rc = say_needed(r, needed, err);
         /* A QEMU may have several monitors: the process counts. */
         const bool same_process = ibx_journal_same_process(r, &now);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
@@ -64,8 +93,8 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
                               r->state == IBX_JOURNAL_SHUT_DOWN ||
                               ((!r->source || ibx_journal_lost_there(r)) && !same_process &&
                                ibx_journal_qemu_gone(r));
-        if (ibx_journal_over(r) || harmless || (returns && r->borrow) || r->source != source ||
-            (!same_process && !same_vm))
+        if (rc || ibx_journal_over(r) || harmless || (returns && r->borrow) ||
+            r->source != source || (!same_process && !same_vm))
             continue;
         rc = say_unfinished(folder, r, err);
     }

@@ -435,6 +435,7 @@ int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blocke
 {
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
+    struct ibx_error why = {0};
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect_unless_busy(options->qmp, deadline, &qmp, err);
     if (rc)
@@ -445,6 +446,9 @@ int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blocke
                                 options->source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
         ibx_preflight_monitor_file(options->qmp, ram.pid, blockers);
+        if (!options->source && options->folder &&
+            ibx_migration_check_unfinished(options->folder, &ram, false, true, &why) == -EBUSY)
+            ibx_blockers_add(blockers, "%s", why.message);
         if (!rc && options->source && options->uri)
             rc = check_destination(options, qmp, &ram, blockers, err);
         ibx_guest_ram_fini(&ram);

@@ -404,6 +404,8 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
         check_missing_possible(ram, blockers);
+        if (!blockers->stands_still) /* with it, back ends of vhost-user devices may have it */
+            ibx_preflight_users(ram, blockers);
         if (!blockers->takes_over) {
             ibx_preflight_space(ram, blockers);
             ibx_preflight_host_memory(ram, blockers);

@@ -85,6 +85,21 @@ void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blocker
             check_file(&ram->blocks[i], user, blockers);
 }
 
+void ibx_preflight_users(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    struct ibx_guest_user user;
+    struct ibx_error why = {0};
+    /* Another ib-migrate may wait for a VM for this QEMU, too, and has its file open. */
+    if (ibx_guest_ram_find_user(ram, ram->pid, true, &user, &why))
+        ibx_blockers_add(blockers, "%s", why.message);
+    else if (user.pid)
+        ibx_blockers_add(blockers,
+                         "process %d (%s) uses %s, the file of guest RAM %s, too, and a VM that "
+                         "comes here would overwrite what it has there: end that process, or start "
+                         "this QEMU with another mem-path",
+                         (int)user.pid, user.name, user.block->path, user.block->id);
+}
+
 void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers *blockers)
 {
     struct stat st;

@@ -107,38 +107,63 @@ static int not_known(int code, struct ibx_error *err)
                          strerror(-code));
 }
 
-static int check(const struct ibx_guest_ram *ram, pid_t pid, struct ibx_error *err)
+/* Sets `found` if the process can write to such a file. */
+static int look_at(const struct ibx_guest_ram *ram, pid_t pid, bool mapped,
+                   struct ibx_guest_user *found, struct ibx_error *err)
 {
     struct user user = {.ram = ram, .pid = pid};
-    char name[32];
     int rc = find_mapped(&user);
-    if (!rc && !user.found)
+    if (!rc && !user.found && !mapped)
         rc = find_opened(&user);
     if (rc)
         return not_known(rc, err);
     if (!user.found)
         return 0;
-    name_of(pid, name, sizeof(name));
-    return ibx_error_set(err, -EBUSY,
-                         "process %d (%s) uses %s, the file of guest RAM %s, and may have "
-                         "overwritten the VM's memory",
-                         (int)pid, name, user.found->path, user.found->id);
+    found->pid = pid;
+    found->block = user.found;
+    name_of(pid, found->name, sizeof(found->name));
+    return 0;
 }
 
-int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err)
+/* A child of QEMU has its memory only if both share all of their memory, since QEMU keeps it from
+ * others (MADV_DONTFORK): the helper of -run-with async-teardown=on. */
+static bool is_child(pid_t pid, pid_t of)
+{
+    unsigned long long parent = 0;
+    return of && !ibx_process_status(pid, "PPid:", 10, &parent, NULL) && parent == (unsigned)of;
+}
+
+int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
+                            struct ibx_guest_user *found, struct ibx_error *err)
 {
     DIR *dir = opendir("/proc");
     const struct dirent *entry;
     int rc = 0;
+    *found = (struct ibx_guest_user){.pid = 0};
     if (!dir)
         return not_known(-errno, err);
-    while (!rc && (errno = 0, entry = readdir(dir))) {
+    while (!rc && !found->pid && (errno = 0, entry = readdir(dir))) {
         const pid_t pid = isdigit((unsigned char)*entry->d_name) ? (pid_t)atoi(entry->d_name) : 0;
-        if (pid && pid != getpid() && pid != qemu)
-            rc = check(ram, pid, err);
+        if (!pid || pid == getpid() || pid == qemu)
+            continue;
+        rc = look_at(ram, pid, mapped, found, err);
+        if (found->pid && is_child(pid, qemu))
+            found->pid = 0;
     }
-    if (!rc && errno)
+    if (!rc && !found->pid && errno)
         rc = not_known(-errno, err);
     closedir(dir);
     return rc;
+}
+
+int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err)
+{
+    struct ibx_guest_user user;
+    const int rc = ibx_guest_ram_find_user(ram, qemu, false, &user, err);
+    if (rc || !user.pid)
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "process %d (%s) uses %s, the file of guest RAM %s, and may have "
+                         "overwritten the VM's memory",
+                         (int)user.pid, user.name, user.block->path, user.block->id);
 }

@@ -290,8 +290,18 @@ int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_f
  * effect on a file that has been set aside before. */
 int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_guest_file *file,
                              const char *suffix, struct ibx_error *err);
-/* -EBUSY names a process, other than this one and `qemu` (or 0), that can write to the file of an
- * open block. Processes of other users are seen by root only. */
+/* A process that can write to the file of a block. */
+struct ibx_guest_user {
+    pid_t pid; /* 0: there is none */
+    char name[32];
+    const struct ibx_guest_block *block;
+};
+/* Finds a process, other than this one, `qemu` (or 0) and its children, that can write to the file
+ * of an open block; with `mapped` only one that has mapped it. Processes of other users are seen by
+ * root only. */
+int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
+                            struct ibx_guest_user *found, struct ibx_error *err);
+/* -EBUSY names such a process. */
 int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err);
 
 /* 1: the process has a block's file mapped as guest RAM; 0: it has not; < 0: its mappings cannot be

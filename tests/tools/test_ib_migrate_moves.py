@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 
-from guest_vm import ask_qmp
+from guest_vm import ask_qmp, in_file
 from harness import LIMIT, equal, free_port, process_state, run_all, until
 from migrate_scene import (Terminal, Vm, case, expect, fails, finish, halted, key_file, let_go,
                            objects, receiver, same_memory, says, slow_migration, start, stops_at,
@@ -443,6 +443,35 @@ def who_has_locked_the_memory_of_a_qemu_is_named(scene):
     equal(finish(waiting)[0], 1)
     source.runs_on()
     expect(source)
+
+
+@case
+def memory_that_another_process_uses_is_not_emptied(scene):
+    """... nor any that a VM still needs which is elsewhere."""
+    source, _, sender, waiting = slow_migration(scene)
+    same = Vm(scene, incoming=True, ram=in_file(source.ram))
+    words = f"process {source.process.pid} (qemu-system-x86) uses {source.ram}"
+    code, out, _ = scene.run("check", "--destination", *same.qmp)
+    assert code == 1 and words in out and "another mem-path" in out, out
+    line = ("receive", "--listen", "tcp://127.0.0.1:0", *same.qmp)
+    needed = "the VM guest-of-a-test that left from there still needs pages"
+    assert needed in fails(scene, "", *line)
+    assert words in fails(scene, "", *line, "--state-dir", scene.path("other"))
+    for process in (sender, source.process):
+        process.kill()
+        process.wait(LIMIT)
+    assert needed in fails(scene, "", *line)
+    assert needed in scene.run("check", "--destination", *same.qmp)[1]
+    same.end()
+    recovering = start(scene, "recover --json", *source.qmp)
+    let_go(scene, scene.vms[1])
+    equal([finish(process)[0] for process in (recovering, waiting)], [0, 0])
+
+
+@case
+def a_helper_of_qemu_that_has_its_memory_is_none_else(scene):
+    """... that frees it when QEMU has ended."""
+    succeeds(scene, "check --destination", *Vm(scene, "-async-teardown", incoming=True).qmp)
 
 
 @case

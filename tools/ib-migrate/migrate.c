@@ -547,7 +547,8 @@ int ibx_cli_check(const struct migrate_args *args)
                                               .uri = args->uri,
                                               .transport = &args->options,
                                               .links = args->links,
-                                              .disks_differ = args->disks_differ};
+                                              .disks_differ = args->disks_differ,
+                                              .folder = args->folder};
     blockers.managed = args->libvirt;
     blockers.stands_still = args->stand_still;
     check_folder(args, &blockers);
