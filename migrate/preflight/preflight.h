@@ -247,6 +247,9 @@ struct ibx_settings {
 /* Asks QEMU and changes nothing. -EOPNOTSUPP: QEMU lacks a capability that a migration needs. */
 int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
                       struct ibx_error *err);
+/* The name of the first setting that would be changed, other than `but` (or NULL); NULL: none.
+ * After ibx_settings_set(), a plan that changes something tells that another client has. */
+const char *ibx_settings_first_change(const struct ibx_settings *settings, const char *but);
 int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err);
 /* Sets the values of `before` (which may be NULL and is not consumed), except for parameters that

@@ -198,6 +198,20 @@ bool ibx_settings_left_on(const struct ibx_settings *settings)
     return !json_object_get(part(settings->change, "capabilities"), "x-ignore-shared");
 }
 
+const char *ibx_settings_first_change(const struct ibx_settings *settings, const char *but)
+{
+    static const char *const parts[] = {"capabilities", "parameters"};
+    const char *name;
+    json_t *value;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        json_object_foreach(part(settings->change, parts[i]), name, value)
+        {
+            if (!but || strcmp(name, but) != 0)
+                return name;
+        }
+    return NULL;
+}
+
 json_t *ibx_settings_save_ram(const json_t *before)
 {
     static const char name[] = "x-ignore-shared";

@@ -209,6 +209,24 @@ static int check_awake(struct freezing *f, struct ibx_error *err)
                          "monitor) and freeze it again");
 }
 
+/* QEMU refuses other settings while its migration is under way. Without x-ignore-shared, for
+ * instance, RAM would be in the state, and no child would load it. */
+static int check_settings(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_settings now;
+    int rc = ibx_settings_plan(f->qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    const char *name = ibx_settings_first_change(&now, NULL);
+    if (name)
+        rc = ibx_error_set(err, -EBUSY,
+                           "another client of QEMU has changed its migration settings (%s) while "
+                           "the VM was being frozen: freeze it again when nobody does that",
+                           name);
+    ibx_settings_fini(&now);
+    return rc;
+}
+
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -236,6 +254,8 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     ibx_migration_stop_at("freeze", "begun");
     if (!rc)
         rc = note_begun(f, err);
+    if (!rc)
+        rc = check_settings(f, err);
     if (!rc)
         rc = read_state(f, err);
     if (!rc)

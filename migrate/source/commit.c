@@ -142,18 +142,8 @@ int ibx_source_check_images(struct source *s, struct ibx_error *err)
  * which the hold needs: if it would not, somebody has. */
 static const char *changed_setting(const struct ibx_settings *now)
 {
-    static const char *const parts[] = {"capabilities", "parameters"};
-    const char *name;
-    json_t *value;
-    if (!ibx_hold_planned(now->change))
-        return IBX_HOLD_CAPABILITY;
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        json_object_foreach(json_object_get(now->change, parts[i]), name, value)
-        {
-            if (strcmp(name, IBX_HOLD_CAPABILITY) != 0)
-                return name;
-        }
-    return NULL;
+    return ibx_hold_planned(now->change) ? ibx_settings_first_change(now, IBX_HOLD_CAPABILITY)
+                                         : IBX_HOLD_CAPABILITY;
 }
 
 int ibx_source_check_status(struct source *s, struct ibx_error *err)

@@ -455,6 +455,21 @@ static void test_continued_before_its_stop(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
+/* QEMU would write all of its RAM with the state, which no child could load. */
+static void test_settings_change_before_its_stop(void)
+{
+    struct mover tool;
+    struct stat st;
+    freezes(&tool, "freeze:starting", "--resume");
+    assert_true(ignores_shared());
+    vm_set_capability(&vms[0], "x-ignore-shared", false);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "has changed its migration settings (x-ignore-shared)");
+    assert_int_not_equal(stat(snapshot, &st), 0);
+    goes_on();
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -473,6 +488,7 @@ int main(void)
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
         VM_TEST(test_continued_before_its_stop),
+        VM_TEST(test_settings_change_before_its_stop),
         {0},
     };
     return vm_tests(tests, mover_end_all);
