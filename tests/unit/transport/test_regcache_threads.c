@@ -308,15 +308,21 @@ static void test_fork_amid_threads(void **state)
 
 /* ------------------------------------------------- forks in the middle of a start or an end */
 
-/* What the wrapped functions below call in the middle of it. */
-static void (*in_the_middle)(void);
+/* What the wrapped functions below call in the middle of it, once. */
+static void (*_Atomic in_the_middle)(void);
+
+static void now(void)
+{
+    void (*const act)(void) = atomic_exchange(&in_the_middle, NULL);
+    if (act)
+        act();
+}
 
 int __real_eventfd(unsigned count, int flags);
 int __wrap_eventfd(unsigned count, int flags);
 int __wrap_eventfd(unsigned count, int flags)
 {
-    if (in_the_middle)
-        in_the_middle();
+    now();
     return __real_eventfd(count, flags);
 }
 
@@ -324,10 +330,7 @@ int __real_pthread_join(pthread_t thread, void **result);
 int __wrap_pthread_join(pthread_t thread, void **result);
 int __wrap_pthread_join(pthread_t thread, void **result)
 {
-    void (*const once)(void) = in_the_middle;
-    in_the_middle = NULL;
-    if (once)
-        once();
+    now();
     return __real_pthread_join(thread, result);
 }
 
@@ -368,7 +371,6 @@ static pthread_t forker;
 /* Another thread forks. If the fork has to wait for this thread, it does so after note_fork(). */
 static void fork_in_another_thread(void)
 {
-    in_the_middle = NULL;
     assert_int_equal(pthread_create(&forker, NULL, fork_aside, NULL), 0);
     while (!forks)
         sched_yield();
