@@ -218,6 +218,7 @@ static void test_hostile_sizes(void **state)
         {1ull << 61, 8, 8, 8},
         {7, 8, 8, 8},
         {8, 8, 9, 8},
+        {16, 8, 9, 8}, /* the last row ends behind the payload */
         {8, 8, 0, 8},
         {8, 64, 8, 0},
         {8, 8, 8, 7},
@@ -232,6 +233,15 @@ static void test_hostile_sizes(void **state)
         assert_false(w.failed);
         assert_int_equal(parse(IBX_FRAME_MEMCPY_2D, bytes, w.length, &frame), last);
     }
+}
+
+/* Bytes between the payload and what follows it are no part of a frame. */
+static void test_bytes_behind_the_payload(void **state)
+{
+    (void)state;
+    static const uint8_t more[] = {DST, U64(5, 0), 'h', 'e', 'l', 'l', 'o', 0, U64(5, 0), KIND(1)};
+    struct ibx_frame frame;
+    assert_false(parse(IBX_FRAME_MEMCPY, more, sizeof(more), &frame));
 }
 
 static void test_long_body(void **state)
@@ -425,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_other_calls_and_lengths),
         cmocka_unit_test(test_each_byte_counts),
         cmocka_unit_test(test_hostile_sizes),
+        cmocka_unit_test(test_bytes_behind_the_payload),
         cmocka_unit_test(test_long_body),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_starts_of_requests_are_known),
