@@ -108,6 +108,9 @@ static void test_cache(void **state)
     assert_null(ibx_owners_other_cached(alice, &cache, 1000, 1));
     assert_int_equal(cache.begin, 1000);
     assert_null(ibx_owners_other_cached(alice, &cache, 1000, 100));
+    assert_true(ibx_owners_add(bob, 1100, 1, NULL, 0)); /* right behind it */
+    assert_null(ibx_owners_other_cached(alice, &cache, 1000, 1));
+    assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1000, 101), bob);
     assert_true(ibx_owners_add(bob, 1050, 10, NULL, 0));
     assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
     assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
