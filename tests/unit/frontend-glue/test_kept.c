@@ -149,9 +149,40 @@ static void test_long_messages_take_turns(void **state)
     free(bytes);
 }
 
+/* What the peer says that it has taken was sent, and is not older than what is kept: otherwise
+ * messages would be left out, or repeated. */
+static void test_messages_that_the_peer_has_not_taken(void **state)
+{
+    static const struct {
+        uint64_t taken[ORDERS];
+        int rc;
+    } cases[] = {
+        {{5, 0}, -EPROTO}, {{0, 3}, -EPROTO}, {{UINT64_MAX, 0}, -EPROTO},
+        {{1, 1}, 0},       {{0, 1}, -EPROTO}, {{1, 0}, -EPROTO},
+        {{4, 2}, 0},
+    };
+    uint8_t stream[8] = {0}, control[8] = {MESSAGE_DONE};
+    struct kept kept;
+    (void)state;
+    assert_int_equal(ibx_message_order(stream[0]), ORDER_STREAM);
+    assert_int_equal(ibx_kept_init(&kept, SLOTS), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        add(&kept, stream, sizeof(stream), 2);
+        add(&kept, control, sizeof(control), 1);
+    }
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const unsigned before = kept.count;
+        const uint64_t *taken = cases[i].taken;
+        assert_int_equal(ibx_kept_rewind(&kept, taken), cases[i].rc);
+        assert_int_equal(kept.count, cases[i].rc ? before : 6 - taken[0] - taken[1]);
+    }
+    ibx_kept_fini(&kept);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_messages_that_the_peer_has_not_taken),
         cmocka_unit_test(test_memory_of_answered_messages),
         cmocka_unit_test(test_long_messages_take_turns),
         cmocka_unit_test(test_memory_of_long_messages),
