@@ -260,7 +260,7 @@ static void lengths(void **state)
     struct ibx_keys *keys = NULL;
     memset(content, 'a', 1025);
     ibx_keys_release((content[1024] = '\0', load(content)));
-    content[1024] = 'a';
+    content[1024] = content[1025] = 'a'; /* an even number of digits, as in a key */
     refuse(content, "more than 1024");
     memset(content, '\n', sizeof(content));
     memcpy(content + IBX_KEY_MAX - 32, DIGITS, 32);
