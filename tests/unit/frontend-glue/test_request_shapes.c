@@ -87,10 +87,11 @@ static void payloads(void **state)
     static const struct {
         const char *name;
         struct body (*make)(uint64_t payload, uint64_t count, unsigned kind);
-    } calls[] = {{"cudaMemcpy", copy},
-                 {"cudaMemcpyAsync", copy_async},
-                 {"cudaMemcpyToSymbol", symbol},
-                 {"cudaMemcpyToArray", array}};
+        unsigned behind; /* bytes behind the payload */
+    } calls[] = {{"cudaMemcpy", copy, 12},
+                 {"cudaMemcpyAsync", copy_async, 20},
+                 {"cudaMemcpyToSymbol", symbol, 20},
+                 {"cudaMemcpyToArray", array, 12}};
     (void)state;
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         const char *name = calls[i].name;
@@ -98,6 +99,8 @@ static void payloads(void **state)
         assert_true(good(name, calls[i].make(LENGTH, LENGTH - 1, H2D)));
         assert_true(good(name, calls[i].make(0, 16, H2D))); /* CUDA refuses NULL */
         assert_false(good(name, calls[i].make(LENGTH, LENGTH + 1, H2D)));
+        assert_true(good(name, calls[i].make(LENGTH + calls[i].behind, 1, H2D)));
+        assert_false(good(name, calls[i].make(LENGTH + calls[i].behind + 1, 1, H2D)));
         assert_false(good(name, calls[i].make(LENGTH + 200, 1, H2D)));
         assert_false(good(name, calls[i].make(UINT64_MAX - 8, 1, H2D)));
         assert_true(good(name, calls[i].make(LENGTH, LENGTH + 1, D2D)));
@@ -142,6 +145,7 @@ static void planes(void **state)
         assert_false(good(name, rows(before, 16, 16, 5)));
         assert_false(good(name, rows(before, UINT64_MAX, 16, 5)));
         assert_false(good(name, rows(before, UINT64_MAX, UINT64_MAX, 2)));
+        assert_false(good(name, rows(before, 1ull << 63, 16, 3))); /* 2^64 bytes, and 16 */
         const struct body b = repaired(name, rows(before, 16, 16, 5));
         assert_true(number(&b, b.n - 20, 8) == UINT64_MAX); /* a width beyond its pitch */
         assert_true(number(&b, b.n - 28, 8) == 1);
