@@ -134,6 +134,31 @@ static void frames_after_the_proofs_are_in_tls(void **state)
     close_relay();
 }
 
+/* If either end requires encryption, neither uses a fabric that does not encrypt: the client does
+ * not even open it. */
+static void a_fabric_in_plain_text_is_not_used(void **state)
+{
+    (void)state;
+    static const enum ibx_encryption wishes[][2] = {
+        {IBX_ENCRYPTION_REQUIRED, IBX_ENCRYPTION_REQUIRED},
+        {IBX_ENCRYPTION_REQUIRED, IBX_ENCRYPTION_AUTO},
+        {IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_REQUIRED},
+        {IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_AUTO}};
+    struct ibx_path path;
+    for (unsigned i = 0; i < 4; i++) {
+        struct ibx_error err = {0};
+        open_relay(wishes[i][0]);
+        s.server.options.encryption = wishes[i][1]; /* the client's */
+        snprintf(s.server.options.provider, sizeof(s.server.options.provider), "verbs");
+        assert_int_equal(connect_through(&path, &err), -ENOTSUP);
+        assert_non_null(strstr(
+            err.message, i < 3 ? "verbs: rdma.encryption : required, and verbs does not encrypt"
+                               : "verbs: verbs is not in this build"));
+        snprintf(s.server.options.provider, sizeof(s.server.options.provider), "auto");
+        close_relay();
+    }
+}
+
 /* Two cloned virtual machines with the same boot id behind proxies look like these two ends:
  * each sees the other at 127.0.0.1. They are not on one host. */
 static void ends_with_a_relay_between_them_are_not_on_one_host(void **state)
@@ -178,6 +203,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_after_the_proofs_are_in_tls),
+        cmocka_unit_test(a_fabric_in_plain_text_is_not_used),
         cmocka_unit_test(ends_with_a_relay_between_them_are_not_on_one_host),
         cmocka_unit_test(no_byte_can_be_changed),
     };
