@@ -504,6 +504,41 @@ static void test_copy_overtaken_by_urgent_ones(void **state)
     }
 }
 
+/* A program that has the peer's id, but not its nonce where the peer had it. */
+static void another_program(enum ibx_rdma_kind kind)
+{
+    static uint8_t theirs[64], mine[64];
+    uint8_t nonce[IBX_SHM_NONCE];
+    struct ibx_chunk chunk;
+    struct ibx_mr *mr = end_register(client, theirs, sizeof(theirs), READ_WRITE);
+    if (!server->shm->direct)
+        skip();
+    memset(theirs, 't', sizeof(theirs));
+    memset(mine, 'm', sizeof(mine));
+    choose(server, DIRECT);
+    client->shm->nonce[IBX_SHM_NONCE - 1] ^= 1;
+    memcpy(nonce, client->shm->nonce, sizeof(nonce));
+    post(server, &chunk, kind, 1, mine, mr, 0, sizeof(mine));
+    for (int i = 0; i < 10 && !server->count; i++)
+        end_turn(server);
+    assert_lost(server, -ECONNRESET);
+    assert_memory_equal(client->shm->nonce, nonce, sizeof(nonce));
+    assert_int_equal(theirs[0], 't');
+    end_deregister(client, mr);
+}
+
+static void test_another_program_is_not_read(void **state)
+{
+    (void)state;
+    another_program(IBX_RDMA_READ);
+}
+
+static void test_another_program_is_not_written(void **state)
+{
+    (void)state;
+    another_program(IBX_RDMA_WRITE);
+}
+
 /* ------------------------------------------------------------- the absent peer */
 
 static void test_a_peer_that_polls_gets_requests(void **state)
@@ -622,6 +657,8 @@ int main(void)
         TEST(test_copies_of_each_way),
         TEST(test_refusals_direct),
         TEST(test_refusals_requested),
+        TEST(test_another_program_is_not_read),
+        TEST(test_another_program_is_not_written),
         TEST(test_unmapped_memory),
         TEST(test_urgent_first),
         TEST(test_urgent_does_not_starve_bulk),
