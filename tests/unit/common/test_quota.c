@@ -40,8 +40,26 @@ static void test_surplus_beside_a_refusal(void **state)
     assert_true(ibx_quota_take(&one, 5));
 }
 
+/* What is only noted may be more than there is. Nothing more is given then, by this quota or by one
+ * below it. */
+static void test_more_in_use_than_there_is(void **state)
+{
+    (void)state;
+    struct ibx_quota all = {.most = 100};
+    struct ibx_quota one = {.most = 1000, .of = &all};
+    ibx_quota_note(&one, 101);
+    assert_int_equal(ibx_quota_left(&one), 0);
+    assert_false(ibx_quota_take(&all, 1));
+    assert_false(ibx_quota_take(&one, 1));
+    assert_int_equal(ibx_quota_used(&one), 101);
+    ibx_quota_give(&one, 2);
+    assert_true(ibx_quota_take(&one, 1));
+    assert_int_equal(ibx_quota_left(&one), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_surplus_beside_a_refusal)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_surplus_beside_a_refusal),
+                                       cmocka_unit_test(test_more_in_use_than_there_is)};
     return cmocka_run_group_tests_name("quota", tests, NULL, NULL);
 }
