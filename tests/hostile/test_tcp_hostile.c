@@ -232,6 +232,7 @@ static void test_unexpected_frames(void **state)
         {IBX_RDMA_READ, 0, {.type = IBX_TCP_ACK}, "not waiting"},
         {IBX_RDMA_WRITE, 1, {.type = IBX_TCP_DATA, .length = BYTES}, "not waiting"},
         {IBX_RDMA_READ, 1, {.type = IBX_TCP_DATA, .length = BYTES + 1}, "4097"},
+        {IBX_RDMA_READ, 1, {.type = IBX_TCP_DATA, .length = BYTES - 1}, "4095"},
         {IBX_RDMA_READ, 2, {.type = IBX_TCP_DATA, .length = BYTES}, "on lane 2"},
         {NO_REQUEST, 1, {.type = IBX_TCP_MESSAGE, .length = 1}, "bulk lane 1"},
         {NO_REQUEST, 0, {.type = IBX_TCP_CREDIT, .credits = 1}, "only 0 were sent"},
@@ -290,8 +291,14 @@ static void test_message_too_long(void **state)
     struct ibx_caps caps;
     char text[192];
     ibx_provider_tcp.query(server.tcp, &caps, text, sizeof(text));
-    send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE,
-                                         .length = (uint32_t)caps.message_max + 1});
+    const struct ibx_tcp_frame frame = {.type = IBX_TCP_MESSAGE,
+                                        .length = (uint32_t)caps.message_max + 1};
+    send_frame(0, frame);
+    expect_lost(-EPROTO, "message of");
+    reconnect();
+    uint8_t both[2 * IBX_TCP_FRAME_BYTES] = {0}; /* its begin comes with it */
+    ibx_tcp_frame_put(&frame, both);
+    send_raw(0, both, sizeof(both));
     expect_lost(-EPROTO, "message of");
 }
 
