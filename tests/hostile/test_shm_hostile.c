@@ -220,14 +220,14 @@ static void malformed(const char *packet, size_t length, int fd)
     assert_broken("");
 }
 
-/* No arena, one without seals, not a memfd, one that is too large. */
+/* No arena, one without seals, not a memfd, one that is too large, one that ends within a page. */
 static void test_malformed_packets(void **state)
 {
     int fds[] = {-1, memfd_create("loose", MFD_CLOEXEC), open("/dev/zero", O_RDWR | O_CLOEXEC),
-                 ibx_shm_memfd("large", IBX_SHM_ARENA + 4096)};
-    static const char *const packets[] = {"??", "a\1", "a\2", "a\2"};
+                 ibx_shm_memfd("large", IBX_SHM_ARENA + 4096), ibx_shm_memfd("odd", 4096 + 64)};
+    static const char *const packets[] = {"??", "a\1", "a\2", "a\2", "a\2"};
     assert_int_equal(ftruncate(fds[1], 1 << 20), 0);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         assert_true(!i || fds[i] >= 0);
         malformed(packets[i], 2, fds[i]);
         close(fds[i]);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -539,6 +540,20 @@ static void test_another_program_is_not_written(void **state)
     another_program(IBX_RDMA_WRITE);
 }
 
+/* Direct copies would wait in the kernel for memory whose faults another user answers. */
+static void test_another_user_is_not_copied_directly(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip(); /* needs the right to change the user */
+    assert_int_equal(seteuid(65534), 0);
+    ibx_shm_direct_probe(server->shm);
+    assert_int_equal(seteuid(0), 0);
+    prctl(PR_SET_DUMPABLE, 1); /* the change of user has taken it away */
+    assert_false(server->shm->direct);
+    assert_string_equal(server->shm->direct_reason, "the peer is another user");
+}
+
 /* ------------------------------------------------------------- the absent peer */
 
 static void test_a_peer_that_polls_gets_requests(void **state)
@@ -659,6 +674,7 @@ int main(void)
         TEST(test_refusals_requested),
         TEST(test_another_program_is_not_read),
         TEST(test_another_program_is_not_written),
+        TEST(test_another_user_is_not_copied_directly),
         TEST(test_unmapped_memory),
         TEST(test_urgent_first),
         TEST(test_urgent_does_not_starve_bulk),

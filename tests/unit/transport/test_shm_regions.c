@@ -126,7 +126,11 @@ static void test_mapped_regions(void **state)
         assert_int_equal(there[i], 0);
     fill(mr->span.address, LENGTH);
     check(there, LENGTH, 0);
-    /* Memory that may only be read cannot be made writable by mprotect(2). */
+    /* Memory that may only be read cannot be made writable by mprotect(2). Nor can another user
+     * open its file again, since the file has no mode. */
+    struct stat status;
+    assert_int_equal(fstat(server->shm->peer_arenas[SHM_ARENA_READ].fd, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0);
     uintptr_t page = (uintptr_t)there & ~4095ul;
     assert_int_equal(mprotect((void *)page, 4096, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
