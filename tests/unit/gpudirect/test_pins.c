@@ -194,6 +194,21 @@ static void test_bounds(void **state)
     assert_int_equal(cuda_stats().host_pins, IBX_CLIENT_PINS);
 }
 
+/* The list of pins grows. However long it is when the bytes are used up, the oldest makes room. */
+static void test_bytes_that_end_with_the_room(void **state)
+{
+    (void)state;
+    for (unsigned n = 64; n <= IBX_CLIENT_PINS; n *= 2) {
+        pins.bytes_max = (size_t)n * 64;
+        for (unsigned i = 0; i < n; i++)
+            assert_true(pin((size_t)i * 64, 64, 1 + i));
+        assert_true(pin((size_t)n * 64, 64, 1 + n));
+        assert_int_equal(pins.bytes, pins.bytes_max);
+        assert_int_equal(cuda_stats().host_pins, n);
+        ibx_client_pins_drop(&pins, cuda);
+    }
+}
+
 /* A program that uses many buffers in turn has each pinned once, wherever each of them is. */
 static void test_in_turn(void **state)
 {
@@ -543,6 +558,7 @@ int main(void)
         TEST(test_nothing_is_unpinned_beside_work),
         TEST(test_longer_allocation_beside_work),
         TEST(test_bounds),
+        TEST(test_bytes_that_end_with_the_room),
         TEST(test_in_turn),
         TEST(test_quota),
         TEST(test_untouched_pages),
