@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LEFT_MS      (IBX_MIGRATE_STAY_MS + 5000u) /* for a watchdog, which then writes its record */
+#define LEFT_MS      (IBX_MIGRATE_STAY_MS + 5000u) /* a watchdog then writes its record */
 #define LEFT_SAY_MS  1000                          /* until it is said what is waited for */
 #define LEFT_LOOK_MS 50
 
