@@ -13,6 +13,14 @@ static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, s
            ibx_successes_hold(&p->others, ibx_launch_stream_key(p, body));
 }
 
+/* The same for one with attributes. */
+static bool queued_launch_succeeds(const struct ibx_pipeline *p,
+                                   const struct ibx_queued_launch *launch)
+{
+    return ibx_successes_hold(&p->launches, ibx_queued_launch_key(p, launch)) &&
+           ibx_successes_hold(&p->others, ibx_launch_stream_key(p, launch->body));
+}
+
 /* Whether the launch may be run later: also one by <<<>>> that may fail (*sure false). */
 static bool launch_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
@@ -75,6 +83,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
 {
     const struct ibx_call *call = p->call;
     const bool all = p->mode == IBX_PIPELINE_ALL;
+    struct ibx_queued_launch launch;
     ibx_answer_success(p);
     *sure = true;
     if (ibx_process_captures() || (call->length && call->length != n))
@@ -106,6 +115,8 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
                ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
+        if (ibx_request_queued_launch(call, body, n, &launch))
+            return queued_launch_succeeds(p, &launch);
         *sure = false;
         return all && ibx_successes_hold(&p->forms, ibx_form_key(call, body, n)) &&
                (call->kind == IBX_CALL_ENQUEUES || copy_is_plain(body, n));

@@ -272,6 +272,16 @@ uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, 
  * divisors of the grid; and that its stream exists on this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
+/* A launch with attributes, and the body of the cudaLaunchKernel in it. False: it is none, or not a
+ * plain one. */
+struct ibx_queued_launch {
+    const uint8_t *attributes, *body;
+    size_t attributes_n;
+};
+bool ibx_request_queued_launch(const struct ibx_call *call, const uint8_t *body, size_t n,
+                               struct ibx_queued_launch *launch);
+uint64_t ibx_queued_launch_key(const struct ibx_pipeline *pipeline,
+                               const struct ibx_queued_launch *launch);
 /* Keys that a stream, or an event, exists on this device. NULL is a stream, and no event. */
 uint64_t ibx_stream_key(const struct ibx_pipeline *pipeline, uint64_t stream);
 uint64_t ibx_event_key(const struct ibx_pipeline *pipeline, uint64_t event);

@@ -10,6 +10,8 @@
 #define GRID_X_MAX   0x7fffffffu /* the limit of all devices that CUDA 8 and later support */
 #define GRID_YZ_MAX  0xffffu
 
+enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_EVENT = 7, ATTRIBUTE_COMPLETION_EVENT = 12 };
+
 const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
 {
     const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
@@ -170,6 +172,44 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
         memcpy(key + 32 + (size_t)4 * i, &grid, 4);
     }
     return ibx_request_hash(1, key, sizeof(key));
+}
+
+static bool has_attribute(const struct ibx_queued_launch *launch, uint32_t id)
+{
+    struct ibx_reader r = ibx_reader_of(launch->attributes, launch->attributes_n);
+    while (!r.failed && ibx_reader_left(&r)) {
+        if (ibx_get_u32(&r) == id)
+            return true;
+        ibx_get_bytes(&r, IBX_EXT_ATTRIBUTE);
+    }
+    return false;
+}
+
+bool ibx_request_queued_launch(const struct ibx_call *call, const uint8_t *body, size_t n,
+                               struct ibx_queued_launch *launch)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    if (call->kind != IBX_CALL_ENQUEUES || strcmp(call->name, IBX_EXT_QUEUE) != 0 ||
+        ibx_get_u16(&r) != IBX_EXT_LAUNCH_QUEUED)
+        return false;
+    launch->attributes_n = ibx_get_u16(&r);
+    launch->attributes = ibx_get_bytes(&r, launch->attributes_n);
+    const size_t left = ibx_reader_left(&r);
+    launch->body = body + (n - left);
+    return !r.failed && left > 8 && ibx_launch_is_plain(launch->body, left - 8) &&
+           /* An event may be destroyed. */
+           !has_attribute(launch, ATTRIBUTE_EVENT) &&
+           !has_attribute(launch, ATTRIBUTE_COMPLETION_EVENT);
+}
+
+/* A cooperative launch of more blocks may have too many. */
+uint64_t ibx_queued_launch_key(const struct ibx_pipeline *p, const struct ibx_queued_launch *launch)
+{
+    const uint64_t key =
+        ibx_request_hash(ibx_launch_key(p, launch->body), launch->attributes, launch->attributes_n);
+    return has_attribute(launch, ATTRIBUTE_COOPERATIVE)
+               ? ibx_request_hash(key, launch->body + 8, 12)
+               : key;
 }
 
 /* A number that changes when the handle is destroyed. `event`: it is an event's. */

@@ -93,19 +93,39 @@ static bool names_good(struct extension_request *e, struct ibx_reader body,
     return !e->no_handle && !e->no_room;
 }
 
-static int launch(struct extension_request *e)
+static uint64_t stream_of_launch(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    ibx_get_bytes(&r, STREAM_AT);
+    return ibx_get_u64(&r);
+}
+
+/* A launch, before `after` bytes more. */
+static int launch_before(struct extension_request *e, size_t after)
 {
     const size_t n = ibx_get_u16(&e->in);
     const uint8_t *attributes = ibx_get_bytes(&e->in, n);
-    const size_t left = ibx_reader_left(&e->in);
+    const size_t all = ibx_reader_left(&e->in), left = all > after ? all - after : 0;
     const uint8_t *body = ibx_get_bytes(&e->in, left);
     if (e->in.failed || n % (4 + IBX_EXT_ATTRIBUTE) ||
         !names_good(e, ibx_reader_of(body, left), ibx_reader_of(attributes, n)))
         return CUDA_INVALID_VALUE;
-    struct ibx_reader r = ibx_reader_of(body, left);
-    ibx_get_bytes(&r, STREAM_AT);
-    ibx_captures_spare(e->x, ibx_get_u64(&r));
+    const uint64_t stream = stream_of_launch(body, left);
+    if (after && (ibx_get_u64(&e->in) != stream || !whole(e)))
+        return CUDA_INVALID_VALUE;
+    ibx_captures_spare(e->x, stream);
     return ibx_device_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXT_ATTRIBUTE));
+}
+
+static int launch(struct extension_request *e)
+{
+    return launch_before(e, 0);
+}
+
+/* The stream follows the launch, too: that is where requests of this name have it. */
+static int launch_queued(struct extension_request *e)
+{
+    return launch_before(e, sizeof(uint64_t));
 }
 
 /* --------------------------------------------------------------- functions of the client's */
@@ -200,6 +220,7 @@ static int give_printed(struct extension_request *e)
 
 static const struct extension_call extras[IBX_EXT_REQUESTS] = {
     [IBX_EXT_LAUNCH] = {"cudaGetFuncBySymbol", launch},
+    [IBX_EXT_LAUNCH_QUEUED] = {"cudaGetFuncBySymbol", launch_queued},
     [IBX_EXT_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
     [IBX_EXT_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
     [IBX_EXT_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},

@@ -18,7 +18,7 @@ void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension 
     const bool alone = number == IBX_EXT_HOST_ASK || number == IBX_EXT_STREAM_WAIT;
     const bool enqueues = number == IBX_EXT_MEMSET || number == IBX_EXT_MEMSET_2D ||
                           number == IBX_EXT_MEMSET_ELEMENTS || number == IBX_EXT_MEMCPY_3D_ASYNC ||
-                          number == IBX_EXT_STREAM_VALUE;
+                          number == IBX_EXT_STREAM_VALUE || number == IBX_EXT_LAUNCH_QUEUED;
     e->name = alone ? IBX_EXT_WORK : enqueues ? IBX_EXT_QUEUE : IBX_EXT_NAME;
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));

@@ -22,7 +22,7 @@
 #define IBX_EXT_QUEUE                                                                              \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
                     call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \
-                    MEMCPY_3D_ASYNC, STREAM_VALUE */
+                    MEMCPY_3D_ASYNC, STREAM_VALUE, LAUNCH_QUEUED */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_extension {
@@ -169,6 +169,7 @@ enum ibx_extension {
     IBX_EXT_RANDOM_TABLE,        /* curandGetDirectionVectors32, and so on */
     IBX_EXT_LINK,                /* cuLinkComplete, of several images */
     IBX_EXT_RECORD,              /* cudaEventRecordWithFlags, in a stream that is captured */
+    IBX_EXT_LAUNCH_QUEUED,       /* cudaLaunchKernelExC, in a stream that is not captured */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 

@@ -193,6 +193,7 @@ bool capture_modes();
 bool pools();
 bool meanwhile();
 bool cooperative();
+bool cooperative_again();
 // The same calls with a back end that does not know them.
 bool not_supported();
 
@@ -411,6 +412,7 @@ bool pools_of_devices();
 bool host_functions();
 bool host_functions_as_gates();
 bool gates_after_reset();
+bool launches_beside_gates();
 bool calls_in_host_functions();
 bool host_functions_after_reset();
 bool host_functions_lost();

@@ -222,6 +222,39 @@ bool cooperative()
     return HOLDS(fails(flags_of(stream, nullptr), 1));
 }
 
+// A launch with attributes that has succeeded is not waited for when it is made again. If it fails
+// then, the error comes later.
+bool cooperative_again()
+{
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    auto *launch = preloaded<Launch>("cudaLaunchCooperativeKernel");
+    std::size_t n = 3000;
+    char *device = device_memory(2 * n);
+    void *stream = nullptr, *to = device + n, *from = device, *arguments[] = {&to, &from, &n};
+    const auto again = [&](unsigned grid = 10) {
+        return launch(&stub_kernel, {grid, 1, 1}, {100, 1, 1}, arguments, 0, stream);
+    };
+    unsigned early = 0;
+    REQUIRE(device && cudaMemset(device, 'c', n) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (unsigned i = 0; i < 20; i++) {
+        for (unsigned k = 0; k < 20; k++)
+            REQUIRE(again() == 0 && cudaGetLastError() == 0);
+        REQUIRE(fails(again(1001 + i), 720)); // which has not succeeded before
+        stub_remote()->inject("cuLaunchKernel", 1, 46, false);
+        const int rc = again();
+        early += !rc;
+        const int waited = cudaDeviceSynchronize();
+        REQUIRE((!rc || rc == 46) && (!waited || (!rc && waited == 46)));
+        REQUIRE(cudaGetLastError() == 46 && cudaGetLastError() == 0);
+    }
+    REQUIRE(early && device_has(device + n, std::vector<char>(n, 'c').data(), n));
+    // A stream that is gone is no stream, and another one may get its handle.
+    REQUIRE(cudaStreamDestroy(stream) == 0 && again() != 0 && cudaGetLastError() != 0);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && again() == 0 && cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // A back end that does not know these requests.
 bool not_supported()
 {

@@ -307,6 +307,54 @@ bool host_functions_as_gates()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+// A launch with attributes does not wait for copies in other streams, which may wait for the
+// program. One that may begin early is made as a plain one, except in a capture: this back end
+// refuses such an attribute.
+bool launches_beside_gates()
+{
+    struct Attribute {
+        long id;
+        int value[16];
+    };
+    struct Config {
+        StubDim3 grid, block;
+        std::size_t shared;
+        void *stream;
+        const Attribute *attributes;
+        unsigned count;
+    };
+    constexpr long ignored = 0, cooperative = 2, early = 6;
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    auto *launch = preloaded<int(const Config *, const void *, void **)>("cudaLaunchKernelExC");
+    constexpr std::size_t n = 200000;
+    void *gated = nullptr, *stream = nullptr, *pinned = nullptr;
+    char *device = device_memory(2 * n);
+    std::size_t some = 1000;
+    void *to = device + some, *from = device, *arguments[] = {&to, &from, &some};
+    REQUIRE(cudaStreamCreate(&gated) == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(&pinned, n) == 0);
+    Attribute all[] = {{early, {1}}, {ignored, {1}}};
+    const Config config = {{2, 1, 1}, {32, 1, 1}, 0, stream, all, 2};
+    for (bool is_early : {true, false}) {
+        std::atomic<int> flags[2] = {{0}, {0}};
+        const char letter = is_early ? 'e' : 'c';
+        Config its = config;
+        all[0].id = is_early ? early : cooperative;
+        its.count = is_early ? 2 : 1;
+        REQUIRE(cudaMemset(device, letter, some) == 0);
+        REQUIRE(launch(&its, &stub_kernel, arguments) == 0);
+        REQUIRE(launch_host(gated, wait_for_flag, flags) == 0);
+        REQUIRE(cudaMemcpyAsync(device + n, pinned, n, H2D, gated) == 0);
+        REQUIRE(cudaMemcpyAsync(pinned, device + n, n, D2H, gated) == 0);
+        REQUIRE(launch(&its, &stub_kernel, arguments) == 0);
+        REQUIRE(!flags[1]);
+        flags[0] = 1;
+        REQUIRE(cudaStreamSynchronize(gated) == 0 && flags[1] == 1);
+        REQUIRE(device_has(device + some, std::vector<char>(some, letter).data(), some));
+    }
+    return HOLDS(cudaFreeHost(pinned) == 0);
+}
+
 // Gates of such copies go with the context, and later gates at the same addresses stay.
 bool gates_after_reset()
 {

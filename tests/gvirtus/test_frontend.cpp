@@ -488,6 +488,7 @@ void check_what_it_does_not()
                              "pools-of-host",
                              "meanwhile",
                              "cooperative",
+                             "cooperative-again",
                              "nodes-of-graphs",
                              "questions-about-graphs",
                              "kernels-of-graphs",
@@ -510,6 +511,7 @@ void check_what_it_does_not()
                              "host-functions",
                              "host-functions-as-gates",
                              "gates-after-reset",
+                             "launches-beside-gates",
                              "calls-in-host-functions",
                              "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });

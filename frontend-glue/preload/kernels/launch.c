@@ -146,11 +146,22 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
     return *rc ? NULL : body;
 }
 
-int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
-                             void **arguments)
+/* Makes the request, which the back end may not know. */
+static bool request_known(const struct extension_request *e, int *rc)
+{
+    if (!ibx_frontend_request_try(e, NULL, 0, rc) || *rc < 0)
+        return false;
+    *rc = *rc ? ibx_frontend_fail(*rc) : CUDA_SUCCESS;
+    return true;
+}
+
+/* `known`: NULL, or the launch follows only what is in its stream, and is not waited for if the
+ * same one has succeeded before; then whether the back end knows such a request. */
+static int launch_ours(const struct launch_config *config, const void *function, void **arguments,
+                       bool *known)
 {
     struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_LAUNCH,
+    ibx_frontend_request_begin(&e, known ? IBX_EXT_LAUNCH_QUEUED : IBX_EXT_LAUNCH,
                                config->count ? "a launch with attributes" : "a long launch");
     ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXT_ATTRIBUTE)));
     for (unsigned i = 0; i < config->count && !e.body.failed; i++) {
@@ -158,13 +169,35 @@ int ibx_frontend_launch_ours(const struct launch_config *config, const void *fun
         ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXT_ATTRIBUTE);
     }
     int rc = ibx_frontend_put_launch(&e, config, function, arguments);
+    if (!rc && known && !ibx_frontend_request_room(&e, 8))
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc) {
         ibx_frontend_stream_used(config->stream);
         ibx_frontend_device_used();
-        rc = ibx_frontend_request_make(&e, NULL, 0);
+        if (known)
+            ibx_put_u64(&e.body, (uintptr_t)config->stream);
+        if (known)
+            *known = request_known(&e, &rc);
+        else
+            rc = ibx_frontend_request_make(&e, NULL, 0);
     }
     ibx_frontend_request_free(&e);
     return rc;
+}
+
+int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
+                             void **arguments)
+{
+    static atomic_bool unknown; /* to the back end, which is older */
+    bool known = true;
+    if (!config->count || atomic_load_explicit(&unknown, memory_order_relaxed) ||
+        ibx_frontend_captures(config->stream))
+        return launch_ours(config, function, arguments, NULL);
+    const int rc = launch_ours(config, function, arguments, &known);
+    if (known)
+        return rc;
+    atomic_store_explicit(&unknown, true, memory_order_relaxed);
+    return launch_ours(config, function, arguments, NULL);
 }
 
 int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments)

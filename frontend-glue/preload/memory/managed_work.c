@@ -298,6 +298,7 @@ static bool extra_works(const void *body, size_t n)
     struct ibx_reader r = ibx_reader_of(body, n);
     switch (ibx_get_u16(&r)) {
     case IBX_EXT_LAUNCH:
+    case IBX_EXT_LAUNCH_QUEUED:
     case IBX_EXT_TO_ARRAY:
     case IBX_EXT_FROM_ARRAY:
     case IBX_EXT_2D_TO_ARRAY:

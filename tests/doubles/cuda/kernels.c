@@ -232,14 +232,18 @@ struct launch_config {
     unsigned count;
 };
 
-/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks. */
+/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks. Attribute
+ * 6 lets a kernel begin early, and 0 says nothing. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
-    if (c->count > 1 || (c->count && (c->attributes[0].id != 2 || c->attributes[0].on != 1)))
-        return INVALID_VALUE;
-    if (c->grid[0] > 1000)
-        return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
+    for (unsigned i = 0; i < c->count; i++) {
+        const int id = c->attributes[i].id;
+        if ((id && id != 2 && id != 6) || (id && c->attributes[i].on != 1))
+            return INVALID_VALUE;
+        if (id == 2 && c->grid[0] > 1000)
+            return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
+    }
     return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                           c->block[2], c->shared, c->stream, arguments, extra);
 }
