@@ -19,7 +19,7 @@ struct memory {
     struct memory *next;
     uint64_t number; /* the back end's, and the program's handle */
     size_t n;
-    int device;
+    int device, handles; /* of other processes, which the program has asked for */
     unsigned held, mappings;
 };
 
@@ -291,7 +291,7 @@ static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties
         return rc;
     }
     enter();
-    *m = (struct memory){memories, number, n, p->at.id, 1, 0};
+    *m = (struct memory){memories, number, n, p->at.id, p->handles, 1, 0};
     memories = m;
     leave();
     *handle = number;
@@ -361,6 +361,7 @@ static int describe(struct ibx_mapped_properties *p, uint64_t handle)
     const struct memory *m = find(handle);
     if (m && p)
         *p = (struct ibx_mapped_properties){.type = IBX_MAPPED_PINNED,
+                                            .handles = m->handles,
                                             .at = {IBX_MAPPED_OF_DEVICE, m->device}};
     leave();
     return m && p ? CUDA_SUCCESS : CUDA_INVALID_VALUE;

@@ -191,8 +191,9 @@ bool driver_maps_nothing()
             801);
     to_share.handles = 1; // by a descriptor, as PyTorch wants it: its export alone fails
     REQUIRE(cu("cuMemCreate", &none, each, static_cast<const MappedProperties *>(&to_share),
-               0ull) == 0 &&
-            release(none) == 0);
+               0ull) == 0);
+    REQUIRE(cu("cuMemGetAllocationPropertiesFromHandle", &of_host, none) == 0);
+    REQUIRE(of_host.handles == 1 && of_host.at == 1 && release(none) == 0);
     REQUIRE(reserve(&at, 4 * each) == 0 && create(&one, 2 * each) == 0);
     REQUIRE(map(at + 3 * each, 2 * each, one) == 1); // beyond the end
     REQUIRE(map(at - 2 * each, 2 * each, one) == 1); // before the beginning
