@@ -171,7 +171,8 @@ static int say_missing(pid_t pid, const struct ibx_guest_block *block, struct st
                              block->id, block->path, block->id);
     return ibx_error_set(err, -ENOENT,
                          "process %d does not map %s (%s %.200s): it is not the QEMU of this "
-                         "QMP socket, or the file was replaced while QEMU was using it",
+                         "QMP socket, or the file was removed or replaced while QEMU was using it, "
+                         "which then has to be started anew",
                          (int)pid, block->id, block->type, block->path);
 }
 

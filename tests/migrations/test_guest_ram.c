@@ -261,7 +261,7 @@ static void test_not_the_one(void)
     assert_true(fd >= 0);
     close(fd);
     vm_refused(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error), -ENOENT,
-               "does not map mem0");
+               "removed or replaced while QEMU was using it, which then has to be started anew");
 }
 
 /* An image that the guest sees as an NVDIMM, and may only read. */
