@@ -174,6 +174,7 @@ bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
     if (!ibx_frontend_host_function_of(number, &host) || host.function != ibx_host_copy_exchange)
         return false;
     *p = ((const struct ibx_host_copy *)host.argument)->parameters;
+    p->from.x = p->to.x = 0; /* as natively, whatever the program gave */
     return true;
 }
 
