@@ -149,6 +149,14 @@ static int keep(const struct gpu_session *x, uint8_t *body)
     return 0;
 }
 
+/* Whether the handler frees the array: no graph names it, and no other request frees it. */
+static bool may_free(struct gpu_session *x, uint64_t array)
+{
+    const enum ibx_array_end end = ibx_handles_free_array(x, IBX_HANDLE_ARRAY, array);
+    return end == IBX_ARRAY_UNKNOWN ||
+           (end == IBX_ARRAY_NOW && ibx_handles_remove(x, IBX_HANDLE_ARRAY, array));
+}
+
 /* Graphs name the array: it is freed later. CUDA takes none for one that is freed already. */
 static int free_nothing(const struct gpu_session *x, uint8_t *body)
 {
@@ -172,9 +180,8 @@ int ibx_made_run(struct gpu_session *x, uint8_t *body)
     const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
-    if (x->handler.made_kind == IBX_HANDLE_ARRAY &&
-        ibx_handles_free_array(x, IBX_HANDLE_ARRAY, value) == IBX_ARRAY_LATER)
-        return free_nothing(x, body);
+    if (x->handler.made_kind == IBX_HANDLE_ARRAY)
+        return may_free(x, value) ? 0 : free_nothing(x, body);
     const bool gone = ibx_handles_gone(x, x->handler.made_kind, value);
     if (!gone && x->handler.made_kind != IBX_HANDLE_MEMORY) /* that has its own check */
         return keep(x, body);

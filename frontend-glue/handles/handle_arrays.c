@@ -51,7 +51,7 @@ void ibx_handle_forget_use(struct handle *h)
     if (h->use)
         ibx_array_use_end(h->use);
     h->use = NULL;
-    h->freed = h->in_graphs = false;
+    h->freed = h->freed_later = h->in_graphs = false;
 }
 
 /* Locked. The array, or, for a level, the mipmapped array, with which it is freed. */
@@ -112,8 +112,14 @@ enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle
     while (known && (h = find_freed(x, kind, value)) && h->holders && ibx_now_ns() < deadline)
         ibx_handle_wait(&until);
     const bool now = known && h && !is_used(h);
+    const enum ibx_array_end end = now     ? IBX_ARRAY_NOW
+                                   : known ? IBX_ARRAY_LATER
+                                   : h     ? IBX_ARRAY_FREED
+                                           : IBX_ARRAY_UNKNOWN;
+    if (end == IBX_ARRAY_LATER && h)
+        h->freed_later = true;
     pthread_mutex_unlock(&ibx_handles_lock);
-    return now ? IBX_ARRAY_NOW : known ? IBX_ARRAY_LATER : IBX_ARRAY_UNKNOWN;
+    return end;
 }
 
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind)
@@ -121,7 +127,7 @@ uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind ki
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *h = *ibx_handle_list_of_client(client, kind);
-    while (h && !(h->kind == kind && h->client == client && h->freed && !is_used(h)))
+    while (h && !(h->kind == kind && h->client == client && h->freed_later && !is_used(h)))
         h = h->in[OF_CLIENT].next;
     const uint64_t value = h ? h->value : 0;
     pthread_mutex_unlock(&ibx_handles_lock);

@@ -63,11 +63,12 @@ void *ibx_array_use_begin(struct gpu_session *x, uint64_t array);
 void ibx_array_use_unknown(struct gpu_session *x, uint64_t array);
 void ibx_array_use_end(void *use);
 /* The client frees an array or a mipmapped array: from now on no request may name it. If requests
- * hold it, waits for them for 10 s. NOW: the caller frees it; LATER: graphs name it. */
-enum ibx_array_end { IBX_ARRAY_UNKNOWN, IBX_ARRAY_NOW, IBX_ARRAY_LATER };
+ * hold it, waits for them for 10 s. NOW: the caller frees it; LATER: graphs name it; FREED: that
+ * was done before. */
+enum ibx_array_end { IBX_ARRAY_UNKNOWN, IBX_ARRAY_NOW, IBX_ARRAY_LATER, IBX_ARRAY_FREED };
 enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle_kind kind,
                                           uint64_t value);
-/* One that the client has freed, and that no graph names any more; 0: there is none. */
+/* One that is freed LATER, and that no graph names any more; 0: there is none. */
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);
 
 /* handle_execs.c: a node has a module's function, or an array, in the executable graph alone. Calls

@@ -235,6 +235,18 @@ static void test_copied_to_the_host(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+/* One request frees it, and another one, meanwhile, frees what was to be freed later. */
+static void test_freed_once(void **state)
+{
+    (void)state;
+    const uint64_t array = array_make();
+    assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_NOW);
+    assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
+    assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_FREED);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_ARRAY, array));
+    assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_UNKNOWN);
+}
+
 /* GVirtuS's handler frees none instead. */
 static void test_freed_by_a_handler(void **state)
 {
@@ -253,6 +265,11 @@ static void test_freed_by_a_handler(void **state)
     }
     assert_int_equal(body[0], 0);
     assert_int_equal(body[1], other); /* which the handler would free */
+    ibx_made_read(x, "cudaFreeArray");
+    body[0] = array;
+    memcpy(x->requests.first, &array, 8);
+    assert_int_equal(ibx_made_run(x, (uint8_t *)body), 0);
+    assert_int_equal(body[0], 0); /* it was freed before */
     destroy(graph);
     assert_int_equal(allocations(), before - 1);
 }
@@ -263,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_in_a_graph),         cmocka_unit_test(test_level_in_a_graph),
         cmocka_unit_test(test_captured),           cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_copied_to_the_host), cmocka_unit_test(test_freed_by_a_handler),
+        cmocka_unit_test(test_freed_once),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
