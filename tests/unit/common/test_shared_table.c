@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A table that processes share. A process that stops at any instruction blocks no other one and
- * leaves complete values; a process that writes nonsense into the table misleads no other one to
- * memory outside. */
+ * leaves complete values, and reads such; a process that writes nonsense into the table misleads no
+ * other one to memory outside. */
 #include "common/shared_table.h"
 #include "tests/unit/forked_memory.h"
 
@@ -172,6 +172,55 @@ static void test_process_stopped_at_any_instruction(void **state)
     ibx_shared_table_destroy(table);
 }
 
+static void find_and_tell(const struct ibx_shared_table *table)
+{
+    struct value v;
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    const uint32_t owner = find(table, 1, &v);
+    _exit(owner == OURS && is_whole(&v) ? 0 : 1);
+}
+
+/* A reader stands still after this many steps while its value is replaced twice, so that both
+ * copies change. Returns how many steps it made. */
+static unsigned read_across(struct ibx_shared_table *table, int place, unsigned stop_at)
+{
+    int status = 0;
+    unsigned steps = 0;
+    const pid_t pid = fork();
+    if (!pid)
+        find_and_tell(table);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    while (WIFSTOPPED(status)) {
+        for (uint8_t filled = 1; steps == stop_at && filled < 3; filled++)
+            ibx_shared_table_write(table, place, &(struct value[]){value_of(1, filled)}[0]);
+        const bool over = steps++ == stop_at;
+        assert_int_equal(ptrace(over ? PTRACE_CONT : PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+    }
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0); /* it has found a whole value */
+    return steps;
+}
+
+static void test_reader_stopped_at_any_instruction(void **state)
+{
+    struct ibx_shared_table *table = ibx_shared_table_create(PLACES, sizeof(struct value), false);
+    (void)state;
+    assert_non_null(table);
+    alarm(300);
+    const int place = ibx_shared_table_take(table, OURS);
+    ibx_shared_table_write(table, place, &(struct value[]){value_of(1, 3)}[0]);
+    const unsigned steps = read_across(table, place, UINT32_MAX);
+    assert_true(steps > 100);
+    for (unsigned i = 0; i < 16; i++) {
+        ibx_shared_table_write(table, place, &(struct value[]){value_of(1, 3)}[0]);
+        read_across(table, place, steps * i / 16);
+    }
+    alarm(0);
+    ibx_shared_table_destroy(table);
+}
+
 /* ------------------------------------------------------------------------------------ nonsense */
 
 static void test_nonsense_in_the_table(void **state)
@@ -208,6 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
                                        cmocka_unit_test(test_no_memory),
                                        cmocka_unit_test(test_process_stopped_at_any_instruction),
+                                       cmocka_unit_test(test_reader_stopped_at_any_instruction),
                                        cmocka_unit_test(test_nonsense_in_the_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
