@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -25,9 +26,9 @@ static struct {
 } maps[MAPS_MAX];
 static unsigned map_count;
 
-/* The mappings that a core dump contains. Their list changes while they are read, so it is read
- * first. */
-static void find_mappings(void)
+/* The mappings that a core dump contains, or all that can be read. Their list changes while they
+ * are read, so it is read first. */
+static void find_mappings(bool all)
 {
     char line[512];
     uint64_t from = 0, to = 0, a, b;
@@ -38,7 +39,8 @@ static void find_mappings(void)
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &a, &b) == 2) {
             from = a;
             to = b;
-        } else if (!strncmp(line, "VmFlags:", 8) && !strstr(line, " dd") && strstr(line, " rd")) {
+        } else if (!strncmp(line, "VmFlags:", 8) && (all || !strstr(line, " dd")) &&
+                   strstr(line, " rd")) {
             assert_true(map_count < MAPS_MAX);
             maps[map_count].from = from;
             maps[map_count++].to = to;
@@ -56,7 +58,7 @@ static bool dump_has(const uint8_t wanted[IBX_HASH_BYTES])
     bool found = false;
     assert_non_null(chunk);
     assert_true(mem >= 0);
-    find_mappings();
+    find_mappings(false);
     for (unsigned i = 0; i < map_count && !found; i++) {
         uint64_t at = maps[i].from;
         while (at < maps[i].to && !found) {
@@ -79,7 +81,7 @@ static bool is_dumped(const void *memory)
 {
     const uint64_t at = (uintptr_t)memory;
     bool found = false;
-    find_mappings();
+    find_mappings(false);
     for (unsigned i = 0; i < map_count; i++)
         found |= at >= maps[i].from && at < maps[i].to;
     return found;
@@ -137,9 +139,68 @@ static void keys_are_in_no_dump(void **state)
     handshake_close(&s);
 }
 
+/* Whether the bytes whose inverse is `inverse` are in any memory that this process can read. */
+static bool memory_has(const uint8_t inverse[IBX_HASH_BYTES])
+{
+    static uint8_t page[4096];
+    int mem = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    bool found = false;
+    find_mappings(true);
+    for (unsigned i = 0; i < map_count; i++) {
+        if (maps[i].to - maps[i].from > 1ull << 30)
+            continue; /* what a sanitizer knows of the memory: it would take hours */
+        for (uint64_t at = maps[i].from; at < maps[i].to && !found; at += sizeof(page)) {
+            if (pread(mem, page, sizeof(page), (off_t)at) != sizeof(page))
+                continue;
+            for (size_t from = 0; from + IBX_HASH_BYTES <= sizeof(page) && !found; from++) {
+                size_t n = 0;
+                while (n < IBX_HASH_BYTES && (page[from + n] ^ inverse[n]) == 0xff)
+                    n++;
+                found = n == IBX_HASH_BYTES;
+            }
+        }
+    }
+    explicit_bzero(page, sizeof(page));
+    close(mem);
+    return found;
+}
+
+/* A GPU kernel of the client may read the memory of the process that serves it. Must run first: a
+ * client keeps the keys that it has read. */
+static void a_process_that_serves_one_client_has_no_keys(void **state)
+{
+    (void)state;
+    static const uint8_t zeros[sizeof(struct raw)];
+    struct handshake_scene s;
+    struct raw raw = {0};
+    uint8_t inverse[IBX_HASH_BYTES], hash[IBX_HASH_BYTES];
+    int ends[2], status;
+    handshake_open(&s, true, 10000);
+    raw_set_key(&raw);
+    for (unsigned i = 0; i < IBX_HASH_BYTES; i++)
+        inverse[i] = (uint8_t)~raw.key[i];
+    explicit_bzero(&raw, sizeof(raw));
+    const struct ibx_piece none = {zeros, 16}; /* OpenSSL leaves traces of what it hashes */
+    ibx_hash(&none, 1, hash);
+    assert_true(memory_has(inverse));
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (!child) {
+        ibx_listener_take_from(s.listener, ends[0]);
+        _exit(memory_has(inverse));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    close(ends[0]);
+    close(ends[1]);
+    handshake_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_process_that_serves_one_client_has_no_keys),
         cmocka_unit_test(keys_are_in_no_dump),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
