@@ -158,7 +158,8 @@ static void test_waking_without_memory(void **state)
     await_notes(server, NULL, 1);
 }
 
-static int receive_code; /* the error of the next receive at the shm socket */
+/* The error of this thread's next receive at the shm socket; two threads connect at once. */
+static _Thread_local int receive_code;
 
 ssize_t __real_recvmsg(int socket, struct msghdr *message, int flags);
 ssize_t __wrap_recvmsg(int socket, struct msghdr *message, int flags);

@@ -242,8 +242,10 @@ static _Atomic unsigned seen_count;
 static void see(void *context, uint64_t page)
 {
     assert_ptr_equal(context, seen);
-    if (seen_count < COUNT(seen))
-        seen[seen_count++] = page;
+    if (seen_count < COUNT(seen)) {
+        seen[seen_count] = page;
+        seen_count++; /* behind the page, which the test reads next */
+    }
 }
 
 static void test_faults_are_reported_in_order(NO_STATE)
