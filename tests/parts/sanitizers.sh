@@ -6,6 +6,10 @@
 part_unit() {
     build gcc gcc g++ --werror -Dbuildtype=debug "${everything[@]}" || return 0
     tests_of gcc 3600
+    # Distributions' packages are built so.
+    local suite=installed targets=''
+    ! build lto gcc g++ -Dbuildtype=release -Db_lto=true -Dtests=disabled ||
+        ok 'unit: what is installed links with link-time optimization'
 }
 
 # Compiles once with clang's sanitizers: the fuzzers, and the tests except those of `rest` alone.
