@@ -184,8 +184,9 @@ struct ibx_pipeline {
     struct ibx_effects effects;
 
     /* Likewise: what the thread knows. The first two are never unlearned. */
-    bool foreign;     /* the front end reads replies in another way: nothing is answered */
-    bool plain_known; /* a reply without output has come from this back end */
+    bool foreign; /* the front end reads replies in another way: nothing is answered */
+    /* A reply without output has come from this back end. The monitor asks, too. */
+    atomic_bool plain_known;
     struct ibx_successes launches, others; /* `others`: with handles */
     struct ibx_successes libraries;        /* calls of cuBLAS and the like */
     struct ibx_successes forms;            /* calls by name and length of output: ibx_call_key() */
