@@ -127,6 +127,32 @@ static void check_invalidation(void (*change)(char *memory, size_t length))
     munmap(memory, length);
 }
 
+/* A change need not begin or end where the registered memory does. Beside it, it changes nothing.
+ */
+static void test_changes_across_the_ends(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t from, pages;
+        bool hit;
+    } changes[] = {{0, 8, false}, {1, 2, false}, {4, 2, false},
+                   {3, 1, false}, {0, 2, true},  {5, 3, true}};
+    for (unsigned i = 0; i < 6; i++) {
+        char *memory = map(8), *registered = memory + 2 * PAGE;
+        get_and_put(cache, registered, 3 * PAGE);
+        assert_ptr_not_equal(mmap(memory + changes[i].from * PAGE, changes[i].pages * PAGE,
+                                  PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE, -1, 0),
+                             MAP_FAILED);
+        if (changes[i].hit)
+            ASSERT_HIT(r, get_and_put(cache, registered, 3 * PAGE));
+        else
+            ASSERT_MISS(r, get_and_put(cache, registered, 3 * PAGE));
+        munmap(memory, 8 * PAGE);
+        ibx_regcache_tidy(cache);
+    }
+}
+
 /* Otherwise another connection would register memory that is gone. */
 static void test_invalid_entries_leave_before_a_move(void **state)
 {
@@ -504,6 +530,7 @@ int main(void)
         TEST(test_deaths),
         TEST(test_memory_goes_while_in_use),
         TEST(test_neighbours_stay),
+        TEST(test_changes_across_the_ends),
         TEST(test_invalid_entries_leave_before_a_move),
         TEST(test_entries_that_cannot_move_leave),
         TEST(test_realloc_of_a_buffer),
