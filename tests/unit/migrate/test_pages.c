@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -339,7 +340,7 @@ static void test_read_fails(NO_STATE)
 
 /* ---------------------------------------------------------------- one request */
 
-static unsigned reads_until_none = UINT_MAX; /* then there is no memory for another one */
+static atomic_uint reads_until_none = UINT_MAX; /* then there is no memory for another one */
 
 int __real_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
                     const struct ibx_remote *remote, uint64_t offset, size_t length,
@@ -351,9 +352,11 @@ int __wrap_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
                     const struct ibx_remote *remote, uint64_t offset, size_t length,
                     uint64_t cookie, unsigned flags)
 {
-    if (!reads_until_none)
+    const unsigned left = atomic_load(&reads_until_none); /* counted by one thread */
+    if (!left)
         return -ENOMEM;
-    reads_until_none -= reads_until_none < UINT_MAX;
+    if (left < UINT_MAX)
+        atomic_store(&reads_until_none, left - 1);
     return __real_ibx_read(conn, mr, local, remote, offset, length, cookie, flags);
 }
 

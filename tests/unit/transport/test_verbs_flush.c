@@ -67,9 +67,11 @@ static void test_flushed_after_it_was_given_up(void **state)
     static struct ibv_context context = {.ops.poll_cq = poll_cq};
     static struct ibv_cq cq = {.context = &context};
     static struct ibv_qp qp;
+    static struct verbs_device device = {.lock = PTHREAD_MUTEX_INITIALIZER};
     static struct verbs v = {.link = &link, .rail_count = 1, .lane_count = 1};
     static struct verbs_lane lane = {.rail = &v.rails[0], .qp = &qp, .flight = &chunk, .chunks = 1};
     v.rails[0].cq = &cq;
+    v.rails[0].device = &device;
     v.lanes = &lane;
     assert_int_equal(ibx_state_begin(&v.state, &table, VERBS_LIVE), 0);
     ibx_provider_verbs.abort(&v);
