@@ -42,6 +42,13 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
         state, record->source ? " or rollback" : "");
 }
 
+/* A tmpfs numbers its files anew after a boot, which has ended what it had; 0: not known. */
+static bool same_file(const struct ibx_journal_block *noted, const struct ibx_guest_block *block)
+{
+    return noted->dev == block->dev && noted->ino == block->ino &&
+           (!noted->file.file || !block->file || noted->file.file == block->file);
+}
+
 /* The block whose file has pages that a VM still needs which left by this migration; NULL: none. */
 static const struct ibx_guest_block *needed_block(const struct ibx_record *record,
                                                   const struct ibx_guest_ram *ram)
@@ -50,8 +57,7 @@ static const struct ibx_guest_block *needed_block(const struct ibx_record *recor
         return NULL;
     for (unsigned i = 0; i < record->block_count; i++)
         for (size_t k = 0; k < ram->count; k++)
-            if (ram->blocks[k].shared && ram->blocks[k].dev == record->blocks[i].dev &&
-                ram->blocks[k].ino == record->blocks[i].ino)
+            if (ram->blocks[k].shared && same_file(&record->blocks[i], &ram->blocks[k]))
                 return &ram->blocks[k];
     return NULL;
 }

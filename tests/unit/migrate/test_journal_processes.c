@@ -147,11 +147,34 @@ static void what_cannot_be_read_is_not_another_process(NO_STATE)
     assert_int_equal(remove_folder(NULL), 0);
 }
 
+/* A tmpfs numbers its files anew after a boot: one with the same number has no pages of a VM that
+ * had left before. */
+static void a_file_of_an_earlier_boot_is_not_needed(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    struct ibx_guest_block block = {.id = "mem0",
+                                    .shared = true,
+                                    .dev = r.blocks[0].dev,
+                                    .ino = r.blocks[0].ino,
+                                    .file = r.blocks[0].file.file};
+    const struct ibx_guest_ram ram = {.pid = getpid(), .count = 1, .blocks = &block};
+    assert_int_equal(make_folder(NULL), 0);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), -EBUSY);
+    error_has("still needs pages");
+    block.file--; /* the boot is a part of it */
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), 0);
+    block.file = 0; /* not known */
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), -EBUSY);
+    assert_int_equal(remove_folder(NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_boot_has_other_processes),
         cmocka_unit_test(what_cannot_be_read_is_not_another_process),
+        cmocka_unit_test(a_file_of_an_earlier_boot_is_not_needed),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
     };
