@@ -11,10 +11,12 @@
 
 /* libibverbs has one struct for a device, which stays as long as somebody has the device open. A
  * device that was taken away and came back has the same name and another struct, and what was
- * opened before is of no use. */
+ * opened before is of no use. Neither is a protection domain with a region that nobody must reach.
+ */
 static bool fits(const struct ibx_domain_part *part, const void *what)
 {
-    return ((const struct verbs_device *)part)->context->device == what;
+    const struct verbs_device *device = (const struct verbs_device *)part;
+    return device->context->device == what && !device->shut;
 }
 
 static void device_close(struct ibx_domain_part *part)
@@ -68,12 +70,14 @@ void ibx_verbs_device_release(struct verbs_device *device)
     ibx_domain_part_release(&device->part);
 }
 
-void ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane)
+bool ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane)
 {
     pthread_mutex_lock(&device->lock);
+    const bool shut = device->shut;
     lane->beside = device->lanes;
     device->lanes = lane;
     pthread_mutex_unlock(&device->lock);
+    return !shut;
 }
 
 void ibx_verbs_device_leave(struct verbs_device *device, const struct verbs_lane *lane)
@@ -92,6 +96,7 @@ int ibx_verbs_device_shut(struct verbs_device *device)
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     int open = 0;
     pthread_mutex_lock(&device->lock);
+    device->shut = true;
     for (const struct verbs_lane *lane = device->lanes; lane; lane = lane->beside) {
         const int rc = ibv_modify_qp(lane->qp, &attr, IBV_QP_STATE);
         open = rc ? rc : open;

@@ -173,7 +173,10 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     if (!lane->qp)
         return ibx_error_set(err, -errno, "%s cannot create a queue pair of %u work requests: %s",
                              name, sends, strerror(errno));
-    ibx_verbs_device_enter(rail->device, lane);
+    if (!ibx_verbs_device_enter(rail->device, lane))
+        return ibx_error_set(err, -ECONNABORTED,
+                             "%s does not let go of memory that another connection had registered",
+                             name);
     lane->inline_max = attr.cap.max_inline_data;
     lane->depth = lane->index ? sends : URGENT_DEPTH;
     struct ibv_qp_attr state = {.qp_state = IBV_QPS_INIT};

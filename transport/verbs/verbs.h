@@ -49,6 +49,7 @@ struct verbs_device {
     struct ibv_pd *pd;
     pthread_mutex_t lock;     /* of the next one */
     struct verbs_lane *lanes; /* that have a queue pair here, of all connections */
+    _Atomic bool shut;        /* no connection may begin here any more */
 };
 
 /*
@@ -217,11 +218,12 @@ enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
 int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
                           struct verbs_device **device, struct ibx_error *err);
 void ibx_verbs_device_release(struct verbs_device *device);
-/* A lane whose queue pair was made on the device, or is about to be destroyed. */
-void ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane);
+/* A lane whose queue pair was made on the device, or is about to be destroyed. False: all were
+ * ended meanwhile, and so must be this one. */
+bool ibx_verbs_device_enter(struct verbs_device *device, struct verbs_lane *lane);
 void ibx_verbs_device_leave(struct verbs_device *device, const struct verbs_lane *lane);
 /* Ends all queue pairs on the device, also those of other connections, which belong to other
- * threads: 0, or the errno of one that does not end. */
+ * threads; those that begin later get another device. 0, or the errno of one that does not end. */
 int ibx_verbs_device_shut(struct verbs_device *device);
 
 /* cm.c */

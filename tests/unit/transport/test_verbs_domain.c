@@ -72,10 +72,39 @@ static void a_device_that_came_back_is_opened(NO_STATE)
     ibx_domain_release(domain);
 }
 
+/* The peer knows the key of a region that the device keeps, and may connect again while other
+ * connections still have the device. */
+static void a_device_with_a_region_that_it_keeps_is_opened_anew(NO_STATE)
+{
+    struct ibv_device device = {.name = "mlx5_0"};
+    struct ibx_domain *domain;
+    struct verbs_lane early = {.qp = NULL}, late = {.qp = NULL};
+    opened = closed = 0;
+    assert_int_equal(ibx_domain_create(&domain, NULL), 0);
+    struct verbs_device *shut = hold(domain, &device), *late_there = hold(domain, &device);
+    assert_true(ibx_verbs_device_enter(shut, &early));
+    ibx_verbs_device_leave(shut, &early);
+    assert_int_equal(ibx_verbs_device_shut(shut), 0);
+    struct verbs_device *new = hold(domain, &device);
+    assert_ptr_not_equal(new, shut);
+    assert_ptr_not_equal(new->pd, shut->pd);
+    assert_ptr_equal(hold(domain, &device), new);
+    assert_false(ibx_verbs_device_enter(late_there, &late));
+    ibx_verbs_device_leave(late_there, &late);
+    ibx_verbs_device_release(shut);
+    ibx_verbs_device_release(late_there);
+    assert_int_equal(closed, 1);
+    ibx_verbs_device_release(new);
+    ibx_verbs_device_release(new);
+    assert_int_equal(closed, 2);
+    ibx_domain_release(domain);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_that_came_back_is_opened),
+        cmocka_unit_test(a_device_with_a_region_that_it_keeps_is_opened_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
