@@ -136,7 +136,7 @@ static int adopt(pid_t pid, struct ibx_guest_block *block, const struct ibx_gues
         return ibx_error_set(err, -errno, "no descriptor for guest RAM: %s", strerror(errno));
     int rc = ibx_qmp_getfd(qmp, NAME, base->fd, deadline_ns, err);
     const int looked = rc ? 0 : find_descriptors(pid, &found);
-    if (looked)
+    if (looked < 0) /* otherwise the number of one */
         rc = not_shown(pid, looked, err);
     if (!rc && !found.count)
         rc = ibx_error_set(err, -ENOENT,

@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, MORE_MAX = 8 };
 
 static char hidden[64]; /* the path of the descriptor, as of another user's FUSE */
 
@@ -55,15 +55,18 @@ static char letter_of(int ask, int answer)
     return letter;
 }
 
-static void test_a_descriptor_that_may_not_be_read(NO_STATE)
+/* `more`: so many further descriptors of the memory that returns. */
+static void adopts(unsigned more)
 {
-    int ask[2], answer[2];
+    int ask[2], answer[2], further[MORE_MAX];
     char *memory = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct ibx_guest_block block = block_with("a", (uintptr_t)memory);
     struct ibx_guest_block before = block_with("b", 0);
     assert_true(mmap(memory, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, block.fd, 0) ==
                 memory);
     assert_int_equal(pipe(ask) || pipe(answer), 0);
+    for (unsigned i = 0; i < more; i++)
+        further[i] = dup(before.fd);
     const pid_t child = fork_bound();
     if (!child)
         live(memory, ask[0], answer[1]);
@@ -82,11 +85,24 @@ static void test_a_descriptor_that_may_not_be_read(NO_STATE)
     assert_int_equal(block.ino, before.ino);
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(close(ask[i]) || close(answer[i]), 0);
+    for (unsigned i = 0; i < more; i++)
+        assert_int_equal(close(further[i]), 0);
     assert_int_equal(kill(child, SIGKILL), 0);
     assert_int_equal(waitpid(child, NULL, 0), child);
     close(block.fd);
     close(before.fd);
     munmap(memory, PAGE);
+}
+
+static void test_a_descriptor_that_may_not_be_read(NO_STATE)
+{
+    adopts(0);
+}
+
+/* More than are looked for. */
+static void test_many_descriptors_of_what_returns(NO_STATE)
+{
+    adopts(MORE_MAX);
 }
 
 /* The list of its descriptors cannot be read: then it is not said that it has not got the file. */
@@ -116,6 +132,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_descriptors_that_cannot_be_listed),
         cmocka_unit_test(test_a_descriptor_that_may_not_be_read),
+        cmocka_unit_test(test_many_descriptors_of_what_returns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
