@@ -18,6 +18,8 @@ struct ibx_array_use {
     atomic_uint users; /* its handle, and objects of graphs */
 };
 
+static unsigned later; /* locked: how many are to be freed later */
+
 bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap)
 {
     return ibx_handle_add(x, IBX_HANDLE_ARRAY, array, mipmap, 1, false);
@@ -46,12 +48,21 @@ bool ibx_handle_is_freed(const struct gpu_session *x, const struct handle *h)
     return !h || h->freed;
 }
 
+/* Locked. */
+static void set_later(struct handle *h, bool is)
+{
+    later += is;
+    later -= h->freed_later;
+    h->freed_later = is;
+}
+
 void ibx_handle_forget_use(struct handle *h)
 {
     if (h->use)
         ibx_array_use_end(h->use);
     h->use = NULL;
-    h->freed = h->freed_later = h->in_graphs = false;
+    h->freed = h->in_graphs = false;
+    set_later(h, false);
 }
 
 /* Locked. The array, or, for a level, the mipmapped array, with which it is freed. */
@@ -117,7 +128,7 @@ enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle
                                    : h     ? IBX_ARRAY_FREED
                                            : IBX_ARRAY_UNKNOWN;
     if (end == IBX_ARRAY_LATER && h)
-        h->freed_later = true;
+        set_later(h, true);
     pthread_mutex_unlock(&ibx_handles_lock);
     return end;
 }
@@ -126,10 +137,12 @@ uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind ki
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *h = *ibx_handle_list_of_client(client, kind);
+    struct handle *h = later ? *ibx_handle_list_of_client(client, kind) : NULL;
     while (h && !(h->kind == kind && h->client == client && h->freed_later && !is_used(h)))
         h = h->in[OF_CLIENT].next;
     const uint64_t value = h ? h->value : 0;
+    if (h)
+        set_later(h, false);
     pthread_mutex_unlock(&ibx_handles_lock);
     return value;
 }

@@ -73,7 +73,7 @@ struct handle {
     bool of_graph;             /* memory: each launch of a graph allocates it again */
     struct ibx_array_use *use; /* of an array, by graphs: handle_arrays.c; NULL: none so far */
     bool freed;                /* an array: the client has freed it */
-    bool freed_later;          /* ... and was told so, while something needed it */
+    bool freed_later;          /* ... and was told so: what needs it is waited for */
     bool in_graphs;            /* an array: nobody tells when graphs are gone that name it */
     bool captured;             /* a module: a function of it may be in a graph */
     enum ibx_handle_maker maker;

@@ -68,7 +68,8 @@ void ibx_array_use_end(void *use);
 enum ibx_array_end { IBX_ARRAY_UNKNOWN, IBX_ARRAY_NOW, IBX_ARRAY_LATER, IBX_ARRAY_FREED };
 enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle_kind kind,
                                           uint64_t value);
-/* One that is freed LATER, and that no graph names any more; 0: there is none. */
+/* One that is freed LATER, and that no graph names any more: the caller, and nobody else, frees it.
+ * 0: there is none. */
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);
 
 /* handle_execs.c: a node has a module's function, or an array, in the executable graph alone. Calls

@@ -247,6 +247,21 @@ static void test_freed_once(void **state)
     assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_UNKNOWN);
 }
 
+/* Likewise if it is freed later: CUDA may have given its handle to a new array before a second one
+ * that frees it gets on. */
+static void test_freed_later_once(void **state)
+{
+    (void)state;
+    const uint64_t array = array_make(), graph = graph_make();
+    copy_add(graph, array);
+    assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_LATER);
+    assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
+    destroy(graph);
+    assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == array);
+    assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_ARRAY, array));
+}
+
 /* GVirtuS's handler frees none instead. */
 static void test_freed_by_a_handler(void **state)
 {
@@ -280,7 +295,7 @@ int main(void)
         cmocka_unit_test(test_in_a_graph),         cmocka_unit_test(test_level_in_a_graph),
         cmocka_unit_test(test_captured),           cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_copied_to_the_host), cmocka_unit_test(test_freed_by_a_handler),
-        cmocka_unit_test(test_freed_once),
+        cmocka_unit_test(test_freed_once),         cmocka_unit_test(test_freed_later_once),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
