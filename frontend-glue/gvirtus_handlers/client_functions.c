@@ -328,8 +328,10 @@ void ibx_functions_ended(uint64_t client)
     struct ibx_module_owner *owner = ibx_module_owner_find(client);
     for (struct ibx_client_module *m = owner ? owner->modules : NULL; m; m = m->next_of_owner)
         atomic_store(&m->left_in_graphs, false);
-    for (struct ibx_client_module *m = staying; m; m = m->next_staying)
-        atomic_store(&m->left_in_graphs, m->client != client && atomic_load(&m->left_in_graphs));
+    for (struct ibx_client_module *m = staying; m; m = m->next_staying) {
+        if (m->client == client)
+            atomic_store(&m->left_in_graphs, false);
+    }
     if (owner)
         ibx_module_owner_ended(owner);
     pthread_mutex_unlock(&lock);

@@ -4,8 +4,11 @@
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "tests/fixtures/extensions.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -419,6 +422,46 @@ static void test_in_some_graph(void **state)
     assert_false(is_loaded(0));
 }
 
+static atomic_bool ends_go_on;
+static atomic_uint ends;
+
+static void *other_clients_end(void *unused)
+{
+    (void)unused;
+    for (; atomic_load(&ends_go_on); atomic_fetch_add(&ends, 1))
+        ibx_functions_ended(UINT64_MAX);
+    return NULL;
+}
+
+/* Likewise if other clients end at that moment. */
+static void test_in_some_graph_as_others_end(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    bool any = false;
+    struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
+    load(0);
+    assert_int_not_equal(ibx_functions_take(user, kernel_of(0)), 0);
+    struct ibx_client_module *module = user->held;
+    ibx_functions_graph_unknown(module);
+    ibx_functions_let_go(user);
+    unload(0);
+    atomic_store(&ends_go_on, true);
+    assert_int_equal(pthread_create(&thread, NULL, other_clients_end, NULL), 0);
+    for (unsigned i = 0; i < 5000 && !any; i++) {
+        ibx_functions_ended(user->client);
+        for (const unsigned before = atomic_load(&ends); atomic_load(&ends) == before;)
+            sched_yield();
+        ibx_functions_graph_unknown(module);
+        any = ibx_functions_any_over();
+    }
+    atomic_store(&ends_go_on, false);
+    pthread_join(thread, NULL);
+    assert_false(any);
+    ibx_functions_ended(user->client);
+    assert_false(is_loaded(0));
+}
+
 static int set_up(void **state)
 {
     void (*apart)(bool they) = NULL;
@@ -440,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
         cmocka_unit_test(test_in_some_graph),
+        cmocka_unit_test(test_in_some_graph_as_others_end),
     };
     return cmocka_run_group_tests(tests, set_up, ext_tear_down);
 }
