@@ -69,8 +69,9 @@ void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
 
 /* graph_kernels.c */
 
-/* Calls end(what) when neither the graph nor what was made of it exists; at once, or too early, if
- * it returns false: CUDA lacks the calls, or has no memory. */
+/* Calls end(what) when neither the graph nor what was made of it exists; at once if that will be
+ * told by an earlier call; at once, or too early, if it returns false: CUDA lacks the calls, or has
+ * no memory. */
 bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what));
 /* A graph has got a function of the module that the request holds; a node in an
  * executable graph has; the launch of such a function may have been captured. */

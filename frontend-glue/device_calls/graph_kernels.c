@@ -11,7 +11,7 @@
 #define NO_SYNC 1u /* cudaUserObjectNoDestructorSync */
 #define MOVES   1u /* cudaGraphUserObjectMove */
 
-bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what))
+static bool retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what))
 {
     int (*make)(void **object, void *of, void (*destroy)(void *of), unsigned count,
                 unsigned flags) = NULL;
@@ -34,6 +34,20 @@ bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end
     if (count && !had_error)
         ibx_back_end_forget_error();
     return !count;
+}
+
+/* A graph has one object for each module and array, however often its nodes are set: CUDA removes
+ * none while the graph exists, and copies all of them at each update. */
+bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what))
+{
+    if (ibx_handles_graph_has(x, (uintptr_t)graph, what)) {
+        end(what);
+        return true;
+    }
+    if (!retain(x, graph, what, end))
+        return false;
+    ibx_handles_graph_note(x, (uintptr_t)graph, what);
+    return true;
 }
 
 void ibx_graph_has_kernel(struct gpu_session *x, void *graph)

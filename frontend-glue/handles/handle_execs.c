@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What nodes have in an executable graph, and not in the graph that it was made of: functions of
- * clients' modules, and arrays. No object of CUDA's tells when these are needed no more. */
+ * clients' modules, and arrays. No object of CUDA's tells when these are needed no more. And for
+ * which of these a graph has such an object. */
 #include "frontend-glue/handles/handle_lists.h"
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 
 #include <pthread.h>
 #include <stdlib.h>
+
+#define OF_GRAPH_MOST 64u /* of a graph's are remembered, since each request looks through them */
 
 void ibx_handle_forget_extras(struct handle *h)
 {
@@ -64,5 +67,30 @@ void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec)
         else
             found->extras[i].end = never;
     }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+/* Locked. A graph within another one is none: that may end, unseen. */
+static struct handle *find_graph(const struct gpu_session *x, uint64_t graph)
+{
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    return found && !found->of ? found : NULL;
+}
+
+bool ibx_handles_graph_has(struct gpu_session *x, uint64_t graph, const void *what)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = find_graph(x, graph);
+    const bool is = found && has(found, what);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, void *what)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = find_graph(x, graph);
+    if (found && found->extra_count < OF_GRAPH_MOST && !has(found, what))
+        (void)add(found, &(struct extra){what, never});
     pthread_mutex_unlock(&ibx_handles_lock);
 }

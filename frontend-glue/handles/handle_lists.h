@@ -63,7 +63,7 @@ struct handle {
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
     struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
-    struct extra *extras;           /* of an executable graph: handle_execs.c */
+    struct extra *extras;           /* of a graph, executable or not: handle_execs.c */
     unsigned extra_count;
     bool theirs;               /* another process's; each client that uses it has opened it */
     bool was_open;             /* by another client, whose work may use it also after a close */

@@ -213,6 +213,26 @@ static void test_in_a_graph(void **state)
     assert_true(is_loaded(0)); /* the executable graph of the clone */
 }
 
+/* A node is set again and again: CUDA would keep an object for each time. */
+static void test_set_often(void **state)
+{
+    (void)state;
+    load(0);
+    load(1);
+    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+    for (unsigned i = 0; i < 200; i++)
+        assert_int_equal(kernel_set(0, node, i % 2), 0);
+    unload(0);
+    unload(1);
+    assert_true(is_loaded(0) && is_loaded(1));
+    const uint64_t exec = instantiate(graph);
+    launch(exec);
+    destroy(graph);
+    assert_true(is_loaded(0) && is_loaded(1));
+    destroy_exec(exec);
+    assert_false(is_loaded(0) || is_loaded(1));
+}
+
 /* In a graph within another one, or the body of a conditional node. */
 static void test_in_inner_graphs(void **state)
 {
@@ -476,6 +496,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_no_graph),
         cmocka_unit_test(test_in_a_graph),
+        cmocka_unit_test(test_set_often),
         cmocka_unit_test(test_in_inner_graphs),
         cmocka_unit_test(test_captured),
         cmocka_unit_test(test_in_an_executable_graph),
