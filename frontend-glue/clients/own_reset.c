@@ -157,9 +157,11 @@ static bool may_free(struct gpu_session *x, uint64_t array)
            (end == IBX_ARRAY_NOW && ibx_handles_remove(x, IBX_HANDLE_ARRAY, array));
 }
 
-/* Graphs name the array: it is freed later. CUDA takes none for one that is freed already. */
-static int free_nothing(const struct gpu_session *x, uint8_t *body)
+/* Graphs name the array: it is freed later, and counts until then. CUDA takes none for one that is
+ * freed already. */
+static int free_nothing(struct gpu_session *x, uint8_t *body)
 {
+    x->isolation.freed = x->isolation.gone = 0;
     if (!body)
         return keep(x, body);
     memset(body, 0, sizeof(x->requests.first));
