@@ -17,7 +17,7 @@ static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, s
 static bool queued_launch_succeeds(const struct ibx_pipeline *p,
                                    const struct ibx_queued_launch *launch)
 {
-    return ibx_successes_hold(&p->launches, ibx_queued_launch_key(p, launch)) &&
+    return launch->plain && ibx_successes_hold(&p->launches, ibx_queued_launch_key(p, launch)) &&
            ibx_successes_hold(&p->others, ibx_launch_stream_key(p, launch->body));
 }
 

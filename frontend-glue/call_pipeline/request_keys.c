@@ -196,10 +196,10 @@ bool ibx_request_queued_launch(const struct ibx_call *call, const uint8_t *body,
     launch->attributes = ibx_get_bytes(&r, launch->attributes_n);
     const size_t left = ibx_reader_left(&r);
     launch->body = body + (n - left);
-    return !r.failed && left > 8 && ibx_launch_is_plain(launch->body, left - 8) &&
-           /* An event may be destroyed. */
-           !has_attribute(launch, ATTRIBUTE_EVENT) &&
-           !has_attribute(launch, ATTRIBUTE_COMPLETION_EVENT);
+    launch->plain = !r.failed && left > 8 && ibx_launch_is_plain(launch->body, left - 8) &&
+                    !has_attribute(launch, ATTRIBUTE_EVENT) &&
+                    !has_attribute(launch, ATTRIBUTE_COMPLETION_EVENT);
+    return true;
 }
 
 /* A cooperative launch of more blocks may have too many. */

@@ -307,7 +307,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* in a capture, a success says little */
     struct ibx_queued_launch launch;
-    if (!captures && ibx_request_queued_launch(call, body, n, &launch)) {
+    if (!captures && ibx_request_queued_launch(call, body, n, &launch) && launch.plain) {
         ibx_successes_add(&p->launches, ibx_queued_launch_key(p, &launch));
         ibx_successes_add(&p->others, ibx_launch_stream_key(p, launch.body));
     }

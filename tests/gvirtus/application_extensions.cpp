@@ -241,6 +241,7 @@ bool cooperative_again()
         for (unsigned k = 0; k < 20; k++)
             REQUIRE(again() == 0 && cudaGetLastError() == 0);
         REQUIRE(fails(again(1001 + i), 720)); // which has not succeeded before
+        REQUIRE(fails(again(0), 1));          // nor has that
         stub_remote()->inject("cuLaunchKernel", 1, 46, false);
         const int rc = again();
         early += !rc;
