@@ -273,13 +273,13 @@ uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, 
  * divisors of the grid; and that its stream exists on this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
-/* A launch with attributes, and the body of the cudaLaunchKernel in it. One that is not plain
- * always waits: its grid is none, or it names an event, which may be destroyed. False: it is no
- * launch. */
+/* A launch with attributes, and the body of the cudaLaunchKernel in it. It records an event, maybe,
+ * which may be destroyed. One that is not plain always waits: it does that, or has no grid. False:
+ * it is no launch. */
 struct ibx_queued_launch {
     const uint8_t *attributes, *body;
     size_t attributes_n;
-    bool plain;
+    bool plain, records;
 };
 bool ibx_request_queued_launch(const struct ibx_call *call, const uint8_t *body, size_t n,
                                struct ibx_queued_launch *launch);

@@ -123,10 +123,13 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
         stream > STREAM_LEGACY;
     bool none = call->stream_at == IBX_CALL_NO_STREAM;
     bool memory = call->kind == IBX_CALL_ALLOCATES || makes_event(call);
-    return (struct ibx_scope){.any = !none || call->event || memory,
+    struct ibx_queued_launch launch;
+    bool events =
+        call->event || (ibx_request_queued_launch(call, body, n, &launch) && launch.records);
+    return (struct ibx_scope){.any = !none || events || memory,
                               .all = !none && !one,
                               .stream = one ? stream : STREAMS_NONE,
-                              .events = call->event,
+                              .events = events,
                               .event = ibx_request_event(call, body, n),
                               .memory = memory};
 }
@@ -196,9 +199,10 @@ bool ibx_request_queued_launch(const struct ibx_call *call, const uint8_t *body,
     launch->attributes = ibx_get_bytes(&r, launch->attributes_n);
     const size_t left = ibx_reader_left(&r);
     launch->body = body + (n - left);
-    launch->plain = !r.failed && left > 8 && ibx_launch_is_plain(launch->body, left - 8) &&
-                    !has_attribute(launch, ATTRIBUTE_EVENT) &&
-                    !has_attribute(launch, ATTRIBUTE_COMPLETION_EVENT);
+    launch->records = !r.failed && (has_attribute(launch, ATTRIBUTE_EVENT) ||
+                                    has_attribute(launch, ATTRIBUTE_COMPLETION_EVENT));
+    launch->plain =
+        !r.failed && !launch->records && left > 8 && ibx_launch_is_plain(launch->body, left - 8);
     return true;
 }
 

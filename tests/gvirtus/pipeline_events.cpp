@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Events that the process has made: their end, and whether their last record was run.
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <atomic>
@@ -82,6 +83,30 @@ bool events_of_others_in_order()
     REQUIRE(other.record(0) == 0);
     REQUIRE(app.call("cudaEventQuery", Body().u64(5)) == 0);
     return HOLDS(scene.world->launches == launches + 20) && other.synchronize() == 0;
+}
+
+// A launch that records an event comes after what another thread has recorded in it.
+bool events_of_launches_in_order()
+{
+    constexpr std::uint64_t stream = STREAM + 3;
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", Body().u64(5)) == 0);
+    REQUIRE(makes_event(&app, 5) && other.record(5) == 0 && other.synchronize() == 0);
+    for (std::uint32_t attribute :
+         {7u, 12u}) { // cudaLaunchAttributeProgrammaticEvent, ...Completion
+        const std::uint64_t value[8] = {5}, launches = scene.world->launches;
+        const std::vector<char> launch = world_launch(KERNEL, 32, stream, 1, 1).bytes;
+        Body body = Body().put<std::uint16_t>(IBX_EXT_LAUNCH_QUEUED).put<std::uint16_t>(68);
+        body.put(attribute).put(value).bytes.insert(body.bytes.end(), launch.begin(), launch.end());
+        scene.world->slow_us = 500;
+        for (unsigned i = 0; i < 20; i++)
+            REQUIRE(other.launch(i) == 0);
+        REQUIRE(other.record(5) == 0);
+        REQUIRE(app.call(IBX_EXT_QUEUE, body.u64(stream)) == -1); // the model knows no such launch
+        REQUIRE(scene.world->launches == launches + 20 && other.synchronize() == 0);
+    }
+    return true;
 }
 
 // An event whose record was not run cannot have completed, and the record is run without another
@@ -170,6 +195,7 @@ void check_events()
     check("events whose end does not wait", events_end_early);
     check("... and comes after other threads' records", events_end_in_order);
     check("... of which one is not this process's", events_of_others_in_order);
+    check("... and of launches, too", events_of_launches_in_order);
     check("events whose record was not run", events_pend);
     check("events before a launch that blocks", events_before_a_launch_that_blocks);
     check("streams beside a launch that blocks", streams_beside_a_launch_that_blocks);
