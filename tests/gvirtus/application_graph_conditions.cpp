@@ -206,7 +206,8 @@ bool moved(char *device, void *stream)
 // What the program gives a body, or a graph in a body, goes with the graph and what was made of it.
 bool objects_of_bodies()
 {
-    void *graph = nullptr, *moves = nullptr, *node = nullptr, *bodies[2], *inner[2];
+    void *graph = nullptr, *moves = nullptr, *copied = nullptr, *later = nullptr, *node = nullptr,
+         *bodies[2], *inner[2];
     void *object = nullptr, *exec = nullptr;
     static std::atomic<int> ended;
     void (*end)(void *) = [](void *) { ended++; };
@@ -219,17 +220,21 @@ bool objects_of_bodies()
             (run<void *, void *, unsigned>("cudaGraphReleaseUserObject", of, object, 1) == 0));
     };
     ended = 0;
-    for (void **made : {&graph, &moves})
+    for (void **made : {&graph, &moves, &copied, &later})
         REQUIRE((run<void **, unsigned>("cudaGraphCreate", made, 0) == 0));
     REQUIRE(add_if(&node, graph, nullptr, 0, 1, bodies) == 0);
     REQUIRE(add_if(&node, bodies[0], nullptr, 0, 1, inner) == 0);
     REQUIRE(add_graph(&node, graph, moves, 1) == 0);
     REQUIRE(retain(bodies[1]) && retain(inner[1]) && retain(moves));
     REQUIRE(fails(run("cudaGraphDestroy", bodies[1]), 1) && retain(bodies[1]));
+    REQUIRE(retain(copied) && retain(later)); // which come into bodies with what they have
+    REQUIRE(add_graph(&node, bodies[0], copied, 0) == 0);
+    REQUIRE(add_graph(&node, inner[1], later, 1) == 0);
+    REQUIRE(run("cudaGraphDestroy", copied) == 0);
     REQUIRE(
         (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
     REQUIRE(run("cudaGraphDestroy", graph) == 0 && ended == 0);
-    return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && ended == 4);
+    return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && ended == 6);
 }
 
 // What is moved into a graph comes too late for the executable graphs that it has already.

@@ -216,6 +216,7 @@ void ibx_frontend_objects_share(const void *from, const void *to)
     if (!any())
         return;
     pthread_mutex_lock(&lock);
+    to = holder_of(to);
     for (const struct holding *h = holdings; h; h = h->next) {
         if (h->holder == from && hold(to, h->object, h->count)) /* the new entry is before h */
             h->object->references += h->count;
@@ -229,6 +230,7 @@ void ibx_frontend_objects_move(const void *from, const void *to)
     if (!any())
         return;
     pthread_mutex_lock(&lock);
+    to = holder_of(to);
     for (struct holding **at = &holdings, *h; (h = *at);) {
         struct holding *same = h->holder == from ? *place_of(to, h->object) : NULL;
         if (!same) {
