@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <thread>
+#include <vector>
 
 using namespace graph_calls;
 
@@ -237,6 +238,30 @@ bool objects_of_bodies()
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && ended == 6);
 }
 
+// A graph that gets the handle of one that ended in another graph is no part of that one.
+bool objects_after_moved()
+{
+    void *graph = nullptr, *moves = nullptr, *node = nullptr, *object = nullptr, *next = nullptr;
+    std::vector<void *> others;
+    bool ended = false;
+    void (*end)(void *) = [](void *what) { *static_cast<bool *>(what) = true; };
+    REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+    REQUIRE((run<void **, unsigned>("cudaGraphCreate", &moves, 0) == 0));
+    REQUIRE(add_graph(&node, graph, moves, 1) == 0 && run("cudaGraphDestroyNode", node) == 0);
+    while (next != moves && others.size() < 1000) { // ASan gives out no such memory again
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", &next, 0) == 0));
+        others.push_back(next);
+    }
+    REQUIRE((run<void **, void *, void (*)(void *), unsigned, unsigned>(
+                 "cudaUserObjectCreate", &object, &ended, end, 1, 1) == 0));
+    REQUIRE((run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", next, object, 1,
+                                                     1) == 0));
+    REQUIRE(run("cudaGraphDestroy", graph) == 0 && !ended);
+    for (void *other : others)
+        REQUIRE(run("cudaGraphDestroy", other) == 0);
+    return HOLDS(ended);
+}
+
 // What is moved into a graph comes too late for the executable graphs that it has already.
 bool moved_later(char *device)
 {
@@ -330,5 +355,6 @@ bool conditions()
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
     REQUIRE(moved(device, stream) && moved_later(device) && objects_of_bodies());
+    REQUIRE(objects_after_moved());
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

@@ -148,6 +148,8 @@ static int end_capture(void *stream, void **graph)
     const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
     if (ibx_call_ends_capture(rc))
         ibx_frontend_capture_gone();
+    if (!rc)
+        ibx_frontend_objects_made(*graph);
     return rc;
 }
 

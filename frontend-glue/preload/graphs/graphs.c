@@ -270,7 +270,11 @@ int cudaGraphCreate(void **graph, unsigned flags)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_CREATE, "cudaGraphCreate");
     ibx_put_u32(&e.body, flags);
-    return made(&e, graph, &rc) ? rc : CALL_NEXT(cudaGraphCreate, graph, flags);
+    if (!made(&e, graph, &rc))
+        rc = CALL_NEXT(cudaGraphCreate, graph, flags);
+    if (!rc)
+        ibx_frontend_objects_made(*graph);
+    return rc;
 }
 
 int cudaGraphClone(void **clone, void *graph)
@@ -283,9 +287,11 @@ int cudaGraphClone(void **clone, void *graph)
     ibx_put_u64(&e.body, (uintptr_t)graph);
     if (!made(&e, clone, &rc))
         return not_known(&e);
-    if (!rc)
-        ibx_frontend_objects_share(graph, *clone);
-    return rc;
+    if (rc)
+        return rc;
+    ibx_frontend_objects_made(*clone);
+    ibx_frontend_objects_share(graph, *clone);
+    return CUDA_SUCCESS;
 }
 
 int cudaGraphDestroy(void *graph)

@@ -52,6 +52,8 @@ void ibx_frontend_objects_share(const void *from, const void *to);
 void ibx_frontend_objects_move(const void *from, const void *to);
 /* What a graph gets from now on, `outer` gets: it ends with that one. */
 void ibx_frontend_objects_within(const void *graph, const void *outer);
+/* A graph was made: one that had its handle, and was within another one, is gone. */
+void ibx_frontend_objects_made(const void *graph);
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);

@@ -324,6 +324,20 @@ void ibx_frontend_objects_within(const void *graph, const void *outer)
     pthread_mutex_unlock(&lock);
 }
 
+void ibx_frontend_objects_made(const void *graph)
+{
+    pthread_mutex_lock(&lock);
+    for (struct inner **at = &inners, *i; (i = *at);) {
+        if (i->graph != graph) {
+            at = &i->next;
+            continue;
+        }
+        *at = i->next;
+        free(i);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 struct holding *ibx_frontend_objects_take(const void *holder)
 {
     pthread_mutex_lock(&lock);
