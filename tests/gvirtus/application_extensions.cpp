@@ -222,6 +222,37 @@ bool cooperative()
     return HOLDS(fails(flags_of(stream, nullptr), 1));
 }
 
+// What an attribute's value does not use may hold anything, and makes no other launch of one that
+// has succeeded.
+static bool launches_of_unset_bytes(const void *kernel, void **arguments, void *stream)
+{
+    struct Attribute {
+        long id;
+        int value[16];
+    };
+    struct Config {
+        StubDim3 grid, block;
+        std::size_t shared;
+        void *stream;
+        const Attribute *attributes;
+        unsigned count;
+    };
+    auto *launch = preloaded<int(const Config *, const void *, void **)>("cudaLaunchKernelExC");
+    Attribute cooperative = {2, {1}};
+    const Config config = {{10, 1, 1}, {100, 1, 1}, 0, stream, &cooperative, 1};
+    unsigned early = 0;
+    for (int i = 0; i < 20; i++) {
+        cooperative.value[1] = cooperative.value[15] = i;
+        REQUIRE(launch(&config, kernel, arguments) == 0 && cudaGetLastError() == 0);
+        cooperative.value[1] = cooperative.value[15] = 1000 + i;
+        stub_remote()->inject("cuLaunchKernel", 1, 46, false);
+        early += !launch(&config, kernel, arguments);
+        cudaDeviceSynchronize();
+        REQUIRE(cudaGetLastError() == 46 && cudaGetLastError() == 0);
+    }
+    return HOLDS(early);
+}
+
 // A launch with attributes that has succeeded is not waited for when it is made again. If it fails
 // then, the error comes later.
 bool cooperative_again()
@@ -250,6 +281,7 @@ bool cooperative_again()
         REQUIRE(cudaGetLastError() == 46 && cudaGetLastError() == 0);
     }
     REQUIRE(early && device_has(device + n, std::vector<char>(n, 'c').data(), n));
+    REQUIRE(launches_of_unset_bytes(&stub_kernel, arguments, stream));
     // A stream that is gone is no stream, and another one may get its handle.
     REQUIRE(cudaStreamDestroy(stream) == 0 && again() != 0 && cudaGetLastError() != 0);
     REQUIRE(cudaStreamCreate(&stream) == 0 && again() == 0 && cudaStreamDestroy(stream) == 0);

@@ -13,7 +13,13 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-#define ATTRIBUTE_COOPERATIVE 2 /* cudaLaunchAttributeID */
+enum { /* cudaLaunchAttributeID */
+       ATTRIBUTE_COOPERATIVE = 2,
+       ATTRIBUTE_CLUSTER = 4,
+       ATTRIBUTE_CLUSTER_POLICY,
+       ATTRIBUTE_BEGINS_EARLY,
+       ATTRIBUTE_PRIORITY = 8
+};
 
 int __cudaGetKernel(void **kernel, const void *function)
 {
@@ -155,6 +161,32 @@ static bool request_known(const struct extension_request *e, int *rc)
     return true;
 }
 
+/* The bytes of a value that an attribute uses. */
+static size_t value_bytes(int id)
+{
+    switch (id) {
+    case ATTRIBUTE_COOPERATIVE:
+    case ATTRIBUTE_CLUSTER_POLICY:
+    case ATTRIBUTE_BEGINS_EARLY:
+    case ATTRIBUTE_PRIORITY:
+        return sizeof(int);
+    case ATTRIBUTE_CLUSTER:
+        return sizeof(struct dim3);
+    default:
+        return IBX_EXT_ATTRIBUTE;
+    }
+}
+
+/* Programs leave the other bytes as they were. With these the launch would be another one than that
+ * which has succeeded before. */
+static void put_attribute(struct ibx_writer *w, const struct launch_attribute *attribute)
+{
+    uint8_t value[IBX_EXT_ATTRIBUTE] = {0};
+    memcpy(value, attribute->value, value_bytes(attribute->id));
+    ibx_put_u32(w, (uint32_t)attribute->id);
+    ibx_put_bytes(w, value, sizeof(value));
+}
+
 /* `known`: NULL, or the launch follows only what is in its stream, and is not waited for if the
  * same one has succeeded before; then whether the back end knows such a request. */
 static int launch_ours(const struct launch_config *config, const void *function, void **arguments,
@@ -164,10 +196,8 @@ static int launch_ours(const struct launch_config *config, const void *function,
     ibx_frontend_request_begin(&e, known ? IBX_EXT_LAUNCH_QUEUED : IBX_EXT_LAUNCH,
                                config->count ? "a launch with attributes" : "a long launch");
     ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXT_ATTRIBUTE)));
-    for (unsigned i = 0; i < config->count && !e.body.failed; i++) {
-        ibx_put_u32(&e.body, (uint32_t)config->attributes[i].id);
-        ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXT_ATTRIBUTE);
-    }
+    for (unsigned i = 0; i < config->count && !e.body.failed; i++)
+        put_attribute(&e.body, &config->attributes[i]);
     int rc = ibx_frontend_put_launch(&e, config, function, arguments);
     if (!rc && known && !ibx_frontend_request_room(&e, 8))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
