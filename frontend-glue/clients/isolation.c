@@ -447,13 +447,18 @@ static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n, u
     return 0;
 }
 
-/* The module of a function that GVirtuS launches by the driver's API, while somebody captures. */
+/* The module of a function that GVirtuS launches by the driver's API, or what an executable graph
+ * has that it launches, while somebody captures. */
 static void note_captured(struct gpu_session *x, const uint8_t *bytes, size_t n)
 {
     const char *name = x->requests.name;
     const size_t at = strncmp(name, "cuLaunchGrid", 12) != 0 ? 0 : 8;
-    if (ibx_captures_any() && !strncmp(name, "cuLaunch", 8) && n >= at + 8)
+    if (!ibx_captures_any() || n < at + 8)
+        return;
+    if (!strncmp(name, "cuLaunch", 8))
         ibx_handles_captured(x, ibx_body_number(bytes, n, at, 8));
+    if (!strcmp(name, "cudaGraphLaunch"))
+        ibx_handles_exec_captured(x, ibx_body_number(bytes, n, 0, 8));
 }
 
 int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)

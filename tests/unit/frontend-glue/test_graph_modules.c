@@ -355,10 +355,26 @@ static void test_in_an_executable_graph(void **state)
     }
 }
 
-/* The launch of such an executable graph is captured: what comes of the capture has its kernels. */
-static void test_launch_of_an_executable_graph_captured(void **state)
+/* By GVirtuS's handler, as for a request that has more bytes. */
+static bool handler_launches(uint64_t exec, uint64_t stream)
 {
-    (void)state;
+    struct gpu_session x = alice.x;
+    uint8_t body[17] = {0};
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, exec);
+    ibx_put_u64(&w, stream);
+    strcpy(x.requests.name, "cudaGraphLaunch");
+    x.requests.stage = IBX_REQUEST_BODY;
+    x.requests.length = sizeof(body);
+    x.requests.got = 0;
+    const int rc = ibx_isolation_before_read(&x, body, sizeof(body));
+    ibx_handles_let_go(&x);
+    return !rc && number_at(body) == exec;
+}
+
+/* The launch of such an executable graph is captured: what comes of the capture has its kernels. */
+static void launch_captured(bool by_handler)
+{
     void *stream = NULL, *captured = NULL;
     load(0);
     load(1);
@@ -370,7 +386,8 @@ static void test_launch_of_an_executable_graph_captured(void **state)
     assert_true(ibx_graph_launches(&alice.x, exec, 0));
     capture_by_handler(CAPTURES_BEGUN, stream, NULL);
     assert_true(ibx_graph_launches(&alice.x, exec, 0)); /* in another stream */
-    assert_true(ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
+    assert_true(by_handler ? handler_launches(exec, (uintptr_t)stream)
+                           : ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
     capture_by_handler(CAPTURES_ENDED, stream, &captured);
     assert_true(ibx_graph_note(&alice.x, IBX_HANDLE_GRAPH, (uintptr_t)captured));
     destroy_exec(exec);
@@ -382,6 +399,13 @@ static void test_launch_of_an_executable_graph_captured(void **state)
     ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
     assert_false(is_loaded(1));
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+static void test_launch_of_an_executable_graph_captured(void **state)
+{
+    (void)state;
+    launch_captured(false);
+    launch_captured(true);
 }
 
 /* An executable graph that was updated has the kernels of the new graph. */
