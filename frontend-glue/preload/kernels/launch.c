@@ -226,7 +226,8 @@ int ibx_frontend_launch_ours(const struct launch_config *config, const void *fun
     const int rc = launch_ours(config, function, arguments, &known);
     if (known)
         return rc;
-    atomic_store_explicit(&unknown, true, memory_order_relaxed);
+    if (rc < 0) /* not if there is no connection */
+        atomic_store_explicit(&unknown, true, memory_order_relaxed);
     return launch_ours(config, function, arguments, NULL);
 }
 
