@@ -46,6 +46,13 @@ static bool kept_out(const char *path, const struct stat *file, uid_t user, mode
     return false;
 }
 
+/* Whether the mode lets QEMU's group, or others, do one of `how`: 04 read, 02 write. */
+static bool others_can(const char *path, const struct stat *file, uid_t user, mode_t how)
+{
+    const bool group = file->st_mode & (how << 3) && !kept_out(path, file, user, 011);
+    return group || (file->st_mode & how && !kept_out(path, file, user, 001));
+}
+
 static void check_file(const struct ibx_guest_block *block, uid_t user,
                        struct ibx_blockers *blockers)
 {
@@ -63,9 +70,7 @@ static void check_file(const struct ibx_guest_block *block, uid_t user,
                          "remove the file and start QEMU again, with a mem-path in a folder that "
                          "only its user can enter (mode 0700)",
                          block->id, path, (unsigned)st.st_uid, (unsigned)user);
-    const bool group = st.st_mode & 060 && !kept_out(path, &st, user, 011);
-    const bool others = st.st_mode & 006 && !kept_out(path, &st, user, 001);
-    if (group || others)
+    if (others_can(path, &st, user, 06))
         ibx_blockers_add(blockers,
                          "guest RAM %s is in %s, whose mode %04o lets other users %s the VM's "
                          "memory: chmod 600 that file now, and start QEMU with a mem-path in a "
@@ -106,9 +111,7 @@ void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers
     uid_t user;
     if (stat(path, &st) || !S_ISSOCK(st.st_mode) || !effective_user(pid, &user))
         return;
-    const bool group = st.st_mode & 020 && !kept_out(path, &st, user, 011);
-    const bool others = st.st_mode & 002 && !kept_out(path, &st, user, 001);
-    if (group || others)
+    if (others_can(path, &st, user, 02))
         ibx_blockers_note(blockers,
                           "QEMU's monitor is at %s, whose mode %04o lets other users control the "
                           "VM and have QEMU open files of this host: chmod 600 that socket now, "

@@ -42,6 +42,20 @@ inline int host_unregister(void *address)
     return preloaded<int(void *)>("cudaHostUnregister")(address);
 }
 
+// cudaLaunchAttribute and cudaLaunchConfig_t, for cudaLaunchKernelExC.
+struct LaunchAttribute {
+    long id;
+    int value[16];
+};
+struct LaunchConfig {
+    StubDim3 grid, block;
+    std::size_t shared;
+    void *stream;
+    const LaunchAttribute *attributes;
+    unsigned count;
+};
+using LaunchAs = int(const LaunchConfig *config, const void *function, void **arguments);
+
 // Whether the call has failed with this code, which cudaGetLastError() then returns once.
 inline bool fails(int rc, int code)
 {

@@ -226,20 +226,9 @@ bool cooperative()
 // has succeeded.
 static bool launches_of_unset_bytes(const void *kernel, void **arguments, void *stream)
 {
-    struct Attribute {
-        long id;
-        int value[16];
-    };
-    struct Config {
-        StubDim3 grid, block;
-        std::size_t shared;
-        void *stream;
-        const Attribute *attributes;
-        unsigned count;
-    };
-    auto *launch = preloaded<int(const Config *, const void *, void **)>("cudaLaunchKernelExC");
-    Attribute cooperative = {2, {1}};
-    const Config config = {{10, 1, 1}, {100, 1, 1}, 0, stream, &cooperative, 1};
+    auto *launch = preloaded<LaunchAs>("cudaLaunchKernelExC");
+    LaunchAttribute cooperative = {2, {1}};
+    const LaunchConfig config = {{10, 1, 1}, {100, 1, 1}, 0, stream, &cooperative, 1};
     unsigned early = 0;
     for (int i = 0; i < 20; i++) {
         cooperative.value[1] = cooperative.value[15] = i;

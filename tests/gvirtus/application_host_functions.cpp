@@ -308,24 +308,12 @@ bool host_functions_as_gates()
 }
 
 // A launch with attributes does not wait for copies in other streams, which may wait for the
-// program. One that may begin early is made as a plain one, except in a capture: this back end
-// refuses such an attribute.
+// program.
 bool launches_beside_gates()
 {
-    struct Attribute {
-        long id;
-        int value[16];
-    };
-    struct Config {
-        StubDim3 grid, block;
-        std::size_t shared;
-        void *stream;
-        const Attribute *attributes;
-        unsigned count;
-    };
     constexpr long ignored = 0, cooperative = 2, early = 6;
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
-    auto *launch = preloaded<int(const Config *, const void *, void **)>("cudaLaunchKernelExC");
+    auto *launch = preloaded<LaunchAs>("cudaLaunchKernelExC");
     constexpr std::size_t n = 200000;
     void *gated = nullptr, *stream = nullptr, *pinned = nullptr;
     char *device = device_memory(2 * n);
@@ -333,12 +321,12 @@ bool launches_beside_gates()
     void *to = device + some, *from = device, *arguments[] = {&to, &from, &some};
     REQUIRE(cudaStreamCreate(&gated) == 0 && cudaStreamCreate(&stream) == 0);
     REQUIRE(cudaMallocHost(&pinned, n) == 0);
-    Attribute all[] = {{early, {1}}, {ignored, {1}}};
-    const Config config = {{2, 1, 1}, {32, 1, 1}, 0, stream, all, 2};
+    LaunchAttribute all[] = {{early, {1}}, {ignored, {1}}};
+    const LaunchConfig config = {{2, 1, 1}, {32, 1, 1}, 0, stream, all, 2};
     for (bool is_early : {true, false}) {
         std::atomic<int> flags[2] = {{0}, {0}};
         const char letter = is_early ? 'e' : 'c';
-        Config its = config;
+        LaunchConfig its = config;
         all[0].id = is_early ? early : cooperative;
         its.count = is_early ? 2 : 1;
         REQUIRE(cudaMemset(device, letter, some) == 0);

@@ -13,10 +13,10 @@
 
 #define LOAD_TRIES 10
 
-static void killed_at(const char *state, bool watchdog)
+/* `first` has stopped itself. */
+static void kill_both(struct mover *first, bool watchdog)
 {
-    print_message("%s\n", state);
-    struct mover *first = pair_run_to(state, NULL), *other = first == &sender ? &receiver : &sender;
+    struct mover *other = first == &sender ? &receiver : &sender;
     mover_kill(other, SIGSTOP);
     if (watchdog)
         assert_int_equal(kill(mover_watchdog(&sender), SIGKILL), 0);
@@ -24,9 +24,27 @@ static void killed_at(const char *state, bool watchdog)
     mover_kill(other, SIGKILL);
 }
 
+static void killed_at(const char *state, bool watchdog)
+{
+    print_message("%s\n", state);
+    kill_both(pair_run_to(state, NULL), watchdog);
+}
+
 static void both_killed_at(const char *state)
 {
     killed_at(state, false);
+}
+
+/* It runs at the source, and can be migrated. */
+static void stays_and_moves(void)
+{
+    pair_stays();
+    vm_end(&vms[1]);
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    pair_run(NULL);
+    pair_done();
+    pair_moved("");
+    mover_end_all(NULL);
 }
 
 /* The watchdog at the source continues the VM, which can be migrated then. */
@@ -40,13 +58,7 @@ static void test_before_the_commit(void)
         both_killed_at(states[i]);
         mover_await_record("source", "kept");
         mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[0].tool), "no unfinished migration");
-        pair_stays();
-        vm_end(&vms[1]);
-        vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
-        pair_run(NULL);
-        pair_done();
-        pair_moved("");
-        mover_end_all(NULL);
+        stays_and_moves();
     }
 }
 
@@ -65,13 +77,7 @@ static void test_all_killed_before_the_commit(void)
                          "the migration never came to its commit");
         mover_await_record("source", "kept");
         mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "stayed here");
-        pair_stays();
-        vm_end(&vms[1]);
-        vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
-        pair_run(NULL);
-        pair_done();
-        pair_moved("");
-        mover_end_all(NULL);
+        stays_and_moves();
     }
 }
 
@@ -87,10 +93,7 @@ static void test_all_killed_while_pages_come(void)
         mover_stop_next(states[i]);
         pair_send((const char *[]){"--warm", NULL});
         mover_await_stop(&sender);
-        mover_kill(&receiver, SIGSTOP);
-        assert_int_equal(kill(mover_watchdog(&sender), SIGKILL), 0);
-        mover_kill(&sender, SIGKILL);
-        mover_kill(&receiver, SIGKILL);
+        kill_both(&sender, true);
         MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
         mover_await_record("source", "kept");
         pair_stayed();

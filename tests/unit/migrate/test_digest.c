@@ -109,6 +109,14 @@ static void all_arrive(void)
             assert_int_equal(note(page, page_at(page)), 0);
 }
 
+/* The digests of all ranges, too. */
+static void all_arrive_with(uint8_t *entries)
+{
+    all_arrive();
+    for (unsigned i = 0; i < RANGES; i++)
+        assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
+}
+
 static int give(uint64_t range, uint64_t count)
 {
     uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
@@ -470,9 +478,7 @@ static void test_no_memory(NO_STATE)
     struct ibx_page_tags *others = NULL;
     uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
     const struct ibx_bytes bytes = {entries, sizeof(entries)};
-    all_arrive();
-    for (unsigned i = 0; i < RANGES; i++)
-        assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
+    all_arrive_with(entries);
     openssl_lacks_memory = true;
     assert_false(ibx_digest_keys_derive(&keys, key));
     assert_false(ibx_page_tags_entry(tags, 0, entries));
@@ -489,9 +495,7 @@ static void test_agrees_after_a_lack_of_memory(NO_STATE)
 {
     uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
     const struct ibx_bytes bytes = {entries, sizeof(entries)};
-    all_arrive();
-    for (unsigned i = 0; i < RANGES; i++)
-        assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
+    all_arrive_with(entries);
     openssl_lacks_memory = true;
     assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
     assert_int_equal(result(), -ENOMEM);
