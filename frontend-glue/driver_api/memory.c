@@ -140,15 +140,6 @@ EXPORTED int cuMemHostGetFlags(unsigned *flags, void *memory)
 /* ---------------------------------------------------------------------------------- managed */
 
 /* _v2 takes a location; the older version a device number, where -1 is the host. */
-#define PLACE_DEVICE 1
-#define PLACE_HOST   2
-
-static struct memory_location place(int device)
-{
-    return device >= 0 ? (struct memory_location){PLACE_DEVICE, device}
-                       : (struct memory_location){PLACE_HOST, 0};
-}
-
 EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_location location,
                                    unsigned flags, void *stream)
 {
@@ -157,7 +148,8 @@ EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_loc
 
 EXPORTED int cuMemPrefetchAsync(uint64_t address, size_t n, int device, void *stream)
 {
-    return IN_CONTEXT_OF(stream, cudaMemPrefetchAsync_v2(at(address), n, place(device), 0, stream));
+    return IN_CONTEXT_OF(stream, cudaMemPrefetchAsync_v2(
+                                     at(address), n, ibx_frontend_location_of(device), 0, stream));
 }
 
 EXPORTED int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *n, size_t count,
@@ -185,7 +177,7 @@ EXPORTED int cuMemAdvise_v2(uint64_t address, size_t n, int advice, struct memor
 
 EXPORTED int cuMemAdvise(uint64_t address, size_t n, int advice, int device)
 {
-    return IN_CONTEXT(cudaMemAdvise_v2(at(address), n, advice, place(device)));
+    return IN_CONTEXT(cudaMemAdvise_v2(at(address), n, advice, ibx_frontend_location_of(device)));
 }
 
 EXPORTED int cuMemRangeGetAttribute(void *data, size_t size, int attribute, uint64_t address,

@@ -74,6 +74,17 @@ struct ipc_handle {
 struct memory_location {
     int type, id;
 };
+#define CUDA_AT_DEVICE  1 /* cudaMemLocationType */
+#define CUDA_AT_HOST    2
+#define CUDA_AT_NODE    3    /* cudaMemLocationTypeHostNuma */
+#define CUDA_CPU_DEVICE (-1) /* cudaCpuDeviceId */
+/* Where a call means that takes a device's number. Which devices there are is not known here: hints
+ * that are for no place may have any number. */
+static inline struct memory_location ibx_frontend_location_of(int device)
+{
+    return device == CUDA_CPU_DEVICE ? (struct memory_location){CUDA_AT_HOST, 0}
+                                     : (struct memory_location){CUDA_AT_DEVICE, device};
+}
 struct memory_access {
     struct memory_location location;
     int flags;

@@ -373,6 +373,7 @@ bool driver_hints()
     REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, device, 0u, stream) == 0 && is(4) == 0);
     REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, host, 0u, stream) == 0 && is(4) == -1);
     REQUIRE(cu("cuMemPrefetchAsync", memory, n, 7, stream) == 101);
+    REQUIRE(cu("cuMemPrefetchAsync", memory, n, -2, stream) == 101 && is(4) == -1);
     REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, missing, 0u, stream) == 101);
     const Address ranges[] = {memory};
     const std::size_t lengths[] = {n}, first[] = {0};

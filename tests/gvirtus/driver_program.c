@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that uses only the driver: its first argument names libcuda.so.1, and it is linked with
  * nothing of CUDA. The second argument may be "namespace": it opens that library in a namespace of
- * its own (dlmopen(3)); or "edges-12" or "edges-13": it asks for, and gives, the data of a graph's
- * edges, also by the runtime of this version. If the first one is empty it calls the runtime, which
+ * its own (dlmopen(3)); or "version-12" or "version-13": it makes calls that the runtime of this
+ * version and the driver have in other forms. If the first one is empty it calls the runtime, which
  * it has not loaded. */
 #include "tests/fixtures/patience.h"
 
@@ -83,6 +83,36 @@ static int runtime_changes(int version, void *graph, void *const *nodes)
            count || add(graph, &nodes[0], &nodes[1], NULL, 1);
 }
 
+typedef int allocate_managed(void **memory, size_t n, unsigned flags);
+typedef int advise(const void *memory, size_t n, int advice, uint64_t where);
+typedef int prefetch(const void *memory, size_t n, uint64_t where, uint64_t flags, void *stream);
+typedef int get_attribute(void *value, size_t size, int which, const void *memory, size_t n);
+
+/* Before CUDA 13 hints are for a device, whose number some hints do not use. */
+static int hints(int version)
+{
+    const uint64_t no_device = (uint32_t)-2, host = version < 13 ? (uint32_t)-1 : 2;
+    void *library = NULL, *memory;
+    int preferred = 9, prefetched = 9;
+    allocate_managed *make;
+    advise *hint;
+    prefetch *fetch;
+    get_attribute *get;
+    FIND(make, "cudaMallocManaged");
+    FIND(hint, "cudaMemAdvise");
+    FIND(fetch, "cudaMemPrefetchAsync");
+    FIND(get, "cudaMemRangeGetAttribute");
+    if (make(&memory, N, 1) || hint(memory, N, 3, host) || get(&preferred, 4, 2, memory, N) ||
+        fetch(memory, N, host, 0, NULL) || get(&prefetched, 4, 4, memory, N))
+        return 12;
+    if (preferred != -1 || prefetched != -1)
+        return 13;
+    if (version < 13 && (hint(memory, N, 1, no_device) || hint(memory, N, 4, no_device) ||
+                         fetch(memory, N, no_device, 0, NULL) != 101))
+        return 14;
+    return 0;
+}
+
 /* A graph with one edge. */
 static int edges(void *library, int version)
 {
@@ -111,6 +141,12 @@ static int edges(void *library, int version)
     if (cu_behind(nodes[0], &to, edge, &count) || count != 1 || to != nodes[1] || !is_plain(edge))
         return 7;
     return runtime_changes(version, graph, nodes) ? 11 : changes(library, graph, nodes);
+}
+
+static int calls_of(int version, void *library)
+{
+    const int rc = edges(library, version);
+    return rc ? rc : hints(version);
 }
 
 int main(int argc, char **argv)
@@ -149,6 +185,6 @@ int main(int argc, char **argv)
         cu_read(back, memory, N))
         return 3;
     if (argc > 2 && !apart)
-        return edges(library, atoi(argv[2] + strlen("edges-")));
+        return calls_of(atoi(argv[2] + strlen("version-")), library);
     return memcmp(there, back, N) != 0;
 }

@@ -269,8 +269,9 @@ bool driver_elsewhere()
     return true;
 }
 
-// Before CUDA 13 the runtime has no data of edges, and the driver has, from 12.3 on.
-bool driver_edges()
+// Before CUDA 13 the runtime has no data of edges, and the driver has, from 12.3 on; and hints for
+// managed memory have a device instead of a place.
+bool driver_beside_versions()
 {
     const char *library = std::getenv("IBX_TEST_DRIVER"),
                *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
@@ -280,7 +281,7 @@ bool driver_edges()
     for (const int version : {12, 13}) {
         GpuBackEnd back;
         const Installed installed(version);
-        Application app(&back, program, library, ("edges-" + std::to_string(version)).c_str());
+        Application app(&back, program, library, ("version-" + std::to_string(version)).c_str());
         REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 0);
     }
     return true;

@@ -184,7 +184,7 @@ bool static_libraries_elsewhere();
 bool static_libraries_refused();
 bool driver_alone();
 bool driver_elsewhere();
-bool driver_edges();
+bool driver_beside_versions();
 bool driver_without_gvirtus();
 bool runtime_without_gvirtus();
 bool stock(const char *test, const char *warning);

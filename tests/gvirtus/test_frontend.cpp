@@ -545,7 +545,7 @@ void check_what_it_does_not()
     check("a program that knows the driver alone", driver_alone);
     check("... and no GVirtuS", driver_without_gvirtus);
     check("... in a namespace of its own", driver_elsewhere);
-    check("... and what it says of edges", driver_edges);
+    check("... and calls in the forms of two versions", driver_beside_versions);
     check("a program that has loaded no runtime", runtime_without_gvirtus);
     for (const char *test : {"driver-begins",
                              "driver-contexts",

@@ -18,7 +18,6 @@
 
 #define GRAIN      512u        /* bytes: CUDA's memory begins at multiples of 256 at least */
 #define UNIT       (32u << 20) /* bytes: CUDA reserves such pieces, and rounds limits up to them */
-#define AT_DEVICE  1           /* cudaMemLocationType */
 #define READ       1           /* cudaMemAccessFlags */
 #define READ_WRITE 3
 #define NO_TIMING  2u /* cudaEventDisableTiming */
@@ -598,7 +597,7 @@ int ibx_host_pool_get(const void *handle, int attribute, uint64_t *value)
 int ibx_host_pool_access(void *handle, const struct memory_location *where, const int *set,
                          int *get)
 {
-    const bool device = where->type == AT_DEVICE;
+    const bool device = where->type == CUDA_AT_DEVICE;
     int devices = 0;
     if (device && (cudaGetDeviceCount(&devices) || where->id < 0 || where->id >= devices ||
                    where->id >= DEVICES))

@@ -11,13 +11,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define AT_DEVICE 1 /* cudaMemLocationType */
-#define AT_HOST   2
-#define AT_NODE   3 /* cudaMemLocationTypeHostNuma, ...HostNumaCurrent */
-#define AT_LAST   4
-#define HOST      (-1) /* cudaCpuDeviceId, cudaInvalidDeviceId */
-#define NOWHERE   (-2)
-#define DEVICES   63 /* devices with higher numbers are not noted */
+#define AT_LAST 4 /* cudaMemLocationTypeHostNumaCurrent */
+#define HOST    CUDA_CPU_DEVICE
+#define NOWHERE (-2) /* cudaInvalidDeviceId */
+#define DEVICES 63   /* devices with higher numbers are not noted */
 
 enum { /* cudaMemoryAdvise */
        ADVISE_READ_MOSTLY = 1,
@@ -168,7 +165,9 @@ static int hint(const void *address, size_t n, int advice, int device)
 
 static int device_of(struct memory_location location)
 {
-    return location.type == AT_DEVICE ? location.id : location.type >= AT_HOST ? HOST : NOWHERE;
+    return location.type == CUDA_AT_DEVICE ? location.id
+           : location.type >= CUDA_AT_HOST ? HOST
+                                           : NOWHERE;
 }
 
 /* Of this host, where the memory is. If the kernel has no NUMA nodes in sysfs, there is node 0. */
@@ -185,15 +184,16 @@ static int wrong_place(struct memory_location location, int advice)
     const int type = location.type, id = location.id;
     const bool accesses = advice == ADVISE_ACCESSED || advice == ADVISE_NOT_ACCESSED;
     int count = 0;
-    if (type < AT_DEVICE || type > AT_LAST || (accesses && type >= AT_NODE))
+    if (type < CUDA_AT_DEVICE || type > AT_LAST || (accesses && type >= CUDA_AT_NODE))
         return CUDA_INVALID_VALUE;
-    if ((type != AT_DEVICE && type != AT_NODE) ||
+    if ((type != CUDA_AT_DEVICE && type != CUDA_AT_NODE) ||
         !(accesses || advice == ADVISE_PREFER || advice == PREFETCHED))
         return CUDA_SUCCESS;
-    if (type == AT_NODE ? ibx_frontend_host_node(id)
-                        : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
+    if (type == CUDA_AT_NODE ? ibx_frontend_host_node(id)
+                             : id >= 0 && !cudaGetDeviceCount(&count) && id < count)
         return CUDA_SUCCESS;
-    return type == AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE : CUDA_INVALID_VALUE;
+    return type == CUDA_AT_DEVICE && advice == PREFETCHED ? CUDA_INVALID_DEVICE
+                                                          : CUDA_INVALID_VALUE;
 }
 
 int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_location location)
@@ -237,7 +237,7 @@ static struct hint common(uintptr_t begin, uintptr_t end)
 
 static int type_of(int device)
 {
-    return device == NOWHERE ? 0 : device == HOST ? AT_HOST : AT_DEVICE;
+    return device == NOWHERE ? 0 : device == HOST ? CUDA_AT_HOST : CUDA_AT_DEVICE;
 }
 
 static void list_accessors(uint64_t accessed, int *list, size_t room)

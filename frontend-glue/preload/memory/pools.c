@@ -18,9 +18,6 @@
 #include <unistd.h>
 
 #define DEVICES      64
-#define AT_DEVICE    1 /* cudaMemLocationType */
-#define AT_HOST      2
-#define AT_NODE      3  /* cudaMemLocationTypeHostNuma */
 #define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
 #define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
 #define MANAGED      2  /* cudaMemAllocationTypeManaged */
@@ -227,13 +224,13 @@ static int wrong_pool(const struct pool_properties *p)
     if (p->handles & ~HANDLE_TYPES || (p->allocation != PAGE_LOCKED && !managed))
         return CUDA_INVALID_VALUE;
     switch (p->location.type) {
-    case AT_DEVICE:
+    case CUDA_AT_DEVICE:
         return p->location.id >= 0 && !cudaGetDeviceCount(&count) && p->location.id < count
                    ? CUDA_SUCCESS
                    : CUDA_INVALID_VALUE;
-    case AT_NODE:
+    case CUDA_AT_NODE:
         return ibx_frontend_host_node(p->location.id) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
-    case AT_HOST:
+    case CUDA_AT_HOST:
         return managed || !p->handles ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     default:
         return managed ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
@@ -247,7 +244,7 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const bool device = properties->location.type == AT_DEVICE;
+    const bool device = properties->location.type == CUDA_AT_DEVICE;
     if (properties->allocation == PAGE_LOCKED && !device && !properties->handles)
         return ibx_host_pool_create(pool, properties->most);
     if (properties->allocation != PAGE_LOCKED || !device || properties->handles & ~POSIX_FILE)
@@ -302,8 +299,8 @@ int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t co
         ibx_put_u64(&e.body, (uintptr_t)pool);
         ibx_put_u32(&e.body, (uint32_t)list[i].location.id);
         ibx_put_u32(&e.body, (uint32_t)list[i].flags);
-        rc = list[i].location.type == AT_DEVICE ? ibx_frontend_request_make(&e, NULL, 0)
-                                                : ibx_frontend_fail(CUDA_INVALID_VALUE);
+        rc = list[i].location.type == CUDA_AT_DEVICE ? ibx_frontend_request_make(&e, NULL, 0)
+                                                     : ibx_frontend_fail(CUDA_INVALID_VALUE);
     }
     return rc;
 }
@@ -316,7 +313,7 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
     if (flags && location && ibx_host_pool_is(pool))
         return ibx_host_pool_access(pool, location, NULL, flags);
-    if (!flags || !location || location->type != AT_DEVICE)
+    if (!flags || !location || location->type != CUDA_AT_DEVICE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)location->id);

@@ -192,9 +192,6 @@ int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n,
 
 /* ------------------------------------------------------------------------ pools at a place */
 
-#define AT_DEVICE   1 /* cudaMemLocationType */
-#define AT_HOST     2
-#define AT_NODE     3 /* cudaMemLocationTypeHostNuma */
 #define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
 
 /* Only pools of page-locked memory and of a device's are supported. *host: the former. This host's
@@ -204,9 +201,9 @@ static int check_place(const struct memory_location *location, int type, bool *h
     *host = false;
     if (!location)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *host = location->type == AT_HOST ||
-            (location->type == AT_NODE && ibx_frontend_host_node(location->id));
-    return (*host || location->type == AT_DEVICE) && type == PAGE_LOCKED
+    *host = location->type == CUDA_AT_HOST ||
+            (location->type == CUDA_AT_NODE && ibx_frontend_host_node(location->id));
+    return (*host || location->type == CUDA_AT_DEVICE) && type == PAGE_LOCKED
                ? CUDA_SUCCESS
                : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }

@@ -9,19 +9,12 @@
 
 /* ------------------------------------------------------------------ hints for managed memory */
 
-#define AT_DEVICE 1 /* cudaMemLocationType */
-#define AT_HOST   2
-#define HOST      (-1) /* cudaCpuDeviceId */
-
 /* A cudaMemLocation is passed in one register, and before CUDA 13 there was a device's number. */
 static struct memory_location location_of(uint64_t where)
 {
     struct memory_location location;
-    const int device = (int)(uint32_t)where;
     memcpy(&location, &where, sizeof(location));
-    if (!ibx_frontend_before_13())
-        return location;
-    return (struct memory_location){device >= 0 ? AT_DEVICE : device == HOST ? AT_HOST : 0, device};
+    return ibx_frontend_before_13() ? ibx_frontend_location_of((int)(uint32_t)where) : location;
 }
 
 int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
