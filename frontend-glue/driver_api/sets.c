@@ -44,9 +44,9 @@ static int set_captured(const struct set *s, void *stream)
     int rc = cudaStreamGetCaptureInfo_v3(stream, &status, NULL, &graph, &behind, &edges, &count);
     if (!rc)
         rc = cudaGraphAddMemsetNode(&made, graph, behind, count, &node);
-    return rc ? rc
-              : cudaStreamUpdateCaptureDependencies_v2(stream, &made, NULL, 1,
-                                                       1); /* 1: sets them */
+    if (!rc)
+        rc = cudaStreamUpdateCaptureDependencies_v2(stream, &made, NULL, 1, 1); /* 1: sets them */
+    return rc;
 }
 
 static int set_row(const struct set *s, size_t n, void *stream)

@@ -343,10 +343,6 @@ struct holding *ibx_frontend_objects_take(const void *holder)
     pthread_mutex_lock(&lock);
     if (inners && holder_of(holder) == holder) /* others are not destroyed */
         forget_inners(holder);
-    pthread_mutex_unlock(&lock);
-    if (!any())
-        return NULL;
-    pthread_mutex_lock(&lock);
     struct holding *taken = take_all(holder);
     if (taken)
         free(take_launched(holder));

@@ -204,12 +204,12 @@ static int launch_ours(const struct launch_config *config, const void *function,
     if (!rc) {
         ibx_frontend_stream_used(config->stream);
         ibx_frontend_device_used();
-        if (known)
+        if (known) {
             ibx_put_u64(&e.body, (uintptr_t)config->stream);
-        if (known)
             *known = request_known(&e, &rc);
-        else
+        } else {
             rc = ibx_frontend_request_make(&e, NULL, 0);
+        }
     }
     ibx_frontend_request_free(&e);
     return rc;
