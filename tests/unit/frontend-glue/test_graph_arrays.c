@@ -10,20 +10,6 @@
 
 #define ON_DEVICE 3
 
-static uint64_t array_make(void)
-{
-    const struct ibx_cuda_channel channel = {8, 0, 0, 0, 1};
-    const struct ibx_cuda_extent extent = {64, 4, 0};
-    uint64_t array = 0;
-    uint8_t bytes[256];
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MALLOC_ARRAY);
-    ibx_layout_put(&w, IBX_LAYOUT_CHANNEL, &channel);
-    ibx_layout_put(&w, IBX_LAYOUT_EXTENT, &extent);
-    ibx_put_u32(&w, 0);
-    assert_int_equal(ext_run(&alice, &w, &array), 0);
-    return array;
-}
-
 static int array_free(uint64_t array)
 {
     return ext_call_one(&alice, IBX_EXT_FREE_ARRAY, array, NULL);
@@ -37,7 +23,7 @@ static bool is_named(uint64_t array)
 /* How much there is on the device, after what is due was freed. */
 static unsigned long allocations(void)
 {
-    assert_int_equal(array_free(array_make()), 0);
+    assert_int_equal(array_free(ext_array_make(&alice)), 0);
     return cuda_stats().allocations;
 }
 
@@ -74,56 +60,24 @@ static void copy_set(uint64_t exec, uint64_t node, uint64_t array)
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
 }
 
-static uint64_t graph_make(void)
-{
-    uint64_t graph = 0;
-    assert_int_equal(ext_graph_create(&alice, &graph), 0);
-    return graph;
-}
-
-static uint64_t instantiate(uint64_t graph)
-{
-    uint64_t exec = 0;
-    const uint64_t both[] = {graph, 0};
-    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, both, &exec), 0);
-    return exec;
-}
-
-static void launch(uint64_t exec)
-{
-    int (*run)(void *exec, void *stream) = NULL;
-    *(void **)&run = ibx_back_end_runtime("cudaGraphLaunch");
-    assert_int_equal(run(pointer_to(exec), NULL), 0);
-}
-
-static void destroy(uint64_t graph)
-{
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-}
-
-static void destroy_exec(uint64_t exec)
-{
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
-}
-
 /* The array stays until the graph and what was made of it are gone. The client cannot name it. */
 static void test_in_a_graph(void **state)
 {
     (void)state;
-    const uint64_t array = array_make(), graph = graph_make();
-    const uint64_t node = copy_add(graph, array), other = array_make();
+    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice);
+    const uint64_t node = copy_add(graph, array), other = ext_array_make(&alice);
     const unsigned long before = allocations();
     assert_int_equal(array_free(array), 0);
     assert_int_not_equal(array_free(array), 0);
     assert_false(is_named(array));
     assert_int_equal(allocations(), before);
-    const uint64_t exec = instantiate(graph);
-    launch(exec);
+    const uint64_t exec = ext_exec_make(&alice, graph);
+    ext_exec_launch(exec);
     copy_set(0, node, other);
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     assert_int_equal(allocations(), before);
-    launch(exec);
-    destroy_exec(exec);
+    ext_exec_launch(exec);
+    ext_exec_destroy(&alice, exec);
     assert_int_equal(allocations(), before - 1);
     assert_int_equal(array_free(other), 0);
     assert_int_equal(allocations(), before - 2);
@@ -133,7 +87,7 @@ static void test_in_a_graph(void **state)
 static void test_level_in_a_graph(void **state)
 {
     (void)state;
-    const uint64_t graph = graph_make();
+    const uint64_t graph = ext_graph_make(&alice);
     uint64_t level = 0;
     ext_mipmap_make(&alice);
     const unsigned long before = allocations();
@@ -142,7 +96,7 @@ static void test_level_in_a_graph(void **state)
     assert_int_not_equal(ext_call_one(&alice, IBX_EXT_FREE_MIPMAP, alice.mipmap, NULL), 0);
     assert_false(is_named(alice.level));
     assert_int_not_equal(ext_level_of(&alice, alice.mipmap, 0, &level), 0);
-    launch(instantiate(graph));
+    ext_exec_launch(ext_exec_make(&alice, graph));
     assert_int_equal(allocations(), before);
 }
 
@@ -150,58 +104,44 @@ static void test_level_in_a_graph(void **state)
 static void test_captured(void **state)
 {
     (void)state;
-    struct gpu_session *x = &alice.x;
-    int (*begin)(void *stream, int mode) = NULL;
-    int (*end)(void *stream, void **graph) = NULL;
-    void *stream = NULL, *graph = NULL;
     uint8_t bytes[512];
-    const uint64_t array = array_make();
+    const uint64_t array = ext_array_make(&alice);
     const struct ibx_cuda_memcpy3d copy = copy_of(array);
     const unsigned long before = allocations();
-    *(void **)&begin = ibx_back_end_runtime("cudaStreamBeginCapture");
-    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-    x->handler.captures = CAPTURES_BEGUN;
-    ibx_captures_run(x);
-    assert_int_equal(begin(stream, 2), 0);
-    ibx_captures_answered(x, 0);
+    void *stream = ext_stream_make(&alice);
+    ext_capture_begin(&alice, stream);
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMCPY_3D_ASYNC);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
     ibx_put_u64(&w, (uintptr_t)stream);
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
     assert_int_equal(array_free(array), 0);
-    assert_int_equal(end(stream, &graph), 0);
-    x->handler.captures = CAPTURES_ENDED;
-    ibx_captures_run(x);
-    ibx_captures_answered(x, 0);
-    assert_true(ibx_graph_note(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
-    const uint64_t exec = instantiate((uintptr_t)graph);
-    launch(exec);
-    destroy((uintptr_t)graph);
+    const uint64_t graph = ext_capture_end(&alice, stream), exec = ext_exec_make(&alice, graph);
+    ext_exec_launch(exec);
+    ext_graph_destroy(&alice, graph);
     assert_int_equal(allocations(), before);
-    destroy_exec(exec);
+    ext_exec_destroy(&alice, exec);
     assert_int_equal(allocations(), before - 1);
-    assert_true(ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
 }
 
 /* A node has another array in the executable graph alone. */
 static void test_in_an_executable_graph(void **state)
 {
     (void)state;
-    const uint64_t array = array_make(), other = array_make(), graph = graph_make();
-    const uint64_t node = copy_add(graph, array), exec = instantiate(graph);
+    const uint64_t array = ext_array_make(&alice), other = ext_array_make(&alice),
+                   graph = ext_graph_make(&alice);
+    const uint64_t node = copy_add(graph, array), exec = ext_exec_make(&alice, graph);
     const unsigned long before = allocations();
     copy_set(exec, node, other);
     assert_int_equal(array_free(other), 0);
-    launch(exec);
+    ext_exec_launch(exec);
     assert_int_equal(allocations(), before);
     const uint64_t both[] = {exec, graph};
     assert_int_equal(ext_call(&alice, IBX_EXT_EXEC_UPDATE, 2, both, NULL), 0);
     assert_int_equal(allocations(), before - 1);
-    launch(exec);
-    destroy(graph);
-    destroy_exec(exec);
+    ext_exec_launch(exec);
+    ext_graph_destroy(&alice, graph);
+    ext_exec_destroy(&alice, exec);
     assert_int_equal(array_free(array), 0);
     assert_int_equal(allocations(), before - 2);
 }
@@ -210,7 +150,7 @@ static void test_in_an_executable_graph(void **state)
 static void test_copied_to_the_host(void **state)
 {
     (void)state;
-    const uint64_t array = array_make(), graph = graph_make();
+    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice);
     struct ibx_cuda_memcpy3d copy = copy_of(array);
     uint64_t queue = 0;
     uint8_t bytes[512];
@@ -227,10 +167,10 @@ static void test_copied_to_the_host(void **state)
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
     assert_int_equal(array_free(array), 0);
-    const uint64_t exec = instantiate(graph);
-    destroy(graph);
+    const uint64_t exec = ext_exec_make(&alice, graph);
+    ext_graph_destroy(&alice, graph);
     assert_int_equal(allocations(), before);
-    destroy_exec(exec);
+    ext_exec_destroy(&alice, exec);
     assert_int_equal(allocations(), before - 1);
     ibx_host_work_end(&alice.x);
 }
@@ -239,7 +179,7 @@ static void test_copied_to_the_host(void **state)
 static void test_freed_once(void **state)
 {
     (void)state;
-    const uint64_t array = array_make();
+    const uint64_t array = ext_array_make(&alice);
     assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_NOW);
     assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
     assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_FREED);
@@ -252,11 +192,11 @@ static void test_freed_once(void **state)
 static void test_freed_later_once(void **state)
 {
     (void)state;
-    const uint64_t array = array_make(), graph = graph_make();
+    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice);
     copy_add(graph, array);
     assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_LATER);
     assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == array);
     assert_true(ibx_handles_unused_array(&alice.x, IBX_HANDLE_ARRAY) == 0);
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_ARRAY, array));
@@ -267,7 +207,8 @@ static void test_freed_by_a_handler(void **state)
 {
     (void)state;
     struct gpu_session *x = &alice.x;
-    const uint64_t array = array_make(), graph = graph_make(), other = array_make();
+    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice),
+                   other = ext_array_make(&alice);
     const unsigned long before = allocations();
     uint64_t body[] = {array, other};
     copy_add(graph, array);
@@ -289,7 +230,7 @@ static void test_freed_by_a_handler(void **state)
     memcpy(x->requests.first, &array, 8);
     assert_int_equal(ibx_made_run(x, (uint8_t *)body), 0);
     assert_int_equal(body[0], 0); /* it was freed before */
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     assert_int_equal(allocations(), before - 1);
 }
 

@@ -87,9 +87,9 @@ static bool handler_launches(struct gpu_session *x, uint64_t exec)
 static void destroy(uint64_t exec, uint64_t graph)
 {
     if (exec)
-        assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+        ext_exec_destroy(&alice, exec);
     if (graph)
-        assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+        ext_graph_destroy(&alice, graph);
 }
 
 static const unsigned kinds[] = {IBX_EXT_NODE_RECORD, IBX_EXT_NODE_WAIT};

@@ -116,13 +116,6 @@ static void put_launch(struct ibx_writer *w, unsigned module, void *stream)
     ibx_put_u64(w, 8);
 }
 
-static uint64_t graph_make(void)
-{
-    uint64_t graph = 0;
-    assert_int_equal(ext_graph_create(&alice, &graph), 0);
-    return graph;
-}
-
 static uint64_t kernel_add(uint64_t graph, unsigned module)
 {
     uint64_t node = 0;
@@ -145,34 +138,9 @@ static int kernel_set(uint64_t exec, uint64_t node, unsigned module)
     return ext_run(&alice, &w, NULL);
 }
 
-static uint64_t instantiate(uint64_t graph)
-{
-    uint64_t exec = 0;
-    const uint64_t both[] = {graph, 0};
-    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, both, &exec), 0);
-    return exec;
-}
-
 static int update(uint64_t exec, uint64_t graph)
 {
     return ext_call(&alice, IBX_EXT_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, NULL);
-}
-
-static void launch(uint64_t exec)
-{
-    int (*run)(void *exec, void *stream) = NULL;
-    *(void **)&run = ibx_back_end_runtime("cudaGraphLaunch");
-    assert_int_equal(run(pointer_to(exec), NULL), 0);
-}
-
-static void destroy(uint64_t graph)
-{
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-}
-
-static void destroy_exec(uint64_t exec)
-{
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
 }
 
 /* One that was in no graph, or in one that is gone, is unloaded at once. */
@@ -183,9 +151,9 @@ static void test_in_no_graph(void **state)
     unload(0);
     assert_string_equal(loaded[0].name, "");
     load(1);
-    const uint64_t graph = graph_make();
+    const uint64_t graph = ext_graph_make(&alice);
     kernel_add(graph, 1);
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     unload(1);
     assert_string_equal(loaded[1].name, "");
 }
@@ -197,19 +165,19 @@ static void test_in_a_graph(void **state)
     (void)state;
     uint64_t clone = 0;
     load(0);
-    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+    const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0);
     unload(0);
-    const uint64_t exec = instantiate(graph);
-    launch(exec);
+    const uint64_t exec = ext_exec_make(&alice, graph);
+    ext_exec_launch(exec);
     assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_CLONE, graph, &clone), 0);
     assert_int_not_equal(kernel_set(0, node, 0), 0);
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     assert_true(is_loaded(0));
-    launch(exec);
-    destroy_exec(exec);
+    ext_exec_launch(exec);
+    ext_exec_destroy(&alice, exec);
     assert_true(is_loaded(0));
-    launch(instantiate(clone));
-    destroy(clone);
+    ext_exec_launch(ext_exec_make(&alice, clone));
+    ext_graph_destroy(&alice, clone);
     assert_true(is_loaded(0)); /* the executable graph of the clone */
 }
 
@@ -219,17 +187,17 @@ static void test_set_often(void **state)
     (void)state;
     load(0);
     load(1);
-    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
+    const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0);
     for (unsigned i = 0; i < 200; i++)
         assert_int_equal(kernel_set(0, node, i % 2), 0);
     unload(0);
     unload(1);
     assert_true(is_loaded(0) && is_loaded(1));
-    const uint64_t exec = instantiate(graph);
-    launch(exec);
-    destroy(graph);
+    const uint64_t exec = ext_exec_make(&alice, graph);
+    ext_exec_launch(exec);
+    ext_graph_destroy(&alice, graph);
     assert_true(is_loaded(0) && is_loaded(1));
-    destroy_exec(exec);
+    ext_exec_destroy(&alice, exec);
     assert_false(is_loaded(0) || is_loaded(1));
 }
 
@@ -241,14 +209,15 @@ static void test_in_inner_graphs(void **state)
     uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
     load(0);
     load(1);
-    const uint64_t inner = graph_make(), outer = graph_make(), with = graph_make();
+    const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice),
+                   with = ext_graph_make(&alice);
     kernel_add(inner, 0);
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
     ibx_put_u64(&w, outer);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, inner);
     assert_int_equal(ext_run(&alice, &w, &node), 0);
-    destroy(inner);
+    ext_graph_destroy(&alice, inner);
     w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
     ibx_put_u64(&w, with);
     ibx_put_u32(&w, 1);
@@ -268,58 +237,37 @@ static void test_in_inner_graphs(void **state)
     kernel_add(answer[1], 1);
     unload(0);
     unload(1);
-    const uint64_t execs[] = {instantiate(outer), instantiate(with)};
-    destroy(outer);
-    destroy(with);
+    const uint64_t execs[] = {ext_exec_make(&alice, outer), ext_exec_make(&alice, with)};
+    ext_graph_destroy(&alice, outer);
+    ext_graph_destroy(&alice, with);
     assert_true(is_loaded(0) && is_loaded(1));
     for (unsigned i = 0; i < 2; i++) {
-        launch(execs[i]);
-        destroy_exec(execs[i]);
+        ext_exec_launch(execs[i]);
+        ext_exec_destroy(&alice, execs[i]);
         assert_true(!is_loaded(i) && is_loaded(1) == !i);
     }
-}
-
-static void capture_by_handler(enum captures_use use, void *stream, void **graph)
-{
-    struct gpu_session *x = &alice.x;
-    int (*begin)(void *stream, int mode) = NULL;
-    int (*end)(void *stream, void **graph) = NULL;
-    struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
-    *(void **)&begin = ibx_back_end_runtime("cudaStreamBeginCapture");
-    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
-    ibx_put_u64(&first, (uintptr_t)stream);
-    x->requests.length = 8;
-    x->handler.captures = use;
-    ibx_captures_run(x);
-    assert_int_equal(use == CAPTURES_BEGUN ? begin(stream, 2) : end(stream, graph), 0);
-    ibx_captures_answered(x, 0);
 }
 
 /* In a graph that a stream was captured into. What it launches meanwhile is known once. */
 static void test_captured(void **state)
 {
     (void)state;
-    void *stream = NULL, *graph = NULL;
+    void *stream = ext_stream_make(&alice);
     uint8_t bytes[256];
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
     for (unsigned round = 0; round < 2; round++) {
         load(round);
-        capture_by_handler(CAPTURES_BEGUN, stream, NULL);
+        ext_capture_begin(&alice, stream);
         for (unsigned i = 0; i < 3; i++) {
             struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
             put_launch(&w, round, stream);
             assert_int_equal(ibx_device_launch(&alice.x, bytes, w.length), 0);
         }
         unload(round);
-        capture_by_handler(CAPTURES_ENDED, stream, &graph);
-        assert_non_null(graph);
-        assert_true(ibx_graph_note(&alice.x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
-        const uint64_t exec = instantiate((uintptr_t)graph);
-        launch(exec);
-        destroy_exec(exec);
+        const uint64_t graph = ext_capture_end(&alice, stream), exec = ext_exec_make(&alice, graph);
+        ext_exec_launch(exec);
+        ext_exec_destroy(&alice, exec);
         assert_true(is_loaded(round));
-        destroy((uintptr_t)graph);
+        ext_graph_destroy(&alice, graph);
         assert_false(is_loaded(round));
     }
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
@@ -333,24 +281,24 @@ static void test_in_an_executable_graph(void **state)
     for (unsigned round = 0; round < 2; round++) {
         load(0);
         load(1);
-        const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
-        const uint64_t exec = instantiate(graph);
+        const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0);
+        const uint64_t exec = ext_exec_make(&alice, graph);
         assert_int_equal(kernel_set(exec, node, 1), 0);
         assert_int_equal(kernel_set(exec, node, 1), 0);
         unload(1);
-        launch(exec);
+        ext_exec_launch(exec);
         assert_true(is_loaded(1));
         if (!round)
             assert_int_equal(update(exec, graph), 0);
         else
-            destroy_exec(exec);
+            ext_exec_destroy(&alice, exec);
         assert_false(is_loaded(1));
         unload(0);
         if (!round)
-            launch(exec);
-        destroy(graph);
+            ext_exec_launch(exec);
+        ext_graph_destroy(&alice, graph);
         if (!round)
-            destroy_exec(exec);
+            ext_exec_destroy(&alice, exec);
         assert_false(is_loaded(0));
     }
 }
@@ -375,27 +323,24 @@ static bool handler_launches(uint64_t exec, uint64_t stream)
 /* The launch of such an executable graph is captured: what comes of the capture has its kernels. */
 static void launch_captured(bool by_handler)
 {
-    void *stream = NULL, *captured = NULL;
+    void *stream = ext_stream_make(&alice);
     load(0);
     load(1);
-    const uint64_t graph = graph_make(), node = kernel_add(graph, 0);
-    const uint64_t exec = instantiate(graph);
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0);
+    const uint64_t exec = ext_exec_make(&alice, graph);
     assert_int_equal(kernel_set(exec, node, 1), 0);
     assert_true(ibx_graph_launches(&alice.x, exec, 0));
-    capture_by_handler(CAPTURES_BEGUN, stream, NULL);
+    ext_capture_begin(&alice, stream);
     assert_true(ibx_graph_launches(&alice.x, exec, 0)); /* in another stream */
     assert_true(by_handler ? handler_launches(exec, (uintptr_t)stream)
                            : ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
-    capture_by_handler(CAPTURES_ENDED, stream, &captured);
-    assert_true(ibx_graph_note(&alice.x, IBX_HANDLE_GRAPH, (uintptr_t)captured));
-    destroy_exec(exec);
-    destroy(graph);
+    const uint64_t captured = ext_capture_end(&alice, stream);
+    ext_exec_destroy(&alice, exec);
+    ext_graph_destroy(&alice, graph);
     unload(0);
     unload(1);
     assert_true(!is_loaded(0) && is_loaded(1));
-    destroy((uintptr_t)captured);
+    ext_graph_destroy(&alice, captured);
     ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
     assert_false(is_loaded(1));
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
@@ -414,20 +359,20 @@ static void test_updated(void **state)
     (void)state;
     load(0);
     load(1);
-    const uint64_t graph = graph_make(), other = graph_make();
+    const uint64_t graph = ext_graph_make(&alice), other = ext_graph_make(&alice);
     kernel_add(graph, 0);
     kernel_add(other, 1);
-    const uint64_t exec = instantiate(graph);
+    const uint64_t exec = ext_exec_make(&alice, graph);
     unload(0);
     unload(1);
     assert_int_equal(update(exec, other), 0);
-    launch(exec);
-    destroy(graph);
+    ext_exec_launch(exec);
+    ext_graph_destroy(&alice, graph);
     assert_true(!is_loaded(0) && is_loaded(1));
-    destroy(other);
+    ext_graph_destroy(&alice, other);
     assert_true(is_loaded(1));
-    launch(exec);
-    destroy_exec(exec);
+    ext_exec_launch(exec);
+    ext_exec_destroy(&alice, exec);
     assert_false(is_loaded(1));
 }
 
@@ -440,14 +385,14 @@ static void test_in_place_of_the_next(void **state)
     for (unsigned i = 0; i < MODULES; i++) {
         load(i);
         if (graph)
-            destroy(graph);
-        graph = graph_make();
+            ext_graph_destroy(&alice, graph);
+        graph = ext_graph_make(&alice);
         kernel_add(graph, i);
         unload(i);
         for (unsigned k = 0; k < MODULES; k++)
             assert_int_equal(*loaded[k].name != 0, k == i);
     }
-    destroy(graph);
+    ext_graph_destroy(&alice, graph);
     assert_false(is_loaded(MODULES - 1));
 }
 

@@ -11,14 +11,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static void *stream_of(struct gpu_session *x)
-{
-    void *stream = NULL;
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-    return stream;
-}
-
 /* CUDA makes the graph during the capture. Its growth counts meanwhile, and is measured when the
  * graph exists. */
 static void test_captures_have_a_limit(void **state)
@@ -32,7 +24,7 @@ static void test_captures_have_a_limit(void **state)
     const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 5);
     *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
     *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
-    stream = stream_of(x);
+    stream = ext_stream_make(&alice);
     x->handler.captures = CAPTURES_BEGUN;
     ibx_captures_run(x);
     assert_int_equal(begin_capture(stream, 2), 0);
@@ -106,7 +98,7 @@ static void test_captures_that_overlap(void **state)
     void *streams[2];
     const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
     for (unsigned i = 0; i < 2; i++)
-        streams[i] = stream_of(x);
+        streams[i] = ext_stream_make(&alice);
     capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
     for (unsigned i = 1; i <= 20; i++) {
         capture_by_handler(x, CAPTURES_BEGUN, streams[i % 2]);
@@ -160,7 +152,7 @@ static void test_captures_that_join(void **state)
     void *streams[3];
     const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 100);
     for (unsigned i = 0; i < 3; i++) {
-        streams[i] = stream_of(x);
+        streams[i] = ext_stream_make(&alice);
         capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
     }
     /* A program that joins its streams one after the other: each node counts once. */
@@ -227,7 +219,7 @@ static void test_captures_that_are_invalid(void **state)
     struct gpu_session *x = &alice.x;
     void *stream, *graph;
     const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
-    stream = stream_of(x);
+    stream = ext_stream_make(&alice);
     capture_by_handler(x, CAPTURES_BEGUN, stream);
     assert_int_not_equal(app->ctx_synchronize(), 0);
     for (unsigned i = 0; i < 100; i++) {
