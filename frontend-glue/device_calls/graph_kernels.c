@@ -25,11 +25,11 @@ static bool retain(struct gpu_session *x, void *graph, void *what, void (*end)(v
     *(void **)&hold = ibx_back_end_runtime("cudaGraphRetainUserObject");
     if (!graph || !make || !release || !hold || make(&object, what, end, count, NO_SYNC)) {
         end(what);
-        return false;
+        object = NULL;
     }
-    while (count && !hold(count == 2 ? outer : graph, object, 1, MOVES))
+    while (object && count && !hold(count == 2 ? outer : graph, object, 1, MOVES))
         count--;
-    if (count)
+    if (object && count)
         release(object, count);
     if (count && !had_error)
         ibx_back_end_forget_error();

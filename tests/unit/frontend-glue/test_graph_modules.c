@@ -411,6 +411,23 @@ static void test_in_some_graph(void **state)
     assert_false(is_loaded(0));
 }
 
+/* Nor if CUDA makes no object that would tell. The client is told of no error. */
+static void test_without_an_object(void **state)
+{
+    (void)state;
+    load(0);
+    const uint64_t graph = ext_graph_make(&alice);
+    assert_false(ibx_back_end_has_error());
+    app->inject("cudaUserObjectCreate", 1, CUDA_MEMORY_ALLOCATION, false);
+    kernel_add(graph, 0);
+    assert_false(ibx_back_end_has_error());
+    ext_graph_destroy(&alice, graph);
+    unload(0);
+    assert_true(is_loaded(0));
+    ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
+    assert_false(is_loaded(0));
+}
+
 static atomic_bool ends_go_on;
 static atomic_uint ends;
 
@@ -473,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
         cmocka_unit_test(test_in_some_graph),
+        cmocka_unit_test(test_without_an_object),
         cmocka_unit_test(test_in_some_graph_as_others_end),
     };
     return cmocka_run_group_tests(tests, set_up, ext_tear_down);
