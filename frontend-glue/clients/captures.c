@@ -308,45 +308,48 @@ bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
     return status == CAPTURE_IS_ACTIVE;
 }
 
-/* The older function may fail if an edge to the next node would have data. */
-bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
-{
-    int (*get)(void *of, int *status, uint64_t *number, void **into, void **behind, void **edges,
-               size_t *count) = NULL;
-    int (*get_before)(void *of, int *status, uint64_t *number, void **into, void **behind,
-                      size_t *count) = NULL;
-    void *of = (void *)(uintptr_t)stream;
-    int status = 0, rc = -1;
-    if (!ibx_back_end_have_cuda(x))
-        return false;
-    *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v3");
-    *(void **)&get_before = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
-    if (get)
-        rc = get(of, &status, id, graph, NULL, NULL, NULL);
-    else if (get_before)
-        rc = get_before(of, &status, id, graph, NULL, NULL);
-    return !rc && status == CAPTURE_IS_ACTIVE;
-}
+/* CUDA's number of a capture, its graph, and how many nodes the next one comes behind. */
+struct known_capture {
+    uint64_t id;
+    void *graph;
+    size_t behind;
+};
 
-/* The older function fails if an edge to the next node would have data. */
-size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
+/* False: none is active in the stream, or the driver does not tell. The older function may fail if
+ * an edge to the next node would have data. */
+static bool get_active(struct gpu_session *x, uint64_t stream, struct known_capture *c)
 {
     int (*get)(void *of, int *status, uint64_t *id, void **graph, void **behind, void **edges,
                size_t *count) = NULL;
     int (*get_before)(void *of, int *status, uint64_t *id, void **graph, void **behind,
                       size_t *count) = NULL;
     void *of = (void *)(uintptr_t)stream, *behind, *edges;
-    size_t count = 0;
     int status = 0, rc = -1;
     if (!ibx_back_end_have_cuda(x))
-        return 0;
+        return false;
     *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v3");
     *(void **)&get_before = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
     if (get)
-        rc = get(of, &status, NULL, NULL, &behind, &edges, &count);
+        rc = get(of, &status, &c->id, &c->graph, &behind, &edges, &c->behind);
     else if (get_before)
-        rc = get_before(of, &status, NULL, NULL, NULL, &count);
-    return rc || status != CAPTURE_IS_ACTIVE ? 0 : count;
+        rc = get_before(of, &status, &c->id, &c->graph, NULL, &c->behind);
+    return !rc && status == CAPTURE_IS_ACTIVE;
+}
+
+bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
+{
+    struct known_capture c = {.graph = NULL};
+    if (!get_active(x, stream, &c))
+        return false;
+    *id = c.id;
+    *graph = c.graph;
+    return true;
+}
+
+size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
+{
+    struct known_capture c = {.graph = NULL};
+    return get_active(x, stream, &c) ? c.behind : 0;
 }
 
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
