@@ -63,7 +63,7 @@ struct ibx_client_pins {
     struct ibx_quota *quota;     /* also limits the bytes; NULL: no quota */
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
-    unsigned pin;   /* of the latest copy */
+    unsigned pin;   /* found last */
     unsigned fence; /* chosen by ibx_client_pin_fence() for ibx_client_pin_fence_record() */
     /* NULL, or called before and after a driver call that waits for all work of the context and
      * may block other callers of the driver meanwhile. */

@@ -239,7 +239,6 @@ struct session_captures {
     uint64_t joins, behind;   /* of the request in hand: graph_limits.c; 0: none */
 };
 
-/* Launches that the session makes without GVirtuS: launch.c. */
 /* A module with a function in a capture of that number. */
 #define CAPTURED_MODULES 16u
 struct captured_module {
@@ -247,6 +246,7 @@ struct captured_module {
     uint64_t id;
 };
 
+/* Launches that the session makes without GVirtuS: launch.c. */
 struct session_launches {
     struct launch_function known[LAUNCH_FUNCTIONS];
     struct captured_module captured[CAPTURED_MODULES]; /* graph_kernels.c */

@@ -47,8 +47,7 @@ int ibx_extension_answer_node(struct extension_request *e, int rc, struct place 
  * of. False: the client may not name these. */
 bool ibx_extension_get_node(struct extension_request *e, void **exec, void **node);
 
-/* arrays.c: a graph, or a node in the executable graph `exec` alone, has got a copy; a copy in a
- * stream may have been captured. */
+/* arrays.c: a graph, or a node in the executable graph `exec` alone, has got a copy. */
 void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
                                   const struct ibx_cuda_memcpy3d *copy);
 void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec,

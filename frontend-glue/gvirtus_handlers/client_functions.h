@@ -67,7 +67,8 @@ void ibx_functions_inherit(uint64_t client, uint64_t parent);
 bool ibx_functions_end(uint64_t client);
 /* The client's process has ended. */
 void ibx_functions_ended(uint64_t client);
-/* Whether there may be modules to unload because processes have ended. */
+/* Whether there may be modules to unload because processes have ended, or because the graphs and
+ * launches are over for which a module stayed when its client unloaded it. */
 bool ibx_functions_any_over(void);
 /* Takes one of these modules that no request uses. *name becomes GVirtuS's name for it, of at most
  * IBX_FUNCTIONS_MODULE bytes with its NUL. Returns the number of these bytes; 0: there is no such

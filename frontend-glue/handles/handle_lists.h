@@ -131,11 +131,12 @@ void ibx_handle_wait(const struct timespec *until);
 bool ibx_handle_is_freed(const struct gpu_session *x, const struct handle *h);
 void ibx_handle_forget_use(struct handle *h);
 
-/* handle_events.c: forgets for which events the nodes of an executable graph wait, and their
- * modules. */
+/* handle_events.c: forgets for which events the nodes of an executable graph wait, and its extras.
+ */
 void ibx_handle_forget_nodes(struct handle *h);
 
-/* handle_execs.c: the executable graph has nothing but what its graph has. */
+/* handle_execs.c: an executable graph has nothing but what its graph has, and it is not known for
+ * what a graph has an object. */
 void ibx_handle_forget_extras(struct handle *h);
 
 /* handle_graphs.c */

@@ -15,8 +15,8 @@
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
- * handles.c, handle_arrays.c, handle_events.c, handle_graphs.c, handle_modules.c, handle_openers.c
- * and handle_sizes.c call each other: they are one list under one lock.
+ * handles.c, handle_arrays.c, handle_events.c, handle_execs.c, handle_graphs.c, handle_modules.c,
+ * handle_openers.c and handle_sizes.c call each other: they are one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H

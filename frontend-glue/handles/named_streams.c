@@ -176,9 +176,8 @@ static bool has_room(struct gpu_session *x, uint64_t graph)
         return true;
     x->handler.exec_size = ibx_handles_size(x, IBX_HANDLE_GRAPH, graph);
     ibx_room_end(&x->handler.exec_room);
-    if (!ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room))
-        return false;
-    return !ibx_graph_events_begin(x, pointer_to(graph));
+    return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room) &&
+           !ibx_graph_events_begin(x, pointer_to(graph));
 }
 
 /* Whether the executable graph may be launched, if the handler does that: nobody changes it, and
