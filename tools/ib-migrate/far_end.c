@@ -13,6 +13,8 @@
  */
 #include "tools/ib-migrate/run.h"
 
+#include "migrate/preflight/description.h"
+
 #include "common/clock.h"
 #include "common/state_machine.h"
 #include "common/write_whole.h"
@@ -125,8 +127,7 @@ static int write_key(const struct far *far, const char *key, struct ibx_error *e
 
 static const char *wish(const struct far *far, const char *name)
 {
-    const char *text = json_string_value(json_object_get(far->request, name));
-    return text ? text : "";
+    return ibx_member(far->request, name);
 }
 
 static int make_places(struct far *far, struct ibx_error *err)
@@ -220,8 +221,7 @@ static void last_words(const struct far *far, char *text, size_t size)
     ibx_text_sanitize(text);
 }
 
-/* A connection to the program that listens at this socket. -EAGAIN: its backlog is full. */
-static int connect_to(const char *path)
+int ibx_run_connect(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path))
@@ -239,7 +239,7 @@ pid_t ibx_run_listener(const char *path)
 {
     struct ucred peer = {.pid = 0};
     socklen_t length = sizeof(peer);
-    const int fd = connect_to(path);
+    const int fd = ibx_run_connect(path);
     if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
         peer.pid = 0;
     if (fd >= 0)
@@ -268,7 +268,7 @@ static bool left(struct far *far, int wait_ms)
 /* Whether a program listens at this socket, even if its backlog is full. */
 static bool is_taken(const char *path)
 {
-    const int fd = connect_to(path);
+    const int fd = ibx_run_connect(path);
     if (fd >= 0)
         close(fd);
     return fd >= 0 || fd == -EAGAIN;

@@ -10,6 +10,8 @@
  */
 #include "tools/ib-migrate/run.h"
 
+#include "migrate/preflight/description.h"
+
 #include "common/clock.h"
 
 #include <errno.h>
@@ -17,12 +19,6 @@
 
 #define ASK_MS 20000
 #define PLACE  "/objects/"
-
-static const char *text_of(const json_t *object, const char *member)
-{
-    const char *text = json_string_value(json_object_get(object, member));
-    return text ? text : "";
-}
 
 /* ------------------------------------------------------------ disks */
 
@@ -47,7 +43,7 @@ static json_t *limits_of(const json_t *inserted)
     for (size_t i = 0; any && i < sizeof(others) / sizeof(others[0]); i++)
         if (json_integer_value(json_object_get(inserted, others[i])))
             json_object_set(limits, others[i], json_object_get(inserted, others[i]));
-    if (any && *text_of(inserted, "group"))
+    if (any && *ibx_member(inserted, "group"))
         json_object_set(limits, "group", json_object_get(inserted, "group"));
     return limits;
 }
@@ -64,8 +60,8 @@ static int read_disks(struct ibx_qmp *qmp, json_t *disks, struct ibx_error *err)
         const json_t *inserted = json_object_get(one, "inserted");
         if (inserted)
             json_array_append_new(
-                disks, json_pack("{s:s, s:s, s:o}", "device", text_of(one, "device"), "qdev",
-                                 text_of(one, "qdev"), "limits", limits_of(inserted)));
+                disks, json_pack("{s:s, s:s, s:o}", "device", ibx_member(one, "device"), "qdev",
+                                 ibx_member(one, "qdev"), "limits", limits_of(inserted)));
     }
     json_decref(all);
     return 0;
@@ -74,21 +70,23 @@ static int read_disks(struct ibx_qmp *qmp, json_t *disks, struct ibx_error *err)
 /* The disk with the same name, or without one at the same place, in the other QEMU. */
 static const json_t *same_disk(const json_t *disks, const json_t *disk)
 {
-    const char *key = *text_of(disk, "device") ? "device" : "qdev";
+    const char *key = *ibx_member(disk, "device") ? "device" : "qdev";
     json_t *one;
     size_t i;
-    json_array_foreach(disks, i,
-                       one) if (*text_of(disk, key) &&
-                                !strcmp(text_of(one, key), text_of(disk, key))) return one;
+    json_array_foreach(disks, i, one)
+    {
+        if (*ibx_member(disk, key) && !strcmp(ibx_member(one, key), ibx_member(disk, key)))
+            return one;
+    }
     return NULL;
 }
 
 static int set_disk(struct ibx_qmp *qmp, const json_t *disk, struct ibx_error *err)
 {
-    const char *name = text_of(disk, "device");
+    const char *name = ibx_member(disk, "device");
     json_t *arguments = json_copy(json_object_get(disk, "limits"));
     json_object_set_new(arguments, *name ? "device" : "id",
-                        ibx_json_text(*name ? name : text_of(disk, "qdev")));
+                        ibx_json_text(*name ? name : ibx_member(disk, "qdev")));
     return ibx_qmp_execute(qmp, "block_set_io_throttle", arguments, NULL,
                            ibx_deadline_in_ms(ASK_MS), err);
 }
@@ -107,9 +105,9 @@ static int read_groups(struct ibx_qmp *qmp, json_t *groups, struct ibx_error *er
         return rc;
     json_array_foreach(all, i, one)
     {
-        if (rc || strcmp(text_of(one, "type"), "child<throttle-group>"))
+        if (rc || strcmp(ibx_member(one, "type"), "child<throttle-group>"))
             continue;
-        snprintf(path, sizeof(path), PLACE "%.200s", text_of(one, "name"));
+        snprintf(path, sizeof(path), PLACE "%.200s", ibx_member(one, "name"));
         rc = ibx_qmp_execute(qmp, "qom-get",
                              json_pack("{s:s, s:s}", "path", path, "property", "limits"), &limits,
                              deadline, err);
@@ -166,8 +164,8 @@ static int set_all(struct ibx_qmp *qmp, const json_t *wanted, const json_t *now,
         if (!rc && is && !json_equal(has, json_object_get(disk, "limits")) &&
             (rc = set_disk(qmp, disk, err)))
             ibx_error_prefix(err, rc, "the limits of disk %.200s",
-                             *text_of(disk, "device") ? text_of(disk, "device")
-                                                      : text_of(disk, "qdev"));
+                             *ibx_member(disk, "device") ? ibx_member(disk, "device")
+                                                         : ibx_member(disk, "qdev"));
     }
     return rc;
 }

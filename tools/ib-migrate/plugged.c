@@ -7,6 +7,8 @@
  */
 #include "tools/ib-migrate/run.h"
 
+#include "migrate/preflight/description.h"
+
 #include "common/clock.h"
 
 #include <dirent.h>
@@ -41,12 +43,6 @@ static json_t *property(const struct finding *f, const char *path, const char *n
                         &value, ibx_deadline_in_ms(ASK_MS), &unreadable))
         return NULL;
     return value;
-}
-
-static const char *text_of(const json_t *object, const char *member)
-{
-    const char *text = json_string_value(json_object_get(object, member));
-    return text ? text : "";
 }
 
 static int no_memory(const struct finding *f)
@@ -119,7 +115,7 @@ static const json_t *node_of(const struct finding *f, const char *name)
     size_t i;
     json_t *node;
     json_array_foreach(f->nodes, i,
-                       node) if (!strcmp(text_of(node, "node-name"), name)) return node;
+                       node) if (!strcmp(ibx_member(node, "node-name"), name)) return node;
     return NULL;
 }
 
@@ -130,9 +126,9 @@ static const json_t *file_of(const struct finding *f, const json_t *top)
     json_t *node;
     json_array_foreach(f->nodes, i,
                        node) if (node != top &&
-                                 !strcmp(text_of(node, "file"), text_of(top, "file")) &&
-                                 (!strcmp(text_of(node, "drv"), "file") ||
-                                  !strcmp(text_of(node, "drv"), "host_device"))) return node;
+                                 !strcmp(ibx_member(node, "file"), ibx_member(top, "file")) &&
+                                 (!strcmp(ibx_member(node, "drv"), "file") ||
+                                  !strcmp(ibx_member(node, "drv"), "host_device"))) return node;
     return NULL;
 }
 
@@ -141,8 +137,8 @@ static const json_t *file_of(const struct finding *f, const json_t *top)
 static json_t *describe_node(const json_t *node)
 {
     const json_t *cache = json_object_get(node, "cache");
-    const char *zeroes = text_of(node, "detect_zeroes");
-    json_t *json = json_pack("{s:s, s:b, s:{s:b, s:b}}", "driver", text_of(node, "drv"),
+    const char *zeroes = ibx_member(node, "detect_zeroes");
+    json_t *json = json_pack("{s:s, s:b, s:{s:b, s:b}}", "driver", ibx_member(node, "drv"),
                              "read-only", json_is_true(json_object_get(node, "ro")), "cache",
                              "direct", json_is_true(json_object_get(cache, "direct")), "no-flush",
                              json_is_true(json_object_get(cache, "no-flush")));
@@ -156,7 +152,7 @@ static json_t *describe_node(const json_t *node)
 static int add_disk(const struct finding *f, const char *name)
 {
     const json_t *top = node_of(f, name);
-    const char *driver = top ? text_of(top, "drv") : "";
+    const char *driver = top ? ibx_member(top, "drv") : "";
     const bool format = !strcmp(driver, "raw") || !strcmp(driver, "qcow2");
     const json_t *file = format ? file_of(f, top) : top;
     if (json_object_get(f->backends, name))
@@ -164,7 +160,7 @@ static int add_disk(const struct finding *f, const char *name)
     if (!file || (!format && strcmp(driver, "file") && strcmp(driver, "host_device")))
         return refuse(f, "disk", name, "it is no raw or qcow2 image in a file");
     json_t *json = describe_node(top), *inner = describe_node(file);
-    json_object_set_new(inner, "filename", json_string(text_of(file, "file")));
+    json_object_set_new(inner, "filename", json_string(ibx_member(file, "file")));
     if (format)
         json_object_set_new(json, "file", inner);
     else {
@@ -191,7 +187,7 @@ static bool is_fixed(const char *type, const char *name)
 /* A property's value for -device, a new reference; NULL: it need not be given. */
 static json_t *device_value(const json_t *described, const json_t *value)
 {
-    const char *type = text_of(described, "type"), *name = text_of(described, "name");
+    const char *type = ibx_member(described, "type"), *name = ibx_member(described, "name");
     const json_t *usual = json_object_get(described, "default-value");
     char text[PATH_MAX];
     if (!value || (usual && json_equal(usual, value)) || !strncmp(type, "child<", 6) ||
@@ -303,13 +299,13 @@ static int add_backend(const struct finding *f, const char *id, const char *name
 static int add_properties(const struct finding *f, const char *id, const char *path,
                           const json_t *described, json_t *device)
 {
-    const char *type = text_of(device, "driver");
+    const char *type = ibx_member(device, "driver");
     json_t *one;
     size_t i;
     int rc = 0;
     json_array_foreach(described, i, one)
     {
-        const char *name = text_of(one, "name");
+        const char *name = ibx_member(one, "name");
         if (rc || is_fixed(type, name))
             continue;
         json_t *is = property(f, path, name), *value = device_value(one, is);
@@ -379,7 +375,7 @@ static int compare(const struct finding *f, const char *place, json_t *given,
     }
     json_array_foreach(children, i, child)
     {
-        const char *name = text_of(child, "name"), *type = text_of(child, "type");
+        const char *name = ibx_member(child, "name"), *type = ibx_member(child, "type");
         char plain[128];
         if (strncmp(type, "child<", 6))
             continue;

@@ -2,6 +2,8 @@
 /* run: makes the destination's QEMU from that of the source, over ssh, and sends the VM. */
 #include "tools/ib-migrate/run.h"
 
+#include "migrate/preflight/description.h"
+
 #include "common/clock.h"
 #include "common/line_bound.h"
 #include "common/path_check.h"
@@ -43,12 +45,6 @@ struct run {
     json_t *ready, *ended;
     char before[PATH_MAX]; /* the folder that an earlier run gave this QEMU, "" none */
 };
-
-static const char *text_of(const json_t *object, const char *member)
-{
-    const char *text = json_string_value(json_object_get(object, member));
-    return text ? text : "";
-}
 
 /* ------------------------------------------------------------ the key */
 
@@ -217,8 +213,8 @@ static void keep_generation_id(struct ibx_qmp *qmp, json_t *given)
     json_t *answer = NULL;
     if (!ibx_qmp_execute(qmp, "query-vm-generation-id", NULL, &answer, ibx_deadline_in_ms(ASK_MS),
                          &none) &&
-        *text_of(answer, "guid"))
-        ibx_run_set_guid(given, text_of(answer, "guid"));
+        *ibx_member(answer, "guid"))
+        ibx_run_set_guid(given, ibx_member(answer, "guid"));
     json_decref(answer);
 }
 
@@ -411,7 +407,7 @@ static void say_of_far(const struct run *run, const char *said)
 /* Handles a line of the far end; true: it was the last one. */
 static bool on_far_line(struct run *run, json_t *line)
 {
-    const char *what = text_of(line, "far");
+    const char *what = ibx_member(line, "far");
     if (!strcmp(what, "ready") && !run->ready)
         run->ready = json_incref(line);
     if (!strcmp(what, "ended") && !run->ended) {
@@ -419,7 +415,7 @@ static bool on_far_line(struct run *run, json_t *line)
         say_left_out(run, atomic_exchange(&far_lines.left_out, 0));
     }
     if (!strcmp(what, "say"))
-        say_of_far(run, text_of(line, "text"));
+        say_of_far(run, ibx_member(line, "text"));
     json_decref(line);
     return run->ended != NULL;
 }
@@ -454,7 +450,7 @@ static int await_ready(struct run *run, struct ibx_error *err)
     if (run->ready)
         return 0;
     if (run->ended)
-        return ibx_error_set(err, -ECHILD, "%s: %s", run->args.to, text_of(run->ended, "error"));
+        return ibx_error_set(err, -ECHILD, "%s: %s", run->args.to, ibx_member(run->ended, "error"));
     close(run->to);
     run->to = -1;
     const char *ssh = run->args.ssh ? run->args.ssh : "ssh";
@@ -496,7 +492,7 @@ static int check_address(const struct run *run, const char *host, struct ibx_err
  * that of --listen, not that of the far end, which could override options such as --encryption. */
 static int make_uri(struct run *run, struct ibx_error *err)
 {
-    const char *uri = text_of(run->ready, "uri"), *host = far_host(run);
+    const char *uri = ibx_member(run->ready, "uri"), *host = far_host(run);
     const char *begin = strstr(uri, "://"), *query = strchr(uri, '?');
     const char *end = query ? query : uri + strlen(uri), *colon = end;
     const char *own = run->args.listen ? strchr(run->args.listen, '?') : NULL;
@@ -545,7 +541,7 @@ static void await_end(struct run *run)
 
 static void tell_where(const struct run *run, int status)
 {
-    const char *qmp = text_of(run->ready, "qmp"), *far = run->args.far_state_dir;
+    const char *qmp = ibx_member(run->ready, "qmp"), *far = run->args.far_state_dir;
     char text[2 * IBX_ERROR_MAX];
     if (run->args.quiet || run->args.json || !run->ready)
         return;
@@ -577,7 +573,7 @@ static void check_cleaned(const struct run *run)
     snprintf(text, sizeof(text),
              "%s has not reported that it removed what it had started for this: look for a QEMU "
              "with the monitor %s there",
-             run->args.to, run->ready ? text_of(run->ready, "qmp") : "/run/ibx-run-*/qmp");
+             run->args.to, run->ready ? ibx_member(run->ready, "qmp") : "/run/ibx-run-*/qmp");
     ibx_cli_message(text);
 }
 

@@ -61,6 +61,9 @@ char *ibx_run_replace(const char *text, const char *token, const char *by);
 
 /* ------------------------------------------------------------ far_end.c */
 
+/* A connection to the program that listens at this unix socket. -ECONNREFUSED: none does; -EAGAIN:
+ * its backlog is full. */
+int ibx_run_connect(const char *path);
 /* The process that listens at this socket; 0: none. */
 pid_t ibx_run_listener(const char *path);
 

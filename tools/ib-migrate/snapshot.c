@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* freeze, serve and clone: snapshots of VMs. */
 #include "migrate/snapshot/snapshot.h"
-#include "tools/ib-migrate/ib-migrate.h"
+#include "tools/ib-migrate/run.h"
 
 #include "common/clock.h"
 
@@ -9,9 +9,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -236,17 +234,10 @@ static int start_qemu(const struct migrate_args *args, const sigset_t *before, p
 
 static bool nobody_listens(const char *path)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || strlen(path) >= sizeof(address.sun_path)) {
+    const int fd = ibx_run_connect(path);
+    if (fd >= 0)
         close(fd);
-        return false;
-    }
-    memcpy(address.sun_path, path, strlen(path));
-    const bool nobody =
-        connect(fd, (const struct sockaddr *)&address, sizeof(address)) && errno == ECONNREFUSED;
-    close(fd);
-    return nobody;
+    return fd == -ECONNREFUSED;
 }
 
 /* Removes the socket of the QEMU that was started and killed. As long as this tool was not
