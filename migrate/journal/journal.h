@@ -62,7 +62,7 @@ enum ibx_journal_state {
 
 #define IBX_JOURNAL_SETTINGS 2048u /* bytes, with the NUL */
 #define IBX_JOURNAL_FIGURES  96u   /* bytes, with the NUL */
-#define IBX_BOOT_BYTES       40u   /* ... */
+#define IBX_BOOT_BYTES       40u   /* bytes, with the NUL */
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block, and how to find its file when QEMU
  * has ended. */

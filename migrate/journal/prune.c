@@ -109,8 +109,7 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (is_served_on(all, record) && has_memory(record, path))
         return record->source ? "a later migration from the same memory is not over, and needs it"
                               : "the VM was migrated on from here, and that migration, which is "
-                                "not over, needs "
-                                "the memory that ib-migrate run has made";
+                                "not over, needs the memory that ib-migrate run has made";
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
