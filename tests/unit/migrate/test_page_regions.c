@@ -17,22 +17,31 @@ static struct ibx_migrate_any region_of(unsigned block, uint64_t offset, uint64_
     return message;
 }
 
+/* Gives the destination a message behind so many regions. Returns how many it has then, or an
+ * error. */
+static int take(struct scene *s, struct ibx_conn *conn, int before,
+                const struct ibx_migrate_any *message, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    struct ibx_event event;
+    int rc = before;
+    raw_send(conn, message);
+    while (rc == before && ibx_now_ns() < deadline) {
+        ibx_poll(conn, &event, 1);
+        rc = ibx_page_reader_regions(s->readers[0], err);
+    }
+    return rc;
+}
+
 /* Gives the destination these messages, then the final one. Returns its result. */
 static int hostile(const struct ibx_migrate_any *messages, unsigned count, struct ibx_error *err)
 {
     struct scene s;
-    uint64_t deadline = ibx_deadline_in_ms(60000);
     int rc = 0;
     assert_true(scene_make(&s, 1, false));
     struct ibx_conn *conn = scene_connect_raw(&s);
-    for (unsigned i = 0; i < count && rc == (int)i; i++) {
-        raw_send(conn, &messages[i]);
-        while (rc == (int)i && ibx_now_ns() < deadline) {
-            struct ibx_event event;
-            ibx_poll(conn, &event, 1);
-            rc = ibx_page_reader_regions(s.readers[0], err);
-        }
-    }
+    for (unsigned i = 0; i < count && rc == (int)i; i++)
+        rc = take(&s, conn, rc, &messages[i], err);
     if (rc >= 0)
         rc = ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], err);
     if (rc == 0)
@@ -94,20 +103,12 @@ static void test_hostile_regions_of_huge_pages(NO_STATE)
     const struct ibx_migrate_any messages[] = {region_of(1, SMALL, huge), region_of(1, 0, SMALL)};
     for (unsigned i = 0; i < COUNT(messages); i++) {
         struct ibx_error err = {0};
-        struct ibx_event event;
         struct scene s;
-        const uint64_t deadline = ibx_deadline_in_ms(60000);
-        int rc = 0;
         assert_true(scene_make(&s, 1, false));
         s.described[1].page_size = huge;
         s.described[1].size = 2 * huge;
         struct ibx_conn *conn = scene_connect_raw(&s);
-        raw_send(conn, &messages[i]);
-        while (!rc && ibx_now_ns() < deadline) {
-            ibx_poll(conn, &event, 1);
-            rc = ibx_page_reader_regions(s.readers[0], &err);
-        }
-        assert_int_equal(rc, -EPROTO);
+        assert_int_equal(take(&s, conn, 0, &messages[i], &err), -EPROTO);
         text_has(err.message, "whole pages");
         ibx_close(conn);
         scene_end(&s);
@@ -119,18 +120,11 @@ static void test_remote_of_bytes(NO_STATE)
 {
     const struct ibx_migrate_any part = region_of(0, 4 * SMALL, 4 * SMALL);
     struct ibx_error err = {0};
-    struct ibx_event event;
     struct ibx_remote remote;
     struct scene s;
-    int rc = 0;
     assert_true(scene_make(&s, 1, false));
     struct ibx_conn *conn = scene_connect_raw(&s);
-    raw_send(conn, &part);
-    while (!rc) {
-        ibx_poll(conn, &event, 1);
-        rc = ibx_page_reader_regions(s.readers[0], &err);
-    }
-    assert_int_equal(rc, 1);
+    assert_int_equal(take(&s, conn, 0, &part, &err), 1);
     assert_int_equal(ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], &err), 0);
     const struct ibx_page_reader *reader = s.readers[0];
     assert_int_equal(ibx_page_reader_remote(reader, 0, SMALL, &remote), -ERANGE);
