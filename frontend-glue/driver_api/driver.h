@@ -40,8 +40,6 @@
 #define CUDA_CONTEXT_IS_DESTROYED 709
 
 /* GVirtuS's, and those of preload/runtime/outputs.c. */
-int cudaDeviceSetLimit(int limit, size_t value);
-int cudaDeviceSetCacheConfig(int config);
 int cudaDriverGetVersion(int *version);
 int cudaRuntimeGetVersion(int *version);
 int cudaEventElapsedTime(float *ms, void *from, void *to);

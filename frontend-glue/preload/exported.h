@@ -391,6 +391,8 @@ int cudaThreadGetCacheConfig(int *config);
 int cudaThreadSetCacheConfig(int config);
 /* GVirtuS's. */
 int cudaSetDeviceFlags(unsigned flags);
+int cudaDeviceSetLimit(int limit, size_t value);
+int cudaDeviceSetCacheConfig(int config);
 int cudaEventCreateWithFlags(void **event, unsigned flags);
 int cudaMemcpyArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
                            size_t from_y, size_t n, int kind);

@@ -26,10 +26,6 @@
 
 int cudaFuncGetAttributes(void *attributes, const void *function);
 
-/* GVirtuS's. */
-int cudaDeviceSetLimit(int limit, size_t value);
-int cudaDeviceSetCacheConfig(int config);
-
 /* ---------------------------------------------------------------------------------- libraries.c */
 
 /* The library (cudaLibrary_t) that has this kernel; NULL: the kernel is the program's own, or there
