@@ -371,6 +371,7 @@ int main(int argc, char **argv)
         {"names-of-runtime", names_of_runtime},
         {"calls-of-cuda-12", calls_of_cuda_12},
         {"calls-after-cuda-13", calls_after_cuda_13},
+        {"driver-after-cuda-13", driver_after_cuda_13},
         {"absent", absent},
         {"managed", managed},
         {"mapped", mapped},

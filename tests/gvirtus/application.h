@@ -150,6 +150,7 @@ bool local_driver();
 
 bool calls_of_cuda_12();
 bool calls_after_cuda_13();
+bool driver_after_cuda_13();
 
 // application_pinned.cpp
 

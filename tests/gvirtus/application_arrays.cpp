@@ -231,7 +231,7 @@ static bool beyond_array()
         "cudaMemcpyToArray");
     char *const last = memory + page - 400;
     REQUIRE(run(array, 100, 2, last - 300, 700, H2D) == 0);
-    REQUIRE(fails(run(array, 104, 2, last - 300, 700, H2D), 1));
+    REQUIRE(fails(run(array, 104, 2, last - 296, 700, H2D), 1));
     REQUIRE(fails(run(array, 0, 3, last, 404, H2D), 1) && fails(run(array, 0, 5, last, 4, H2D), 1));
     return HOLDS(free_array(array) == 0 && munmap(memory, 2 * page) == 0);
 }

@@ -107,6 +107,25 @@ bool devices_of_it()
     return HOLDS(ask("cudaInitDevice", 5, 0u, 0u) == 101);
 }
 
+// A launch in clusters, whose three numbers all get there.
+bool clusters()
+{
+    constexpr std::size_t n = 1000;
+    std::size_t length = n;
+    char *device = device_memory(2 * n);
+    void *to = device + n, *from = device, *arguments[] = {&to, &from, &length};
+    const std::vector<char> bytes = random_bytes(n, 31);
+    const void *kernel = &stub_kernel;
+    Attribute cluster = {4, {1, 2, 3}};
+    const LaunchConfig config = {{1, 2, 3}, {32, 1, 1}, 0, nullptr, &cluster, 1};
+    REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+    REQUIRE(ask("cudaLaunchKernelExC", &config, kernel, static_cast<void **>(arguments)) == 0);
+    REQUIRE(device_has(device + n, bytes.data(), n));
+    cluster.value[2] = 2; // which is no whole part of the grid
+    return HOLDS(
+        refused(ask("cudaLaunchKernelExC", &config, kernel, static_cast<void **>(arguments)), 1));
+}
+
 bool kernels()
 {
     const Attribute wide = {4, {3}};
@@ -556,7 +575,7 @@ bool visible_devices()
 
 bool queries()
 {
-    return HOLDS(streams() && short_events() && devices_of_it() && kernels() && batches() &&
-                 batches_of_planes() && batches_of_blocks() && pools_at_places() &&
+    return HOLDS(streams() && short_events() && devices_of_it() && clusters() && kernels() &&
+                 batches() && batches_of_planes() && batches_of_blocks() && pools_at_places() &&
                  copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order());
 }

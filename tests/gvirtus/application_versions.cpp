@@ -2,11 +2,13 @@
 //
 // Calls of CUDA 12's runtime that have other names, or other parameters, from CUDA 13 on; and calls
 // that came after CUDA 13.0.
+#include "tests/gvirtus/application_driver.h"
 #include "tests/gvirtus/graph_calls.h"
 
 #include <array>
 
 using graph_calls::Graph;
+using graph_calls::Planes;
 using graph_calls::run;
 
 namespace
@@ -166,7 +168,7 @@ bool copies_with_attributes()
 {
     constexpr std::size_t n = 1 << 16;
     void *stream = nullptr, *pinned = nullptr;
-    char *device = device_memory(2 * n);
+    char *device = device_memory(3 * n);
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, n) == 0);
     const std::vector<char> bytes = random_bytes(n, 5);
     std::memcpy(pinned, bytes.data(), n);
@@ -189,6 +191,14 @@ bool copies_with_attributes()
     };
     REQUIRE(copy_rows(&rows, 0) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device + n, bytes.data(), 128));
+    std::memcpy(pinned, bytes.data(), n);
+    PlanesToCopy from_host = rows;
+    from_host.from.at = pinned, from_host.to.at = device + 2 * n;
+    from_host.extent.width = n / 2, from_host.order = 2; // at once
+    REQUIRE(stub_remote()->slow(20000) && copy_rows(&from_host, 0) == 0);
+    std::memset(pinned, 'x', n);
+    stub_remote()->slow(0);
+    REQUIRE(device_has(device + 2 * n, bytes.data(), n));
     REQUIRE(fails(copy_rows(&rows, 1), 1) && fails(copy_rows(nullptr, 0), 1));
     REQUIRE(cudaMemset(device, 'd', n) == 0 && cudaDeviceSynchronize() == 0);
     void *graph = nullptr, *exec = nullptr;
@@ -204,6 +214,48 @@ bool copies_with_attributes()
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaStreamDestroy(stream) == 0);
 }
 
+int get_parameters(void *node, Parameters *p)
+{
+    return run<void *, void *>("cudaGraphNodeGetParams", node, p);
+}
+
+// Of nodes with a copy, a function of the host, a graph and events: each is asked in its own way.
+bool parameters_of_other_nodes()
+{
+    Graph graph, child;
+    Parameters is;
+    Planes told = {};
+    void *events[2] = {}, *nodes[3] = {}, *in = nullptr;
+    char *device = device_memory(64);
+    const Planes copy = graph_calls::copy_of(device, device + 32, 32, 3);
+    const graph_calls::Host host = {[](void *) {}, device};
+    const auto word = [&](const void *what, unsigned i = 0) {
+        return is.words[i] == static_cast<long long>(reinterpret_cast<std::uintptr_t>(what));
+    };
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &copy) == 0);
+    REQUIRE(get_parameters(graph.nodes[0], &is) == 0 && is.type == 1);
+    std::memcpy(&told, is.words + 2, sizeof(told)); // behind the flags
+    REQUIRE(told.to.at == device && told.from.at == device + 32 && told.extent.width == 32);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(get_parameters(graph.nodes[1], &is) == 0 && is.type == 3);
+    REQUIRE(word(reinterpret_cast<void *>(host.function)) && word(device, 1));
+    REQUIRE((run<void **, void *, void *const *, std::size_t, void *>(
+                 "cudaGraphAddChildGraphNode", &nodes[0], graph.handle, nullptr, 0, child.handle) ==
+             0));
+    REQUIRE((run<void *, void **>("cudaGraphChildGraphNodeGetGraph", nodes[0], &in) == 0));
+    REQUIRE(get_parameters(nodes[0], &is) == 0 && is.type == 4 && word(in));
+    REQUIRE(cudaEventCreate(&events[0]) == 0 && cudaEventCreate(&events[1]) == 0);
+    REQUIRE((run<void **, void *, void *const *, std::size_t, void *>("cudaGraphAddEventWaitNode",
+                                                                      &nodes[1], graph.handle,
+                                                                      nullptr, 0, events[0]) == 0));
+    REQUIRE((run<void **, void *, void *const *, std::size_t, void *>("cudaGraphAddEventRecordNode",
+                                                                      &nodes[2], graph.handle,
+                                                                      nullptr, 0, events[1]) == 0));
+    REQUIRE(get_parameters(nodes[1], &is) == 0 && is.type == 6 && word(events[0]));
+    REQUIRE(get_parameters(nodes[2], &is) == 0 && is.type == 7 && word(events[1]));
+    return HOLDS(cudaEventDestroy(events[0]) == 0 && cudaEventDestroy(events[1]) == 0);
+}
+
 bool parameters_of_nodes()
 {
     Graph graph;
@@ -212,17 +264,14 @@ bool parameters_of_nodes()
     const graph_calls::Set set = {device, 64, 'n', 1, 64, 1};
     graph_calls::Set told = {};
     unsigned long long handle = 0;
-    const auto get = [](void *node, Parameters *p) {
-        return run<void *, void *>("cudaGraphNodeGetParams", node, p);
-    };
     REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &set) == 0);
-    REQUIRE(get(graph.nodes[0], &is) == 0 && is.type == 2);
+    REQUIRE(get_parameters(graph.nodes[0], &is) == 0 && is.type == 2);
     std::memcpy(&told, is.words, sizeof(told));
     REQUIRE(told.at == device && told.value == 'n' && told.width == 64);
     REQUIRE((run<void **, void *, void *const *, std::size_t>(
                  "cudaGraphAddEmptyNode", &graph.nodes[0], graph.handle, nullptr, 0) == 0));
-    REQUIRE(get(graph.nodes[0], &is) == 0 && is.type == 5);
-    REQUIRE(fails(get(graph.nodes[0], nullptr), 1));
+    REQUIRE(get_parameters(graph.nodes[0], &is) == 0 && is.type == 5);
+    REQUIRE(fails(get_parameters(graph.nodes[0], nullptr), 1));
     REQUIRE(
         (run<unsigned long long *, void *, void *, unsigned, unsigned>(
              "cudaGraphConditionalHandleCreate_v2", &handle, graph.handle, nullptr, 1, 1) == 0));
@@ -248,13 +297,58 @@ bool calls_after_cuda_13()
         return run<void *, void (*)(void *), void *, unsigned>("cudaLaunchHostFunc_v2", nullptr,
                                                                count_up, &called, how);
     };
-    REQUIRE(copies_with_attributes() && parameters_of_nodes());
+    REQUIRE(copies_with_attributes() && parameters_of_nodes() && parameters_of_other_nodes());
     REQUIRE(call(0) == 0 && call(1) == 0 && fails(call(2), 1));
     REQUIRE(cudaDeviceSynchronize() == 0 && called == 2);
     REQUIRE((run<const void *, std::size_t *>("cudaFuncGetParamCount", &stub_kernel, &count) == 0));
     REQUIRE(count == 3);
     return HOLDS(
         fails(run<const void *, std::size_t *>("cudaFuncGetParamCount", &called, &count), 98));
+}
+
+// The driver's calls of these versions, also those for programs with a stream of each thread.
+bool driver_after_cuda_13()
+{
+    constexpr std::size_t n = 1 << 16;
+    const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 9), source = bytes;
+    void *context = nullptr, *module = nullptr, *function = nullptr, *none = nullptr;
+    Address memory = 0;
+    std::size_t count = 0;
+    std::atomic<int> called = 0;
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(cu("cuModuleGetFunction", &function, module,
+               static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    for (const char *name : {"cuFuncGetParamCount", "cuKernelGetParamCount"}) {
+        count = 0;
+        REQUIRE(cu(name, static_cast<const void *>(function), &count) == 0 && count == 3);
+    }
+    for (const char *name : {"cuLaunchHostFunc_v2", "cuLaunchHostFunc_v2_ptsz"}) {
+        const auto call = [&](unsigned how) {
+            return cu(name, none, &count_up, static_cast<void *>(&called), how);
+        };
+        REQUIRE(call(1) == 0 && call(2) == 1);
+    }
+    REQUIRE(cu("cuCtxSynchronize") == 0 && called == 2);
+    const auto from = reinterpret_cast<Address>(source.data());
+    const Attributes in_order = {1, {}, {}, 0};
+    for (const char *name : {"cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync_ptsz"}) {
+        REQUIRE(cu("cuMemsetD8_v2", memory, std::uint8_t{0}, 2 * n) == 0);
+        REQUIRE(cu(name, memory, from, n, &in_order, none) == 0 && cu("cuCtxSynchronize") == 0);
+        REQUIRE(device_has(reinterpret_cast<char *>(memory), bytes.data(), n));
+    }
+    PlanesToCopy rows = {};
+    rows.from.at = reinterpret_cast<void *>(memory);
+    rows.to.at = reinterpret_cast<void *>(memory + n);
+    rows.from.type = rows.to.type = 1;
+    rows.extent = {64, 2, 1}, rows.order = 1;
+    for (const char *name :
+         {"cuMemcpy3DWithAttributesAsync", "cuMemcpy3DWithAttributesAsync_ptsz"}) {
+        REQUIRE(cu("cuMemsetD8_v2", memory + n, std::uint8_t{0}, n) == 0);
+        REQUIRE(cu(name, &rows, 0ull, none) == 0 && cu("cuCtxSynchronize") == 0);
+        REQUIRE(device_has(reinterpret_cast<char *>(memory + n), bytes.data(), 128));
+    }
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
 bool calls_of_cuda_12()

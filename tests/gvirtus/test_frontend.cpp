@@ -562,6 +562,7 @@ void check_what_it_does_not()
                              "driver-textures",
                              "driver-shares",
                              "driver-hints",
+                             "driver-after-cuda-13",
                              "driver-pointer-answers",
                              "driver-odd-answers",
                              "driver-launch-answers",

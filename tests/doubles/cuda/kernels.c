@@ -222,8 +222,12 @@ EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
 
 /* CUlaunchAttribute and CUlaunchConfig */
 struct launch_attribute {
-    int id, pad, on;
-    char rest[60];
+    int id, pad;
+    union {
+        int on;
+        unsigned cluster[3];
+        char bytes[64];
+    } value;
 };
 struct launch_config {
     unsigned grid[3], block[3], shared;
@@ -232,14 +236,25 @@ struct launch_config {
     unsigned count;
 };
 
-/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks. Attribute
- * 6 lets a kernel begin early, and 0 says nothing. */
+static bool has_clusters(const struct launch_config *c, const unsigned *cluster)
+{
+    for (unsigned i = 0; i < 3; i++)
+        if (!cluster[i] || c->grid[i] % cluster[i])
+            return false;
+    return true;
+}
+
+/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks, and one
+ * in clusters (4) has whole ones. Attribute 6 lets a kernel begin early, and 0 says nothing. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
     for (unsigned i = 0; i < c->count; i++) {
-        const int id = c->attributes[i].id;
-        if ((id && id != 2 && id != 6) || (id && c->attributes[i].on != 1))
+        const struct launch_attribute *a = &c->attributes[i];
+        const int id = a->id;
+        const bool sound = id == 4 ? has_clusters(c, a->value.cluster)
+                                   : !id || ((id == 2 || id == 6) && a->value.on == 1);
+        if (!sound)
             return INVALID_VALUE;
         if (id == 2 && c->grid[0] > 1000)
             return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
