@@ -99,9 +99,12 @@ bool node_by_node(char *device, void *stream)
         REQUIRE(add_if(&node, bodies[1], nullptr, 0, 1, inner) == 0);
         // By capture, behind a node that is there already.
         REQUIRE(add_set(&node, inner[0], nullptr, 0, device, 'x') == 0);
-        REQUIRE(
-            (run<void *, void *, void *const *, const void *, std::size_t, int>(
-                 "cudaStreamBeginCaptureToGraph", stream, inner[0], &node, nullptr, 1, 0) == 0));
+        const unsigned char plain[8] = {}, unknown[8] = {0, 0, 9}; // data of edges
+        const auto begin = [&](const unsigned char *edge) {
+            return run<void *, void *, void *const *, const void *, std::size_t, int>(
+                "cudaStreamBeginCaptureToGraph", stream, inner[0], &node, edge, 1, 0);
+        };
+        REQUIRE(fails(begin(unknown), 801) && begin(value ? plain : nullptr) == 0);
         REQUIRE(cudaMemsetAsync(device, 'c', 10, stream) == 0);
         REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, nullptr) == 0));
         REQUIRE(runs(graph, stream));

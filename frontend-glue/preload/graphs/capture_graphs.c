@@ -204,8 +204,9 @@ int cudaStreamBeginCapture(void *stream, int mode)
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode)
 {
-    if (!graph || edges || (count && !behind) || count > IBX_EXT_BEHIND)
-        return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    const bool known = ibx_frontend_edges_are_known(edges, count);
+    if (!graph || !known || (count && !behind) || count > IBX_EXT_BEHIND)
+        return ibx_frontend_fail(graph && !known ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
     const int rc = begin_capture(stream, mode);
     struct capture *c = rc ? NULL : note(stream, mode, alone);
