@@ -27,13 +27,16 @@ static unsigned long allocations(void)
     return cuda_stats().allocations;
 }
 
-/* The first row of the array is copied to memory. */
+static bool to_array; /* copies are to arrays */
+
+/* The first row of the array is copied to memory, or from there. */
 static struct ibx_cuda_memcpy3d copy_of(uint64_t array)
 {
-    return (struct ibx_cuda_memcpy3d){.from_array = pointer_to(array),
-                                      .to = {pointer_to(alice.memory), 64, 64, 1},
-                                      .extent = {16, 1, 1},
-                                      .kind = ON_DEVICE};
+    struct ibx_cuda_memcpy3d copy = {.extent = {16, 1, 1}, .kind = ON_DEVICE};
+    *(to_array ? &copy.to_array : &copy.from_array) = pointer_to(array);
+    *(to_array ? &copy.from : &copy.to) =
+        (struct ibx_cuda_pitched){pointer_to(alice.memory), 64, 64, 1};
+    return copy;
 }
 
 static uint64_t copy_add(uint64_t graph, uint64_t array)
@@ -146,32 +149,70 @@ static void test_in_an_executable_graph(void **state)
     assert_int_equal(allocations(), before - 2);
 }
 
-/* A copy to the host, which is a graph of two nodes. */
-static void test_copied_to_the_host(void **state)
+/* The launch of such an executable graph is captured: its array stays until the client ends. */
+static void test_launch_captured(void **state)
 {
     (void)state;
-    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice);
-    struct ibx_cuda_memcpy3d copy = copy_of(array);
-    uint64_t queue = 0;
-    uint8_t bytes[512];
+    const uint64_t array = ext_array_make(&alice), other = ext_array_make(&alice);
+    const uint64_t graph = ext_graph_make(&alice), node = copy_add(graph, array);
+    const uint64_t exec = ext_exec_make(&alice, graph);
     const unsigned long before = allocations();
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_HOST_OPEN);
-    assert_int_equal(ext_run(&alice, &w, &queue), 0);
+    void *stream = ext_stream_make(&alice);
+    copy_set(exec, node, other);
+    ext_capture_begin(&alice, stream);
+    assert_true(ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
+    const uint64_t captured = ext_capture_end(&alice, stream);
+    assert_int_equal(array_free(other), 0);
+    ext_exec_destroy(&alice, exec);
+    ext_graph_destroy(&alice, graph);
+    assert_int_equal(array_free(array), 0);
+    assert_int_equal(allocations(), before - 1);
+    ext_graph_destroy(&alice, captured);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* Adds a node with a copy from the array to the host, or changes that (in `node`). */
+static uint64_t host_copy(unsigned number, uint64_t graph, uint64_t node, uint64_t queue,
+                          uint64_t array)
+{
+    struct ibx_cuda_memcpy3d copy = copy_of(array);
+    uint64_t answer = 0;
+    uint8_t bytes[512];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), number);
     copy.to.at = NULL;
     copy.kind = 2;
-    w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_COPY);
     ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, 0);
+    if (node)
+        ibx_put_u64(&w, node);
+    else
+        ibx_put_u16(&w, 0);
     ibx_put_u64(&w, queue);
     ibx_put_u64(&w, 1);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
-    assert_int_equal(ext_run(&alice, &w, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, &answer), 0);
+    return answer;
+}
+
+/* A copy to the host, which is a graph of two nodes, and gets another array. */
+static void test_copied_to_the_host(void **state)
+{
+    (void)state;
+    const uint64_t array = ext_array_make(&alice), other = ext_array_make(&alice);
+    const uint64_t graph = ext_graph_make(&alice);
+    uint64_t queue = 0;
+    uint8_t bytes[8];
+    const unsigned long before = allocations();
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_HOST_OPEN);
+    assert_int_equal(ext_run(&alice, &w, &queue), 0);
+    const uint64_t node = host_copy(IBX_EXT_NODE_COPY, graph, 0, queue, array);
+    host_copy(IBX_EXT_SET_COPY, 0, node, queue, other);
     assert_int_equal(array_free(array), 0);
+    assert_int_equal(array_free(other), 0);
     const uint64_t exec = ext_exec_make(&alice, graph);
     ext_graph_destroy(&alice, graph);
     assert_int_equal(allocations(), before);
     ext_exec_destroy(&alice, exec);
-    assert_int_equal(allocations(), before - 1);
+    assert_int_equal(allocations(), before - 2);
     ibx_host_work_end(&alice.x);
 }
 
@@ -234,6 +275,29 @@ static void test_freed_by_a_handler(void **state)
     assert_int_equal(allocations(), before - 1);
 }
 
+/* CUDA gives a new array the handle of one whose end was not seen: no graph names the new one. */
+static void test_handle_of_another(void **state)
+{
+    (void)state;
+    const uint64_t array = ext_array_make(&alice);
+    void *use = ibx_array_use_begin(&alice.x, array);
+    assert_non_null(use);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_ARRAY, array));
+    assert_int_equal(array_free(array), 0);
+    assert_false(ibx_handles_has(&alice.x, IBX_HANDLE_ARRAY, array));
+    assert_int_equal(ibx_handles_free_array(&alice.x, IBX_HANDLE_ARRAY, array), IBX_ARRAY_UNKNOWN);
+    ibx_array_use_end(use);
+}
+
+static void test_copied_to(void **state)
+{
+    to_array = true;
+    test_in_a_graph(state);
+    test_captured(state);
+    test_in_an_executable_graph(state);
+    to_array = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,6 +305,8 @@ int main(void)
         cmocka_unit_test(test_captured),           cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_copied_to_the_host), cmocka_unit_test(test_freed_by_a_handler),
         cmocka_unit_test(test_freed_once),         cmocka_unit_test(test_freed_later_once),
+        cmocka_unit_test(test_handle_of_another),  cmocka_unit_test(test_copied_to),
+        cmocka_unit_test(test_launch_captured),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -235,6 +235,11 @@ static void test_in_inner_graphs(void **state)
     for (unsigned i = 0; i < 2; i++)
         answer[i] = number_at(out + 8 * i);
     kernel_add(answer[1], 1);
+    /* CUDA may end the body unseen, and so each node in it has an object of its own. */
+    struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
+    assert_int_not_equal(ibx_functions_take(user, kernel_of(1)), 0);
+    assert_false(ibx_handles_graph_has(&alice.x, answer[1], user->held));
+    ibx_functions_let_go(user);
     unload(0);
     unload(1);
     const uint64_t execs[] = {ext_exec_make(&alice, outer), ext_exec_make(&alice, with)};
@@ -248,20 +253,32 @@ static void test_in_inner_graphs(void **state)
     }
 }
 
-/* In a graph that a stream was captured into. What it launches meanwhile is known once. */
+static int launch(unsigned how, unsigned module, void *stream)
+{
+    uint8_t bytes[256];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    put_launch(&w, module, stream);
+    switch (how) {
+    case 0:
+        return ibx_device_launch(&alice.x, bytes, w.length);
+    case 1:
+        return ibx_device_launch_by_runtime(&alice.x, bytes, w.length, false);
+    default:
+        return ibx_device_launch_as(&alice.x, bytes, w.length, NULL, 0);
+    }
+}
+
+/* In a graph that a stream was captured into, however it was launched. What it launches meanwhile
+ * is known once. */
 static void test_captured(void **state)
 {
     (void)state;
     void *stream = ext_stream_make(&alice);
-    uint8_t bytes[256];
-    for (unsigned round = 0; round < 2; round++) {
+    for (unsigned round = 0; round < 3; round++) {
         load(round);
         ext_capture_begin(&alice, stream);
-        for (unsigned i = 0; i < 3; i++) {
-            struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-            put_launch(&w, round, stream);
-            assert_int_equal(ibx_device_launch(&alice.x, bytes, w.length), 0);
-        }
+        for (unsigned i = 0; i < 3; i++)
+            assert_int_equal(launch(round, round, stream), 0);
         unload(round);
         const uint64_t graph = ext_capture_end(&alice, stream), exec = ext_exec_make(&alice, graph);
         ext_exec_launch(exec);
@@ -270,6 +287,26 @@ static void test_captured(void **state)
         ext_graph_destroy(&alice, graph);
         assert_false(is_loaded(round));
     }
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* The same kernel in the graphs of two captures. */
+static void test_captured_twice(void **state)
+{
+    (void)state;
+    void *stream = ext_stream_make(&alice);
+    uint64_t graphs[2];
+    load(0);
+    for (unsigned i = 0; i < 2; i++) {
+        ext_capture_begin(&alice, stream);
+        assert_int_equal(launch(0, 0, stream), 0);
+        graphs[i] = ext_capture_end(&alice, stream);
+    }
+    unload(0);
+    ext_graph_destroy(&alice, graphs[0]);
+    assert_true(is_loaded(0));
+    ext_graph_destroy(&alice, graphs[1]);
+    assert_false(is_loaded(0));
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
 }
 
@@ -468,6 +505,23 @@ static void test_in_some_graph_as_others_end(void **state)
     assert_false(is_loaded(0));
 }
 
+/* A module that GVirtuS's handlers have made, with a function that may be in a graph, stays. A
+ * later one that has its handle does not. */
+static void test_of_handlers(void **state)
+{
+    (void)state;
+    const uint64_t module = 0x7f0011223340, function = 0x7f0011223380;
+    struct gpu_session *x = &alice.x;
+    assert_true(ibx_handles_add(x, IBX_HANDLE_MODULE, module));
+    assert_true(ibx_handles_add_part(x, IBX_HANDLE_FUNCTION, function, module));
+    assert_true(ibx_handles_may_end(x, IBX_HANDLE_MODULE, module));
+    ibx_handles_captured(x, function);
+    assert_false(ibx_handles_may_end(x, IBX_HANDLE_MODULE, module));
+    assert_true(ibx_handles_add(x, IBX_HANDLE_MODULE, module));
+    assert_true(ibx_handles_may_end(x, IBX_HANDLE_MODULE, module));
+    assert_true(ibx_handles_remove(x, IBX_HANDLE_MODULE, module));
+}
+
 static int set_up(void **state)
 {
     void (*apart)(bool they) = NULL;
@@ -485,12 +539,14 @@ int main(void)
         cmocka_unit_test(test_set_often),
         cmocka_unit_test(test_in_inner_graphs),
         cmocka_unit_test(test_captured),
+        cmocka_unit_test(test_captured_twice),
         cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_launch_of_an_executable_graph_captured),
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
         cmocka_unit_test(test_in_some_graph),
         cmocka_unit_test(test_without_an_object),
+        cmocka_unit_test(test_of_handlers),
         cmocka_unit_test(test_in_some_graph_as_others_end),
     };
     return cmocka_run_group_tests(tests, set_up, ext_tear_down);
