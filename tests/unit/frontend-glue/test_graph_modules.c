@@ -23,6 +23,8 @@ static struct {
     uint64_t kernel;
 } loaded[MODULES];
 
+static int digits = 2; /* that end the client's names of modules */
+
 static uint64_t kernel_of(unsigned module)
 {
     return KERNEL + 16 * module;
@@ -40,7 +42,7 @@ static void pass(const char *name, unsigned module, bool kernel, uint8_t bytes[2
 {
     char handle[16];
     struct ibx_writer w = ibx_writer_of(bytes, 256);
-    snprintf(handle, sizeof(handle), "0x4a01%02x", module);
+    snprintf(handle, sizeof(handle), "0x4a01%0*x", digits, module);
     put_string(&w, handle);
     if (kernel) {
         ibx_put_u64(&w, kernel_of(module));
@@ -414,11 +416,15 @@ static void test_updated(void **state)
 }
 
 /* A client that goes on loads modules, and unloads each while a graph has it: GVirtuS unloads the
- * one before. */
+ * one before, which counts no more than one that it unloads at once. */
 static void test_in_place_of_the_next(void **state)
 {
     (void)state;
     uint64_t graph = 0;
+    const uint64_t before = ext_used(&alice, IBX_HOLD_MODULES);
+    load(0);
+    unload(0);
+    const uint64_t left = ext_used(&alice, IBX_HOLD_MODULES) - before;
     for (unsigned i = 0; i < MODULES; i++) {
         load(i);
         if (graph)
@@ -431,6 +437,28 @@ static void test_in_place_of_the_next(void **state)
     }
     ext_graph_destroy(&alice, graph);
     assert_false(is_loaded(MODULES - 1));
+    assert_int_equal(ext_used(&alice, IBX_HOLD_MODULES), before + (MODULES + 1) * left);
+}
+
+/* Not if its name has another length, for which the request has no room. */
+static void test_not_in_place_of_a_longer_name(void **state)
+{
+    (void)state;
+    uint64_t graph;
+    for (unsigned i = 0; i < 2; i++) {
+        load(i);
+        graph = ext_graph_make(&alice);
+        kernel_add(graph, i);
+        unload(i);
+        assert_true(*loaded[0].name && *loaded[i].name);
+        if (!i)
+            ext_graph_destroy(&alice, graph);
+        digits++;
+    }
+    digits = 2;
+    assert_true(!is_loaded(0) && is_loaded(1));
+    ext_graph_destroy(&alice, graph);
+    assert_false(is_loaded(1));
 }
 
 /* It is not known which graph has the module: it stays until its client's process has ended. */
@@ -544,6 +572,7 @@ int main(void)
         cmocka_unit_test(test_launch_of_an_executable_graph_captured),
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
+        cmocka_unit_test(test_not_in_place_of_a_longer_name),
         cmocka_unit_test(test_in_some_graph),
         cmocka_unit_test(test_without_an_object),
         cmocka_unit_test(test_of_handlers),

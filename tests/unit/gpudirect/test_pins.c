@@ -163,12 +163,16 @@ static void test_longer_allocation_beside_work(void **state)
     others_busy = true;
     assert_true(pin(90 * KIB, 30 * KIB, 1));
     assert_int_equal(cuda_stats().host_pinned, ever + 4);
+    assert_int_equal(cuda_stats().host_pins, 4);
     others_busy = false;
     app->slow(1000); /* a copy between two parts: both stay as long as it runs */
     assert_true(ibx_client_pin_fence(&pins, cuda, memory, streams[0]));
     copy(15 * KIB, 0);
     copy(16 * KIB, 0);
     ibx_client_pin_fence_record(&pins, cuda, memory + 15 * KIB, 2 * KIB);
+    assert_true(pin(20 * KIB, KIB, 2)); /* in place of the second one */
+    assert_true(is_over(0));
+    assert_true(leave(15 * KIB, 0));
     assert_true(pin(0, 120 * KIB, 1)); /* as a whole */
     assert_true(is_over(0));
     assert_int_equal(cuda_stats().host_pins, 1);
