@@ -309,11 +309,7 @@ static int end_what_is_left(const char *folder, struct ibx_record *record, struc
                              .before = json_loads(record->settings, 0, NULL)};
     int rc = ibx_vm_stay(qmp, &vm, deadline, err);
     json_decref(vm.before);
-    if (!rc)
-        rc = record_back(folder, record, IBX_JOURNAL_KEPT, err);
-    if (!rc)
-        ibx_journal_unlink_files(record);
-    return rc;
+    return rc ? rc : record_back(folder, record, IBX_JOURNAL_KEPT, err);
 }
 
 /* Where libvirt drives, only libvirt knows. */
