@@ -169,12 +169,35 @@ static void a_file_of_an_earlier_boot_is_not_needed(NO_STATE)
     assert_int_equal(remove_folder(NULL), 0);
 }
 
+/* Nor has one of a VM that is lost at its destination, or has all of its pages there, or one that
+ * QEMU has mapped for itself alone. */
+static void memory_that_nobody_needs_may_be_overwritten(NO_STATE)
+{
+    struct ibx_record lost = sample(true, 7), done = sample(true, 8);
+    struct ibx_guest_block block = {
+        .id = "mem0", .shared = true, .dev = lost.blocks[0].dev, .ino = lost.blocks[0].ino};
+    const struct ibx_guest_ram ram = {.pid = getpid(), .count = 1, .blocks = &block};
+    assert_int_equal(make_folder(NULL), 0);
+    bring_to(&done, IBX_JOURNAL_DONE);
+    bring_to(&lost, IBX_JOURNAL_MOVED);
+    block.shared = false;
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), 0);
+    block.shared = true;
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), -EBUSY);
+    strcpy(lost.vm_status, IBX_JOURNAL_QEMU_ENDED);
+    assert_int_equal(write_record(&lost), 0);
+    assert_true(ibx_journal_lost_there(&lost));
+    assert_int_equal(ibx_migration_check_unfinished(folder, &ram, false, false, &error), 0);
+    assert_int_equal(remove_folder(NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_boot_has_other_processes),
         cmocka_unit_test(what_cannot_be_read_is_not_another_process),
         cmocka_unit_test(a_file_of_an_earlier_boot_is_not_needed),
+        cmocka_unit_test(memory_that_nobody_needs_may_be_overwritten),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
     };
