@@ -22,8 +22,8 @@
 
 /* ------------------------------------------------------------ disks */
 
-/* block_set_io_throttle needs the first six. The others are as query-block tells them, and may be
- * given only with a limit of their kind. */
+/* block_set_io_throttle needs the first six. The others may be given only with a limit of their
+ * kind, and query-block tells those of a disk without limits as 0, or not. */
 static const char *const needed[] = {"bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"};
 static const char *const others[] = {"bps_max",         "bps_rd_max",         "bps_wr_max",
                                      "iops_max",        "iops_rd_max",        "iops_wr_max",
@@ -34,16 +34,13 @@ static const char *const others[] = {"bps_max",         "bps_rd_max",         "b
 static json_t *limits_of(const json_t *inserted)
 {
     json_t *limits = json_object();
-    bool any = false;
-    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
-        const json_int_t value = json_integer_value(json_object_get(inserted, needed[i]));
-        any |= value != 0;
-        json_object_set_new(limits, needed[i], json_integer(value));
-    }
-    for (size_t i = 0; any && i < sizeof(others) / sizeof(others[0]); i++)
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++)
+        json_object_set_new(limits, needed[i],
+                            json_integer(json_integer_value(json_object_get(inserted, needed[i]))));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (json_integer_value(json_object_get(inserted, others[i])))
             json_object_set(limits, others[i], json_object_get(inserted, others[i]));
-    if (any && *ibx_member(inserted, "group"))
+    if (*ibx_member(inserted, "group"))
         json_object_set(limits, "group", json_object_get(inserted, "group"));
     return limits;
 }
