@@ -49,7 +49,8 @@ const char tests[] =
     "driver-packed-nodes driver-tells-late-errors driver-keeps-order-of-errors "
     "driver-compiler-says pointers printed symbols variables modules-of-ended on-host devices "
     "memory-after-reset pools-of-devices managed-on-devices exits errors libraries-again "
-    "nccl-asked page-locked-in-place";
+    "nccl-asked page-locked-in-place cooperative-again calls-of-cuda-12 calls-after-cuda-13 "
+    "driver-after-cuda-13";
 
 bool ends_within(pid_t process, unsigned ms)
 {
