@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls whose parameters CUDA 13 has changed. CUDA 12 has the new form as well, under a name with
- * _v2 or _v3: these are the functions. A plain name stands for one of them, or for the older form,
- * by the version of the loaded libcudart.
+ * Calls whose parameters CUDA 13 has changed, and names that it has dropped. CUDA 12 has the new
+ * form of the former as well, under a name with _v2 or _v3: these are the functions. A plain name
+ * stands for one of them, or for the older form, by the version of the loaded libcudart.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/runtime/runtime.h"
