@@ -32,6 +32,7 @@ part_lint() {
     check 'folders that include or call one before them' 60 tests/lint/folder-order
     check 'documents of 100 columns' 60 "$itself" --inside narrow
     check 'sources and scripts of 100 columns' 60 "$itself" --inside narrow_code
+    check 'sources of 700 lines, a README of 120' 60 "$itself" --inside lengths
     check "the licence's line is only that" 60 "$itself" --inside licence_lines
     check 'options that sentences name' 60 tests/lint/named-options
     check 'the environment is read with care' 60 tests/lint/plain-getenv
@@ -77,6 +78,13 @@ narrow_code() {
         sources | grep -E '\.(c|h|cpp|cu|def|S|py|sh)$|(^|/)meson(\.build|_options\.txt)$'
         sources | grep -v '^tests/fuzz/seeds/' | xargs awk '/^#!/ { print FILENAME } { nextfile }'
     } | none_has '.\{101\}'
+}
+
+# A longer file has more than one subject.
+lengths() {
+    local -r longer='FNR == most + 1 { print FILENAME; any = 1 } END { exit any }'
+    sources | grep -E '\.(c|h|cpp|cu)$' | xargs awk -v most=700 "$longer"
+    awk -v most=120 "$longer" README.md
 }
 
 # clang-format may join this line and a comment that follows it.
