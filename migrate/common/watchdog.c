@@ -17,7 +17,14 @@
  *   WATCHING | SETTLING -> [*]                       the tool has ended: it does its work
  *
  * WATCHING: it continues the VM. SETTLING: where libvirt drives, libvirt may still continue the VM
- * here; then the watchdog puts QEMU's settings back. DISMISSED: it does nothing.
+ * here; then the watchdog puts QEMU's settings back. DISMISSED: nothing depends on it, and it ends.
+ *
+ * It is in QEMU's control group, and a service manager that stops QEMU's unit sends all in that
+ * group SIGTERM, and waits until it is empty. What the watchdog does at this signal:
+ *
+ *               QEMU lives                      QEMU has ended
+ *   WATCHING    nothing: the VM is still here   it ends: there is no VM to continue
+ *   SETTLING    nothing: libvirt may need it    it ends
  */
 #include "migrate/common/watchdog.h"
 
@@ -30,10 +37,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,7 +50,8 @@
 #define LINE_MAX_BYTES 8192
 #define SWEEP_MS       1000 /* to remove the tool's socket */
 #define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
-#define RETRY_MS       100  /* between two tries to reach the monitor */
+#define RETRY_MS       100  /* between two tries to reach the monitor, or looks for QEMU's end */
+#define END_MS         2000 /* for a released watchdog to end */
 
 enum watchdog_state { WATCHING, SETTLING, DISMISSED };
 
@@ -295,19 +305,41 @@ static void leave_groups(pid_t qemu)
                 strerror(-rc));
 }
 
-static void watchdog_main(struct watchdog *w, int fd)
+/* Returns when the tool has ended or has dismissed the watchdog, or when QEMU has ended after a
+ * SIGTERM: then it is dismissed, too. */
+static void watch(struct watchdog *w, int fd)
 {
     char letters[512];
-    ssize_t n;
+    sigset_t term;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    struct pollfd from[] = {{.fd = fd, .events = POLLIN},
+                            {.fd = signalfd(-1, &term, SFD_CLOEXEC), .events = POLLIN}};
+    for (bool told = false; w->state.now != DISMISSED;) {
+        poll(from, 2, told ? RETRY_MS : -1);
+        if (from[1].revents) { /* one signal is enough to know */
+            told = true;
+            from[1].fd = -1;
+        }
+        const ssize_t n = from[0].revents ? read(fd, letters, sizeof(letters)) : -1;
+        if (!n || (n < 0 && from[0].revents && errno != EINTR))
+            return;
+        for (ssize_t i = 0; i < n; i++)
+            on_letter(w, letters[i]);
+        if (told && w->state.now != DISMISSED && ibx_journal_qemu_gone(&w->record))
+            ibx_state_move(&w->state, DISMISSED);
+    }
+}
+
+static void watchdog_main(struct watchdog *w, int fd)
+{
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     setsid();
     prctl(PR_SET_NAME, "ibx-watchdog");
     leave_groups(w->record.pid);
-    while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
-        for (ssize_t i = 0; i < n; i++)
-            on_letter(w, letters[i]);
+    watch(w, fd);
     if (w->state.now == SETTLING)
         await_libvirt(w);
     else if (w->state.now == WATCHING)
@@ -406,13 +438,35 @@ int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err)
     return tell(watchdog, "C", 1, err);
 }
 
+/* Its end of the pipe is closed when it has ended. */
+static bool has_ended(struct ibx_watchdog *watchdog)
+{
+    struct pollfd end = {.fd = watchdog->fd, .events = POLLIN};
+    const uint64_t deadline = ibx_deadline_in_ms(END_MS);
+    int rc;
+    while ((rc = poll(&end, 1, END_MS)) < 0 && errno == EINTR && ibx_now_ns() < deadline)
+        ;
+    return rc > 0;
+}
+
+/* A watchdog that is stopped, or whose control group is frozen, can be killed: there is nothing to
+ * undo. Only a frozen group of cgroup v1 does not let it end. */
 void ibx_watchdog_release(struct ibx_watchdog *watchdog)
 {
     if (watchdog->fd < 0)
         return;
     tell(watchdog, "R", 1, NULL);
+    bool ended = has_ended(watchdog);
+    if (!ended && !kill(watchdog->pid, SIGKILL))
+        ended = has_ended(watchdog);
     ibx_watchdog_leave(watchdog);
-    while (waitpid(watchdog->pid, NULL, 0) < 0 && errno == EINTR)
+    if (!ended)
+        ibx_log(IBX_LOG_WARN,
+                "the watchdog of this migration (process %d) does not end, because its control "
+                "group, which is QEMU's, is frozen: it ends as soon as that is thawed, and keeps "
+                "the migration's record locked until then",
+                (int)watchdog->pid);
+    while (ended && waitpid(watchdog->pid, NULL, 0) < 0 && errno == EINTR)
         ;
 }
 

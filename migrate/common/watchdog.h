@@ -48,10 +48,11 @@ int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* A signal ends the tool, which has changed nothing and says that the VM stays: a second message
  * would only alarm. It is still logged as "info". */
 void ibx_watchdog_interrupted(struct ibx_watchdog *watchdog);
-/* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only
- * puts QEMU's settings back. */
+/* COMMIT is about to be sent: the watchdog ends, or where libvirt drives, from here on only puts
+ * QEMU's settings back. */
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err);
-/* There is nothing to undo: ends the watchdog, and waits for that. */
+/* There is nothing to undo: ends the watchdog, and waits for that, but only for seconds where its
+ * control group is frozen. */
 void ibx_watchdog_release(struct ibx_watchdog *watchdog);
 /* The tool could not continue the VM and ends: the watchdog tries, over a monitor of its own. The
  * tool's must be closed. No effect after ibx_watchdog_commit(). */

@@ -101,70 +101,6 @@ static void test_all_killed_while_pages_come(void)
     }
 }
 
-/* ------------------------------------------------------------ control groups */
-
-static const char *const unified[] = {"/sys/fs/cgroup/unified", "/sys/fs/cgroup"};
-static char groups[2][96]; /* of QEMU at the source, and of the tools */
-
-static int end_groups(void **state)
-{
-    const int rc = mover_end_all(state);
-    for (unsigned i = 0; i < 2; i++)
-        for (unsigned tries = 0; groups[i][0] && rmdir(groups[i]) && tries < 1000; tries++)
-            poll(NULL, 0, 10); /* processes that are being reaped */
-    groups[0][0] = groups[1][0] = '\0';
-    return rc;
-}
-
-static bool put_into(const char *group, pid_t pid)
-{
-    char path[128];
-    snprintf(path, sizeof(path), "%s/cgroup.procs", group);
-    FILE *procs = fopen(path, "we");
-    const bool good = procs && fprintf(procs, "%d\n", (int)pid) > 0;
-    return procs && !fclose(procs) && good;
-}
-
-/* The processes in it. */
-static unsigned kill_group(const char *group)
-{
-    char path[128];
-    int pid;
-    unsigned count = 0;
-    snprintf(path, sizeof(path), "%s/cgroup.procs", group);
-    FILE *procs = fopen(path, "re");
-    assert_non_null(procs);
-    for (; fscanf(procs, "%d", &pid) == 1; count++)
-        assert_int_equal(kill(pid, SIGKILL), 0);
-    fclose(procs);
-    return count;
-}
-
-/* Both tools are in a control group that is ended, as that of a service; the watchdog is in QEMU's.
- */
-static void test_the_control_group_of_the_tools_is_killed(void)
-{
-    const char *mount = unified[access("/sys/fs/cgroup/unified/cgroup.procs", F_OK) ? 1 : 0];
-    pair_start(NULL);
-    for (unsigned i = 0; i < 2; i++) {
-        snprintf(groups[i], sizeof(groups[i]), "%s/ibx-test-%d-%s", mount, (int)getpid(),
-                 i ? "tools" : "qemu");
-        if (mkdir(groups[i], 0700) || !put_into(groups[i], i ? getpid() : vms[0].pid)) {
-            groups[1][0] = '\0';
-            skip(); /* this user may make no groups */
-        }
-    }
-    const struct mover *first = pair_run_to("source:stopped", NULL);
-    assert_ptr_equal(first, &sender);
-    mover_kill(&receiver, SIGSTOP);
-    assert_true(put_into(mount, getpid()));
-    assert_int_equal(kill_group(groups[1]), 2);
-    mover_kill(&sender, SIGKILL);
-    mover_kill(&receiver, SIGKILL);
-    mover_await_record("source", "kept");
-    pair_stayed();
-}
-
 /* A VM that was paused, before its migration or since the tools have ended, stays so. */
 static void test_all_killed_and_paused(void)
 {
@@ -351,9 +287,11 @@ static void continues_late(pid_t watchdog, struct mover *recover)
 static void test_recover_waits_for_a_watchdog(void)
 {
     borrowed_small();
-    bring_to("source:serving");
+    bring_to("source:committing,source:serving");
     const pid_t watchdog = mover_watchdog(&bringer);
-    kill(watchdog, SIGSTOP);
+    kill(watchdog, SIGSTOP); /* it does not learn of the commit */
+    mover_kill(&bringer, SIGCONT);
+    mover_await_stop(&bringer);
     kill_all();
     mover_recover(&lender, &home);
     mover_recover(&bringer, &vms[1]);
@@ -469,7 +407,6 @@ int main(void)
         VM_TEST(test_before_the_commit),
         VM_TEST(test_all_killed_before_the_commit),
         VM_TEST(test_all_killed_while_pages_come),
-        VM_TEST(test_the_control_group_of_the_tools_is_killed),
         VM_TEST(test_all_killed_and_paused),
         VM_TEST(test_all_killed_right_before_the_commit),
         VM_TEST(test_stayed_while_the_destination_loads),
@@ -483,5 +420,5 @@ int main(void)
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),
         {0}};
-    return vm_tests(tests, end_groups);
+    return vm_tests(tests, mover_end_all);
 }
