@@ -2,15 +2,23 @@
 /* Which processes can write to the files of guest RAM. */
 #include "migrate/qemu/qemu_internal.h"
 
+#include "common/clock.h"
+#include "common/forked.h"
+#include "common/thread.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define STUCK_S 5  /* for one process */
+#define ALL_S   60 /* for all processes */
 
 static const struct ibx_guest_block *block_of(const struct ibx_guest_ram *ram, uint64_t dev,
                                               uint64_t ino)
@@ -133,19 +141,19 @@ static bool is_child(pid_t pid, pid_t of)
     return of && !ibx_process_status(pid, "PPid:", 10, &parent, NULL) && parent == (unsigned)of;
 }
 
-int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
-                            struct ibx_guest_user *found, struct ibx_error *err)
+static int look_at_all(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped, atomic_int *at,
+                       struct ibx_guest_user *found, struct ibx_error *err)
 {
     DIR *dir = opendir("/proc");
     const struct dirent *entry;
     int rc = 0;
-    *found = (struct ibx_guest_user){.pid = 0};
     if (!dir)
         return not_known(-errno, err);
     while (!rc && !found->pid && (errno = 0, entry = readdir(dir))) {
         const pid_t pid = isdigit((unsigned char)*entry->d_name) ? (pid_t)atoi(entry->d_name) : 0;
         if (!pid || pid == getpid() || pid == qemu)
             continue;
+        atomic_store(at, pid);
         rc = look_at(ram, pid, mapped, found, err);
         if (found->pid && is_child(pid, qemu))
             found->pid = 0;
@@ -153,6 +161,101 @@ int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool ma
     if (!rc && !found->pid && errno)
         rc = not_known(-errno, err);
     closedir(dir);
+    return rc;
+}
+
+/* ---------------------------------------------------------------- with a deadline */
+
+/* The maps of a process cannot be read while one of its threads has their lock, which may wait for
+ * a file server that does not answer. So a thread looks, and is left behind if need be. */
+struct search {
+    atomic_uint ended, let_go; /* let_go: by one of the two threads; the other one frees it */
+    atomic_int at;             /* the process that is looked at */
+    pid_t qemu;
+    bool mapped;
+    struct ibx_guest_user found;
+    int rc;
+    struct ibx_error err;
+    struct ibx_guest_ram ram;
+    struct ibx_guest_block blocks[]; /* only whether they are open, and which files they are */
+};
+
+static void let_go(struct search *search)
+{
+    if (atomic_fetch_add(&search->let_go, 1))
+        free(search);
+}
+
+static void *run_search(void *argument)
+{
+    struct search *search = argument;
+    search->rc = look_at_all(&search->ram, search->qemu, search->mapped, &search->at,
+                             &search->found, &search->err);
+    atomic_store(&search->ended, 1);
+    ibx_forked_wake(&search->ended);
+    let_go(search);
+    return NULL;
+}
+
+static bool ends_in_time(struct search *search)
+{
+    const uint64_t all = ibx_deadline_in_ms(ALL_S * 1000);
+    uint64_t deadline = 0;
+    for (int was = -1; !atomic_load(&search->ended);) {
+        const int at = atomic_load(&search->at);
+        if (at != was)
+            deadline = ibx_deadline_in_ms(STUCK_S * 1000);
+        else if (ibx_now_ns() >= deadline || ibx_now_ns() >= all)
+            return false;
+        was = at;
+        ibx_forked_wait(&search->ended, 0, deadline < all ? deadline : all);
+    }
+    return true;
+}
+
+static int is_stuck(pid_t pid, struct ibx_error *err)
+{
+    char name[32];
+    name_of(pid, name, sizeof(name));
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "/proc/%d/maps (%s) could not be read within %d seconds, as where that "
+                         "process waits for a disk or for a file server, so it is not known "
+                         "whether it writes to guest RAM: try again when it has what it waits "
+                         "for, or end it",
+                         (int)pid, name, STUCK_S);
+}
+
+int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
+                            struct ibx_guest_user *found, struct ibx_error *err)
+{
+    const size_t bytes = ram->count * sizeof(*ram->blocks);
+    struct search *search = calloc(1, sizeof(*search) + bytes);
+    *found = (struct ibx_guest_user){.pid = 0};
+    if (!search)
+        return not_known(-ENOMEM, err);
+    search->qemu = qemu;
+    search->mapped = mapped;
+    if (bytes)
+        memcpy(search->blocks, ram->blocks, bytes);
+    search->ram.blocks = search->blocks;
+    search->ram.count = ram->count;
+    int rc = ibx_thread_begin(NULL, run_search, search);
+    if (rc) {
+        free(search);
+        return not_known(rc, err);
+    }
+    if (!ends_in_time(search)) {
+        rc = is_stuck(atomic_load(&search->at), err);
+        let_go(search);
+        return rc;
+    }
+    rc = search->rc;
+    if (rc && err)
+        *err = search->err;
+    *found = search->found;
+    if (found->block)
+        found->block = &ram->blocks[found->block - search->blocks];
+    let_go(search);
     return rc;
 }
 

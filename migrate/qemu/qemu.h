@@ -298,7 +298,8 @@ struct ibx_guest_user {
 };
 /* Finds a process, other than this one, `qemu` (or 0) and its children, that can write to the file
  * of an open block; with `mapped` only one that has mapped it. Processes of other users are seen by
- * root only. */
+ * root only. -ETIMEDOUT names a process whose maps cannot be read now; a thread is left then, which
+ * ends when they can. */
 int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
                             struct ibx_guest_user *found, struct ibx_error *err);
 /* -EBUSY names such a process. */

@@ -145,6 +145,43 @@ static void test_a_file_system_that_is_silent(NO_STATE)
     passes_in_child(beside_silence);
 }
 
+/* A FIFO over the maps of a process, which nobody writes to, as where that process has its lock and
+ * waits for a disk. */
+static int beside_a_locked_process(void)
+{
+    char path[96], maps[64], words[64];
+    struct stat st;
+    struct ibx_error err = {0};
+    const pid_t locked = fork_bound();
+    if (!locked)
+        for (;;)
+            pause();
+    snprintf(path, sizeof(path), "%s/fifo", folder);
+    snprintf(maps, sizeof(maps), "/proc/%d/maps", (int)locked);
+    snprintf(words, sizeof(words), "%s (", maps);
+    const bool hidden = !geteuid() && !unshare(CLONE_NEWNS) && !mkfifo(path, 0600) &&
+                        !mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+                        !mount(path, maps, NULL, MS_BIND, NULL);
+    unlink(path);
+    const int fd = open(memory, O_RDWR);
+    if (!hidden)
+        return CHILD_SKIPS;
+    if (fd < 0 || fstat(fd, &st))
+        return 2;
+    struct ibx_guest_block block = {
+        .id = "ram0", .fd = fd, .dev = st.st_dev, .ino = st.st_ino, .size = 4096};
+    const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
+    alarm(60);
+    if (ibx_guest_ram_check_unused(&ram, 0, &err) != -ETIMEDOUT)
+        return 3;
+    return strstr(err.message, words) ? 0 : 4;
+}
+
+static void test_a_process_whose_maps_cannot_be_read(NO_STATE)
+{
+    passes_in_child(beside_a_locked_process);
+}
+
 /* Locks it as QEMU locks an image that it writes to. */
 static int locked_image(const char *path)
 {
@@ -208,6 +245,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_system_that_is_silent),
+        cmocka_unit_test(test_a_process_whose_maps_cannot_be_read),
         cmocka_unit_test(test_locks_that_cannot_be_read),
     };
     return cmocka_run_group_tests(tests, begin, end);
