@@ -175,9 +175,10 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
             end);
     else
         ibx_error_prefix(err, code,
-                         "the VM ran here and %s; ib-migrate rollback at the source continues the "
-                         "VM from where it was stopped%s%s",
-                         end, d->qemu.end[0] ? ", if it is to go on at all" : "",
+                         "the VM %s and %s; ib-migrate rollback at the source continues the VM "
+                         "from where it was stopped%s%s",
+                         resuming ? "was taken over here, may have run," : "ran here", end,
+                         d->qemu.end[0] ? ", if it is to go on at all" : "",
                          ibx_journal_restarts_if(&d->status.record));
     if (!resuming || !say_that_it_ran(d)) {
         ibx_destination_send_migrated_on(d);

@@ -359,7 +359,7 @@ static inline bool ibx_journal_has_returned(const struct ibx_record *record)
 {
     return record->borrow && !strcmp(record->vm_status, IBX_JOURNAL_RETURNED);
 }
-/* Source: whether the VM ran at the destination, whose tool has reported that its QEMU has ended.
+/* Source: whether the VM went to the destination, whose tool has reported that its QEMU has ended.
  */
 #define IBX_JOURNAL_QEMU_ENDED  "ended"       /* vm_status */
 #define IBX_JOURNAL_MIGRATED_ON "migrated-on" /* ... when another client had migrated it on */

@@ -197,7 +197,7 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         form = "%s did not go to %s by this migration, which ended before it could run there: "
                "libvirt decides where it runs (virsh list)";
     if (ibx_journal_lost_there(record))
-        form = "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
+        form = "%s went to %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
                "from where it stopped";
     if (ibx_journal_only_at_home(record) &&
         (ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN))

@@ -45,7 +45,7 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
     ibx_source_remove_files(s);
     return ibx_error_set(
         err, -ECONNABORTED,
-        "the VM ran at %s, where its QEMU has ended, and so has its QEMU here (process %d): "
+        "the VM went to %s, where its QEMU has ended, and so has its QEMU here (process %d): "
         "nothing can restart it from where it stopped, start it from its disk%s (%s reports: %s)",
         peer_of(s), (int)s->status.record.pid, unless(s), peer_of(s), s->status.message);
 }
@@ -95,7 +95,7 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     if (ibx_journal_qemu_gone(record))
         return lost_here_too(s, err);
     return ibx_error_set(err, -ECONNABORTED,
-                         "the VM ran at %s, where its QEMU has ended: %s%s (%s reports: %s)",
+                         "the VM went to %s, where its QEMU has ended: %s%s (%s reports: %s)",
                          peer_of(s),
                          what_is_left(s) ? what_is_left(s)
                          : managed ? "virsh resume here continues it from where it stopped, then "

@@ -274,6 +274,28 @@ static void test_failed(void)
     rolled_back();
 }
 
+/* QEMU is killed when it has been given the last byte, and has not run the VM. Its tool cannot know
+ * that, and nobody says that it ran. */
+static void test_qemu_killed_before_it_runs_the_vm(void)
+{
+    pair_start(NULL);
+    pair_run_to("destination:resuming", NULL);
+    kill(vms[1].pid, SIGSTOP);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_asleep(&receiver);
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_must_print(&receiver, "the VM was taken over here, may have run, and");
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "the VM went to ");
+    assert_false(mover_printed(&sender, " ran "));
+    struct mover *status = MOVER_RUN(0, "status", "--qmp", vms[0].tool);
+    mover_must_print(status, " went to ");
+    assert_false(mover_printed(status, " ran "));
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_stays();
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -286,6 +308,7 @@ int main(void)
         VM_TEST(test_resuming_with_a_silent_monitor),
         VM_TEST(test_rolled_back_beside_a_destination_that_waits),
         VM_TEST(test_failed),
+        VM_TEST(test_qemu_killed_before_it_runs_the_vm),
         {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -14,7 +14,7 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
     ibx_journal_name_peer(record, peer, sizeof(peer));
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
-                 "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
+                 "%s went to %s, and its QEMU there has ended, and so has that here (process %d): "
                  "nothing can restart it from where it stopped, start it from its disk%s",
                  vm, peer, (int)record->pid,
                  ibx_journal_migrated_on(record) ? IBX_JOURNAL_UNLESS_ON : "");
@@ -118,7 +118,7 @@ static bool describe_cut(const struct ibx_record *record, char *sentence, size_t
         return false;
     ibx_cli_vm_name(record, vm, sizeof(vm));
     ibx_journal_name_peer(record, peer, sizeof(peer));
-    snprintf(sentence, size, "%s ran at %s and does not go on there, and here %s", vm, peer,
+    snprintf(sentence, size, "%s went to %s and does not go on there, and here %s", vm, peer,
              cut.message);
     return true;
 }
