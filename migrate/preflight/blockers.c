@@ -408,6 +408,7 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
             ibx_preflight_users(ram, blockers);
         if (!blockers->takes_over) {
             ibx_preflight_space(ram, blockers);
+            ibx_preflight_huge_pages(ram, blockers);
             ibx_preflight_host_memory(ram, blockers);
             ibx_preflight_memory_limit(ram, blockers);
         }

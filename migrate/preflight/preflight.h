@@ -16,6 +16,7 @@
  *   listening.c      a QEMU that listens for a migration itself
  *   ram_file.c       who can reach the file of guest RAM, or QEMU's monitor
  *   memory_limit.c   memory that this host, a control group or a file system does not have
+ *   huge_pages.c     huge pages that QEMU has not reserved
  *   warm.c           devices that write to guest RAM without the tracker noticing
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
@@ -183,6 +184,8 @@ uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_
                                    char name[PATH_MAX]);
 /* Room on the file systems of guest RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* huge_pages.c. Adds a blocker for huge pages that QEMU has not reserved, if there are too few. */
+void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Room and memory for `bytes` that this process may still put, or with `all` will put, into the
  * cache of a snapshot in the open folder `folder`. */
 void ibx_preflight_fill(int folder, const char *path, uint64_t bytes, bool all,

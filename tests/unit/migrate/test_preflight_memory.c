@@ -14,7 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MIB (1ull << 20)
+#define MIB        (1ull << 20)
+#define HUGE_2_MIB (21u << 26) /* for memfd_create(2) */
 
 static char root[] = "/tmp/ibx-groups-XXXXXX", name[PATH_MAX];
 
@@ -270,6 +271,55 @@ static void test_reasons_in_one_sentence(void **state)
     assert_string_equal(err.message, "no: without a reason");
 }
 
+/* What has to be reserved for a file of so many huge pages that QEMU has mapped without reserving
+ * them: nothing, or the blocker names it. */
+static size_t blockers_of(size_t pages, char *reason, size_t size)
+{
+    static struct ibx_blockers blockers;
+    const size_t page = 2 * MIB;
+    const int fd = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | HUGE_2_MIB);
+    if (fd < 0 || ftruncate(fd, (off_t)(pages * page)))
+        skip();
+    void *at = mmap(NULL, pages * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (at == MAP_FAILED)
+        skip();
+    struct ibx_guest_block block = {.id = "ram0",
+                                    .fd = fd,
+                                    .size = pages * page,
+                                    .page_size = page,
+                                    .address = (uint64_t)(uintptr_t)at};
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_huge_pages(&(struct ibx_guest_ram){.pid = getpid(), .blocks = &block, .count = 1},
+                             &blockers);
+    munmap(at, pages * page);
+    close(fd);
+    snprintf(reason, size, "%s", blockers.count ? blockers.reasons[0] : "");
+    return blockers.count;
+}
+
+static unsigned free_pages(const char *what)
+{
+    char path[96];
+    unsigned count = 0;
+    snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/hugepages-2048kB/%s", what);
+    FILE *file = fopen(path, "re");
+    if (!file || fscanf(file, "%u", &count) != 1)
+        skip();
+    fclose(file);
+    return count;
+}
+
+static void test_huge_pages_that_are_not_reserved(NO_STATE)
+{
+    char reason[IBX_ERROR_MAX];
+    const unsigned reserved = free_pages("resv_hugepages");
+    assert_int_equal(blockers_of((size_t)1 << 20, reason, sizeof(reason)), 1);
+    assert_non_null(strstr(reason, "of the 1048576 of 2048 KiB that it needs"));
+    if (free_pages("free_hugepages") > reserved)
+        assert_int_equal(blockers_of(1, reason, sizeof(reason)), 0);
+    assert_int_equal(free_pages("resv_hugepages"), reserved);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
@@ -279,6 +329,7 @@ int main(void)
                                        cmocka_unit_test(test_commit),
                                        cmocka_unit_test(test_what_a_vm_holds),
                                        cmocka_unit_test(test_what_a_cache_needs),
+                                       cmocka_unit_test(test_huge_pages_that_are_not_reserved),
                                        cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Huge pages that QEMU has not reserved for guest RAM (reserve=off). `receive` reserves them when
+ * it has emptied the file, and refuses the VM if there are too few: this is what `check` has to
+ * know, without reserving any.
+ */
+#include "migrate/preflight/preflight.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+/* A number of /sys/kernel/mm/hugepages; 0: there is none. */
+static uint64_t read_count(uint64_t page_size, const char *name)
+{
+    char path[128];
+    uint64_t count = 0;
+    snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/hugepages-%" PRIu64 "kB/%s",
+             page_size >> 10, name);
+    FILE *file = fopen(path, "re");
+    if (file && fscanf(file, "%" SCNu64, &count) != 1)
+        count = 0;
+    if (file)
+        fclose(file);
+    return count;
+}
+
+/* How many may still be reserved on this host. */
+static uint64_t count_free(uint64_t page_size)
+{
+    const uint64_t free_now = read_count(page_size, "free_hugepages"),
+                   reserved = read_count(page_size, "resv_hugepages"),
+                   most = read_count(page_size, "nr_overcommit_hugepages"),
+                   surplus = read_count(page_size, "surplus_hugepages");
+    return (free_now > reserved ? free_now - reserved : 0) + (most > surplus ? most - surplus : 0);
+}
+
+static bool is_unreserved(void *context, uint64_t start, uint64_t end, const char *flags)
+{
+    const struct ibx_guest_block *block = context;
+    return block->address >= start && block->address < end && strstr(flags, " nr");
+}
+
+/* How many this block has to get; 0: QEMU has reserved them, or they are no huge pages. */
+static uint64_t count_needed(const struct ibx_guest_ram *ram, struct ibx_guest_block *block)
+{
+    struct stat st;
+    if (block->fd < 0 || block->page_size <= 4096 || fstat(block->fd, &st) ||
+        ibx_proc_find_flags(ram->pid, is_unreserved, block) != 1)
+        return 0;
+    const uint64_t pages = block->size / block->page_size,
+                   has = (uint64_t)st.st_blocks * 512 / block->page_size;
+    return pages > has ? pages - has : 0;
+}
+
+/* The file may have reservations that nobody shows, since a tool before this one may have made
+ * them. So it is tried: if there are too few, nothing is reserved. */
+static int try_to_reserve(const struct ibx_guest_block *block)
+{
+    void *at = mmap(NULL, block->size, PROT_READ, MAP_SHARED, block->fd, (off_t)block->offset);
+    if (at == MAP_FAILED)
+        return -errno;
+    munmap(at, block->size);
+    return 0;
+}
+
+void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        uint64_t needed = count_needed(ram, block), before = 0;
+        for (size_t k = 0; needed && k < i; k++)
+            if (ram->blocks[k].page_size == block->page_size)
+                before += count_needed(ram, &ram->blocks[k]);
+        const uint64_t left = needed ? count_free(block->page_size) : 0;
+        if (before + needed <= left || !try_to_reserve(block))
+            continue;
+        ibx_blockers_add(blockers,
+                         "QEMU has not reserved the huge pages of guest RAM %s (reserve=off), and "
+                         "of the %" PRIu64 " of %" PRIu64 " KiB that it needs, %" PRIu64
+                         " are free: make room for them (vm.nr_hugepages)",
+                         block->id, needed, block->page_size >> 10,
+                         left > before ? left - before : 0);
+    }
+}
