@@ -180,10 +180,24 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
     return 0;
 }
 
+/* Whether the limit on the size of files lets this process write any record. */
+static int check_size(const char *folder, struct ibx_error *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= JOURNAL_BYTES_MAX)
+        return 0;
+    return ibx_error_set(err, -EFBIG,
+                         "folder %s for records of migrations: a record may come to need %u KiB, "
+                         "and this process may write files of %llu KiB; " IBX_ERROR_RAISE_SIZE,
+                         folder, JOURNAL_BYTES_MAX >> 10, (unsigned long long)limit.rlim_cur >> 10);
+}
+
 int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    int rc;
+    int rc = check_size(folder, err);
+    if (rc)
+        return rc;
     snprintf(path, sizeof(path), "%s", folder);
     while ((rc = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) ? -errno : 0) == -ENOENT &&
            strcmp(path, "/") != 0 && strcmp(path, ".") != 0) {

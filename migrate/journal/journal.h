@@ -160,7 +160,7 @@ struct ibx_journal_options {
 };
 struct ibx_journal_options ibx_journal_options(const char *qmp);
 /* Whether this process may make records there, and the folder if it is missing; changes nothing.
- * Errors as faccessat(2). */
+ * Errors as faccessat(2); -EFBIG: its files may not have the size of a record. */
 int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err);
 
 /* What can be done about a folder that takes no files: a new migration can have another one. A

@@ -544,11 +544,16 @@ static void files_may_not_grow(NO_STATE)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, before.rlim_max}), 0);
     struct ibx_error of_lock = {0};
     const int locked = ibx_journal_lock(folder, &r, &fd, &of_lock), written = write_record(&r);
+    struct ibx_error of_check = {0};
+    const int checked = ibx_journal_folder_check_writable(folder, &of_check);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     assert_int_equal(locked, -EFBIG);
     assert_non_null(strstr(of_lock.message, "too large; raise the limit on the size of files"));
     assert_int_equal(written, -EFBIG);
     error_has("too large; raise the limit on the size of files");
+    assert_int_equal(checked, -EFBIG);
+    assert_non_null(strstr(of_check.message, "files of 0 KiB; raise the limit"));
+    assert_int_equal(ibx_journal_folder_check_writable(folder, &of_check), 0);
 }
 
 /* Only the folder of a file counts, and it must be as mkdtemp(3) made it. */
