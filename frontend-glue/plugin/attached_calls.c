@@ -16,8 +16,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PAGE 4096u /* bytes; allocations of shared memory are multiples of it */
-
 static atomic_bool over_shm; /* the path of the last connection */
 
 /* The stream of a request that ends with it. */
@@ -197,6 +195,8 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
     uint8_t body[32];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     uint64_t offset;
+    /* Allocations of shared memory are multiples of it. */
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (!session)
         return -ENOTCONN;
     if (!ibx_attached_over_shm(session) || !ibx_shared_offset(address, n, &offset))
@@ -209,7 +209,7 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
     ibx_put_u16(&w, on ? IBX_EXT_HOST_MAP : IBX_EXT_HOST_UNMAP);
     ibx_put_u64(&w, (uintptr_t)address);
     if (on) {
-        ibx_put_u64(&w, (n + PAGE - 1) / PAGE * PAGE);
+        ibx_put_u64(&w, (n + page - 1) / page * page);
         ibx_put_u64(&w, offset);
         ibx_attached_changes_memory();
     }

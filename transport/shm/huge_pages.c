@@ -19,6 +19,11 @@
 #define MFD_NOEXEC_SEAL 8u
 #endif
 
+size_t ibx_shm_page(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
 int ibx_shm_memfd(const char *name, uint64_t bytes)
 {
     /* Growing a file beyond this limit would kill the process by SIGXFSZ. */
@@ -51,7 +56,7 @@ bool ibx_shm_memfd_safe(int fd)
 
 bool ibx_shm_extent_place(struct shm_extent **link, struct shm_extent *extent, uint64_t bytes)
 {
-    uint64_t unit = extent->length >= IBX_SHM_HUGE ? IBX_SHM_HUGE : IBX_SHM_PAGE, at = 0;
+    uint64_t unit = extent->length >= IBX_SHM_HUGE ? IBX_SHM_HUGE : ibx_shm_page(), at = 0;
     for (; *link; link = &(*link)->next) {
         if ((*link)->offset >= at && (*link)->offset - at >= extent->length)
             break;

@@ -22,7 +22,6 @@
 #include <unistd.h>
 
 #define REMOTE      (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
-#define PAGE        4096ull
 #define ARENA_LEAST (1ull << 20)
 
 #define INDEX_BITS 16u /* of a key; then 16 bits of generation, then 32 random ones */
@@ -151,7 +150,8 @@ static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error
     struct ibx_mr *mr = region->mr;
     if (mr->span.length > SIZE_MAX / 2)
         return ibx_error_set(err, -ENOMEM, "%zu bytes are too many", mr->span.length);
-    region->extent.length = (mr->span.length + PAGE - 1) & ~(PAGE - 1);
+    region->extent.length =
+        (mr->span.length + ibx_shm_page() - 1) & ~(uint64_t)(ibx_shm_page() - 1);
     enum shm_arena_kind kind = mr->access & IBX_ACCESS_REMOTE_WRITE  ? SHM_ARENA_WRITE
                                : mr->access & IBX_ACCESS_REMOTE_READ ? SHM_ARENA_READ
                                                                      : SHM_ARENA_NONE;
@@ -414,7 +414,7 @@ int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remot
     /* Below the allocation the difference wraps and is too large as well. */
     uint64_t into = at - seen.allocation_offset;
     view = ibx_shm_peer_view(shm, seen.arena, seen.allocation_offset, seen.allocation_length);
-    if (!view.address || !seen.allocation || seen.allocation_offset % PAGE ||
+    if (!view.address || !seen.allocation || seen.allocation_offset % ibx_shm_page() ||
         into > seen.allocation_length || remote->length > seen.allocation_length - into)
         return 0;
     reach->base = view.address;

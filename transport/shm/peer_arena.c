@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #define LOOK_PAGES 256u
-#define LOOK_BYTES (LOOK_PAGES * (uint64_t)IBX_SHM_PAGE)
 /* A look at 64 MiB takes 4 % of the time of its copy into a GPU. */
 #define BELIEVED_NS (100 * (uint64_t)IBX_NS_PER_MS)
 
@@ -32,7 +31,7 @@ static int arena_map(struct shm_peer_arena *arena, const struct stat *status, in
 {
     const uint64_t bytes = (uint64_t)status->st_size;
     /* One page more, behind the end of the file, where the file has none: see look_is_true(). */
-    const uint64_t whole = bytes + IBX_SHM_PAGE;
+    const uint64_t whole = bytes + ibx_shm_page();
     if (atomic_fetch_add(&mapped_bytes, whole) + whole > IBX_SHM_MAPPED) {
         atomic_fetch_sub(&mapped_bytes, whole);
         return -ENOSPC;
@@ -56,7 +55,8 @@ void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
     bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen;
     if (valid && fd >= 0)
         valid = ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
-                (uint64_t)status.st_size <= IBX_SHM_ARENA && status.st_size % IBX_SHM_PAGE == 0;
+                (uint64_t)status.st_size <= IBX_SHM_ARENA &&
+                (uint64_t)status.st_size % ibx_shm_page() == 0;
     if (!valid) {
         ibx_shm_break(shm, -EPROTO, "the peer's arena is not what it should be");
         if (fd >= 0)
@@ -78,8 +78,8 @@ void ibx_shm_peer_arenas_fini(struct shm *shm)
         const struct shm_peer_arena *arena = &shm->peer_arenas[i];
         if (!arena->base)
             continue;
-        munmap(arena->base, arena->bytes + IBX_SHM_PAGE);
-        atomic_fetch_sub(&mapped_bytes, arena->bytes + IBX_SHM_PAGE);
+        munmap(arena->base, arena->bytes + ibx_shm_page());
+        atomic_fetch_sub(&mapped_bytes, arena->bytes + ibx_shm_page());
         close(arena->fd);
     }
 }
@@ -115,7 +115,7 @@ int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes)
 static bool look_is_true(const struct shm_peer_arena *arena)
 {
     uint8_t there = 1;
-    return arena->ours || (!mincore(arena->base + arena->bytes, IBX_SHM_PAGE, &there) && !there);
+    return arena->ours || (!mincore(arena->base + arena->bytes, ibx_shm_page(), &there) && !there);
 }
 
 /* How many bytes from `offset` on, a page's begin, have pages: all the `bytes` (up to LOOK_PAGES)
@@ -123,11 +123,11 @@ static bool look_is_true(const struct shm_peer_arena *arena)
 static uint64_t look(const struct shm_peer_arena *arena, uint64_t offset, uint64_t bytes)
 {
     uint8_t there[LOOK_PAGES];
-    const uint64_t pages = (bytes + IBX_SHM_PAGE - 1) / IBX_SHM_PAGE;
+    const uint64_t page = ibx_shm_page(), pages = (bytes + page - 1) / page;
     if (mincore(arena->base + offset, bytes, there))
         return 0;
     const uint8_t *hole = memchr(there, 0, pages);
-    return (hole ? (uint64_t)(hole - there) : pages) * IBX_SHM_PAGE;
+    return (hole ? (uint64_t)(hole - there) : pages) * page;
 }
 
 /* A look costs as much as copying some KiB. So it goes a bit ahead, and is believed for a
@@ -136,15 +136,16 @@ bool ibx_shm_view_filled(const struct shm_view *view, size_t length)
 {
     struct shm_peer_arena *arena = view->arena;
     const uint64_t begin = (uint64_t)(view->address - arena->base), end = begin + length;
-    const uint64_t now = ibx_now_ns(), from = begin / IBX_SHM_PAGE * IBX_SHM_PAGE;
+    const uint64_t now = ibx_now_ns(), page = ibx_shm_page(), most = LOOK_PAGES * page;
+    const uint64_t from = begin / page * page;
     if (begin >= arena->filled_from && end <= arena->filled_to && now < arena->believed_until)
         return true;
     uint64_t to = from, found, window;
     do {
-        window = arena->bytes - to < LOOK_BYTES ? arena->bytes - to : LOOK_BYTES;
+        window = arena->bytes - to < most ? arena->bytes - to : most;
         found = look(arena, to, window);
         to += found;
-    } while (to < end && found == LOOK_BYTES);
+    } while (to < end && found == most);
     if (to < end || !look_is_true(arena))
         return false;
     arena->filled_from = from;

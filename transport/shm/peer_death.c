@@ -32,7 +32,7 @@ void ibx_shm_break(struct shm *shm, int status, const char *reason)
 int ibx_shm_nonce_make(struct shm *shm, struct ibx_error *err)
 {
     void *page =
-        mmap(NULL, IBX_SHM_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        mmap(NULL, ibx_shm_page(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         return ibx_error_set(err, -errno, "no memory for a page: %s", strerror(errno));
     shm->nonce = page;
@@ -44,7 +44,7 @@ int ibx_shm_nonce_make(struct shm *shm, struct ibx_error *err)
 void ibx_shm_nonce_free(struct shm *shm)
 {
     if (shm->nonce && !shm->nonce_revoked)
-        munmap(shm->nonce, IBX_SHM_PAGE);
+        munmap(shm->nonce, ibx_shm_page());
 }
 
 /* Whether the peer stops copying under this key within `ms` milliseconds, or is gone. */
@@ -80,7 +80,7 @@ void ibx_shm_key_revoke(struct shm *shm, uint32_t index)
     atomic_store(&shm->mine.regions[index].key, 0);
     if (shm->nonce_revoked || await_copy(shm, index, ibx_link_options(shm->link)->timeout_ms))
         return;
-    mprotect(shm->nonce, IBX_SHM_PAGE, PROT_NONE);
+    mprotect(shm->nonce, ibx_shm_page(), PROT_NONE);
     shm->nonce_revoked = true;
     ibx_shm_break(shm, -ETIMEDOUT, "the peer hangs in the middle of a copy");
     await_copy(shm, index, GRACE_MS);

@@ -13,12 +13,13 @@
 #define SERVE_AT_ONCE 2u /* pieces a progress, so that messages are received in between */
 
 /* The bounce buffer of a piece for the serving side's memory at `address`. Some processors stall a
- * store whose offset in its page is that of a load just before, which halves the speed of memcpy,
- * and the memory of both sides mostly has one offset. So the bounce buffer has another one. */
+ * store that differs from a load just before by a multiple of IBX_SHM_ALIAS bytes, which halves the
+ * speed of memcpy, and the memory of both sides mostly has one offset. So the bounce buffer has
+ * another one. */
 static uint8_t *bounce_of(const struct shm_half *half, unsigned piece, uint64_t address)
 {
     return half->bounce + (size_t)piece * IBX_SHM_PIECE_ROOM +
-           (address + IBX_SHM_PAGE / 4) % IBX_SHM_PAGE;
+           (address + IBX_SHM_ALIAS / 4) % IBX_SHM_ALIAS;
 }
 
 static bool settle(struct shm_half *requester, unsigned piece, enum shm_request_state how)

@@ -105,7 +105,7 @@ static int touch(const struct part *part)
     if (fallocate(shared.fd, 0, at, (off_t)part->length))
         return -errno;
     volatile uint8_t *bytes = part->address;
-    for (size_t i = 0; i < part->length; i += IBX_SHM_PAGE)
+    for (size_t i = 0; i < part->length; i += ibx_shm_page())
         bytes[i] = 0; /* it is nobody's yet */
     return 0;
 }
@@ -178,7 +178,7 @@ void *ibx_shared_allocate(size_t length, struct ibx_error *err)
     uint8_t *address = NULL;
     int rc = -ENOSPC;
     if (extent) {
-        extent->length = (length + IBX_SHM_PAGE - 1) & ~(uint64_t)(IBX_SHM_PAGE - 1);
+        extent->length = (length + ibx_shm_page() - 1) & ~(uint64_t)(ibx_shm_page() - 1);
         const int cancel = ibx_thread_hold_cancel();
         pthread_mutex_lock(&shared.lock);
         rc = allocate(extent, &address);

@@ -37,9 +37,9 @@
 #define IBX_SHM_PIECES        6u           /* bounce buffers for the work that one side starts */
 #define IBX_SHM_URGENT_PIECES 2u           /* of these, kept for urgent work */
 #define IBX_SHM_PIECE         (128u << 10) /* bytes of a bounce buffer: two of them fit in L2 */
-#define IBX_SHM_PAGE          4096u
-#define IBX_SHM_PIECE_ROOM    (IBX_SHM_PIECE + IBX_SHM_PAGE) /* wherever in a page it begins */
-#define IBX_SHM_REGIONS       16384u                         /* registrations of one side */
+#define IBX_SHM_ALIAS         4096u        /* bytes: see bounce_of() */
+#define IBX_SHM_PIECE_ROOM    (IBX_SHM_PIECE + IBX_SHM_ALIAS) /* wherever it begins */
+#define IBX_SHM_REGIONS       16384u                          /* registrations of one side */
 #define IBX_SHM_ARENA         (16ull << 30) /* sparse; bytes that one side can allocate */
 #define IBX_SHM_NONCE         16u
 #define IBX_SHM_MAPPED        (8ull << 40) /* bytes of peers' arenas that a process maps */
@@ -413,13 +413,16 @@ bool ibx_shm_shared_hold(const void *address, size_t length);
 void ibx_shm_shared_let_go(void);
 
 /* huge_pages.c */
+/* Bytes of a page: 4096, on aarch64 also 16 or 64 KiB. The peer's kernel is the same one. */
+size_t ibx_shm_page(void);
 #define IBX_SHM_HUGE (2ull << 20)
 /* A sealed memfd of `bytes` zeros, or a negative errno. */
 int ibx_shm_memfd(const char *name, uint64_t bytes);
 /* Whether the peer's descriptor is a memfd whose size it cannot change, and not of hugetlbfs, where
  * a system without free huge pages means a SIGBUS here. */
 bool ibx_shm_memfd_safe(int fd);
-/* Finds room in `bytes` bytes, first fit; what is as long as a huge page begins at one. */
+/* Finds room in `bytes` bytes, first fit, from a page's begin on; what is as long as a huge page
+ * begins at one. */
 bool ibx_shm_extent_place(struct shm_extent **list, struct shm_extent *extent, uint64_t bytes);
 void ibx_shm_extent_remove(struct shm_extent **list, struct shm_extent *extent);
 /* Transparent huge pages for memory that is as long as one. */

@@ -368,12 +368,12 @@ static void test_refusals_requested(void **state)
 static void test_unmapped_memory(void **state)
 {
     (void)state;
-    size_t length = 4 * 4096;
+    const size_t page = ibx_shm_page(), length = 4 * page;
     uint8_t *theirs =
         mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uint8_t mine[4 * 4096];
+    static uint8_t mine[4 * 65536];
     struct ibx_mr *mr = end_register(client, theirs, length, READ_WRITE);
-    assert_int_equal(munmap(theirs + 4096, 4096), 0);
+    assert_int_equal(munmap(theirs + page, page), 0);
     struct ibx_chunk chunk;
     choose(server, DIRECT);
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, length);

@@ -118,7 +118,7 @@ static void test_mapped_regions(void **state)
 {
     (void)state;
     struct ibx_mr *mr = register_filled(LENGTH, IBX_ACCESS_REMOTE_READ);
-    assert_int_equal((uintptr_t)mr->span.address % 4096, 0);
+    assert_int_equal((uintptr_t)mr->span.address % ibx_shm_page(), 0);
     const uint8_t *there = pointer(server, mr, LENGTH);
     assert_non_null(there);
     assert_ptr_not_equal(there, mr->span.address);
@@ -131,11 +131,11 @@ static void test_mapped_regions(void **state)
     struct stat status;
     assert_int_equal(fstat(server->shm->peer_arenas[SHM_ARENA_READ].fd, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0);
-    uintptr_t page = (uintptr_t)there & ~4095ul;
-    assert_int_equal(mprotect((void *)page, 4096, PROT_READ | PROT_WRITE), -1);
+    uintptr_t page = (uintptr_t)there & ~(ibx_shm_page() - 1);
+    assert_int_equal(mprotect((void *)page, ibx_shm_page(), PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
 
-    assert_null(pointer(server, mr, LENGTH + 4096));
+    assert_null(pointer(server, mr, LENGTH + ibx_shm_page()));
     struct ibx_mr old = *mr;
     end_deregister(client, mr);
     assert_null(pointer(server, &old, 1));
@@ -172,7 +172,7 @@ static void test_reach(void **state)
     end_deregister(client, sub);
     assert_int_equal(hold(server, &old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
     /* A region that reaches beyond the allocation has no place in it. */
-    sub = end_register(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
+    sub = end_register(client, (uint8_t *)mr->span.address + 299000, 70000, IBX_ACCESS_REMOTE_READ);
     part = (struct ibx_reach){0};
     if (!hold(server, sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
         ibx_provider_shm.remote_release(server->shm);
@@ -293,6 +293,11 @@ static void test_more_than_an_arena(void **state)
 
 #define UNIT ((size_t)700001)
 
+static size_t whole_pages(size_t n)
+{
+    return (n + ibx_shm_page() - 1) / ibx_shm_page() * ibx_shm_page();
+}
+
 static void test_in_two_connections(void **state)
 {
     (void)state;
@@ -301,7 +306,7 @@ static void test_in_two_connections(void **state)
     for (size_t i = 0; i < 4; i++) {
         memory[i] = ibx_shared_allocate((i + 1) * UNIT, &err);
         assert_non_null(memory[i]);
-        assert_int_equal((uintptr_t)memory[i] % 4096, 0);
+        assert_int_equal((uintptr_t)memory[i] % ibx_shm_page(), 0);
         for (size_t at = 0; at < (i + 1) * UNIT; at += 1000)
             assert_int_equal(memory[i][at], 0);
         memset(memory[i], 'a' + (int)i, (i + 1) * UNIT);
@@ -326,7 +331,7 @@ static void test_in_two_connections(void **state)
     ibx_provider_shm.remote_release(server->shm);
     assert_ptr_equal(reach.address, there + 67);
     assert_ptr_equal(reach.base, there - 333);
-    assert_true(reach.length == (3 * UNIT + 4095) / 4096 * 4096);
+    assert_true(reach.length == whole_pages(3 * UNIT));
     assert_true(reach.id == IBX_SHM_SHARED_ID && reach.writable);
     /* A key is valid on its own connection only, until the deregistration. */
     assert_null(pointer(server, other, 7));
@@ -413,13 +418,14 @@ int __wrap_madvise(void *address, size_t length, int advice)
 
 static bool all_there(uint8_t *memory, size_t n)
 {
-    uint8_t *there = malloc(n / 4096);
+    const size_t all = n / ibx_shm_page();
+    uint8_t *there = malloc(all);
     size_t pages = 0;
     assert_int_equal(mincore(memory, n, there), 0);
-    while (pages < n / 4096 && there[pages] & 1)
+    while (pages < all && there[pages] & 1)
         pages++;
     free(there);
-    return pages == n / 4096;
+    return pages == all;
 }
 
 /* Several threads populate memory; fewer if the system allows no more; if one fails, the
@@ -483,7 +489,7 @@ static void test_freed_under_its_region(void **state)
     assert_int_equal(ibx_shm_region_copy(client->shm, &request, bounce), 0);
     assert_true(ibx_shared_piece(memory + 5, UNIT - 5, &piece));
     assert_ptr_equal(piece.address, memory);
-    assert_true(piece.length == (UNIT + 4095) / 4096 * 4096);
+    assert_true(piece.length == whole_pages(UNIT));
     assert_false(ibx_shared_piece(memory + 5, piece.length, &piece));
 
     const uint64_t freed = ibx_shared_freed();

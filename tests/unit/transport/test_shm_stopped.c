@@ -38,7 +38,7 @@ ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned l
                                  unsigned long flags);
 
 #define CROWD ((size_t)4 << 30) /* a million pages, more mappings than most kernels allow */
-#define PAGE  4096u
+#define PAGE  ibx_shm_page()
 
 /* Makes every second page differ from the one before until no more mappings are possible. */
 static uint8_t *crowd(void)
@@ -48,7 +48,7 @@ static uint8_t *crowd(void)
     assert_true(pages != MAP_FAILED);
     size_t at = PAGE;
     while (at < CROWD && !mprotect(pages + at, PAGE, PROT_READ))
-        at += (size_t)2 * PAGE;
+        at += 2 * PAGE;
     return pages;
 }
 
