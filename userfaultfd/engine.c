@@ -48,7 +48,7 @@ void ibx_fault_wake_workers(struct ibx_fault *e)
 
 void ibx_fault_changed(struct ibx_fault *e)
 {
-    count(&e->changes, 1);
+    count_change(e);
     for (unsigned i = 0; atomic_load(&e->waiting) && i < e->fault_workers; i++)
         signal_fd(e->workers[i].wake_fd);
 }
@@ -137,7 +137,7 @@ int ibx_fault_serve(struct ibx_fault *engine)
 
 void ibx_fault_serve_again(struct ibx_fault *e)
 {
-    count(&e->changes, 1); /* so that the workers scan the list again */
+    count_change(e); /* so that the workers scan the list again */
     begin_serving(e);
 }
 
@@ -204,7 +204,7 @@ static int mark(struct ibx_fault *engine, uint64_t first, uint64_t pages,
     uint64_t n = pagemap_move_run(&engine->map, first, pages, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, cause);
     if (n) {
-        count(&engine->changes, 1);
+        count_change(engine);
         if (ibx_fault_state(engine) != IBX_FAULT_HELD) /* faults may wait for these pages */
             ibx_fault_wake_workers(engine);
         ibx_fault_check_complete(engine);

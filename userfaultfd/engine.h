@@ -241,6 +241,12 @@ static inline void count(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
+/* Who finds the new count finds what was changed before, too: the states of pages, the list. */
+static inline void count_change(struct ibx_fault *e)
+{
+    atomic_fetch_add(&e->changes, 1);
+}
+
 /* engine.c */
 /* Moves the engine to DRAINING. The reason of the first call is kept. */
 void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)

@@ -26,8 +26,9 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, u
     }
     if (room) {
         e->waiters[n] = (struct waiter){.page = page, .number = number, .since_ns = since_ns};
-        atomic_store_explicit(&e->waiting, n + 1, memory_order_release);
-        count(&e->changes, 1);
+        atomic_store(&e->waiting, n + 1);
+        atomic_thread_fence(memory_order_seq_cst); /* before the page's state is read */
+        count_change(e);
     }
     pthread_mutex_unlock(&e->lock);
     if (!room) { /* not noted: wake the thread, which faults again */
@@ -39,7 +40,10 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, u
 
 void ibx_fault_waiters_end(struct ibx_fault *e, uint64_t page, uint64_t pages)
 {
-    if (!atomic_load_explicit(&e->waiting, memory_order_acquire))
+    /* The pages were made present before. Either this finds the waiter, or who adds it finds them
+     * present (ibx_fault_waiter_add()). */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!atomic_load(&e->waiting))
         return;
     uint64_t now = ibx_now_ns();
     pthread_mutex_lock(&e->lock);
