@@ -140,6 +140,22 @@ static void check_missing_possible(const struct ibx_guest_ram *ram, struct ibx_b
     }
 }
 
+void ibx_preflight_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        if (!block->page_size || block->page_size == 4096 || block->page_size == 2u << 20)
+            continue;
+        ibx_blockers_add(
+            blockers,
+            "guest RAM %s has pages of %" PRIu64 " KiB, and only pages of 4 KiB and "
+            "2 MiB can be fetched one by one: start QEMU, at both ends, with mem-path= "
+            "in a hugetlbfs of pages of 2 MiB (mount -o pagesize=2M; libvirt: "
+            "<hugepages><page size='2' unit='M'/></hugepages>)",
+            block->id, block->page_size >> 10);
+    }
+}
+
 /* ------------------------------------------------------------ both sides */
 
 static void check_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
@@ -404,6 +420,7 @@ void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role r
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
         check_missing_possible(ram, blockers);
+        ibx_preflight_pages(ram, blockers);
         if (!blockers->stands_still) /* with it, back ends of vhost-user devices may have it */
             ibx_preflight_users(ram, blockers);
         if (!blockers->takes_over) {

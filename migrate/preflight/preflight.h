@@ -89,6 +89,9 @@ void ibx_preflight_return(const struct ibx_guest_ram *source,
 
 /* Finds RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
 void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* Destination: finds RAM in pages that the fault engine does not fetch, of neither 4 KiB nor 2 MiB:
+ * those of 1 GiB, and of 16 or 64 KiB, which hosts of aarch64 may have. */
+void ibx_preflight_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* bypassing.c: finds devices and disks that access guest RAM without QEMU's page tables: VFIO,
  * vhost-user, vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,

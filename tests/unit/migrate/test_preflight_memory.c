@@ -218,6 +218,30 @@ static void test_what_a_vm_holds(void **state)
     close(block.fd);
 }
 
+/* The fault engine would refuse other pages only when the migration has begun. */
+static void test_which_pages(void **state)
+{
+    static struct ibx_blockers blockers;
+    static struct ibx_guest_block block = {.id = "ram0"};
+    const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
+    const struct {
+        uint64_t bytes;
+        const char *says;
+    } pages[] = {{4096, NULL},
+                 {16 << 10, "guest RAM ram0 has pages of 16 KiB"},
+                 {64 << 10, "guest RAM ram0 has pages of 64 KiB"},
+                 {2 << 20, NULL},
+                 {1 << 30, "guest RAM ram0 has pages of 1048576 KiB"}};
+    (void)state;
+    for (unsigned i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+        memset(&blockers, 0, sizeof(blockers));
+        block.page_size = pages[i].bytes;
+        ibx_preflight_pages(&ram, &blockers);
+        assert_int_equal(blockers.count, pages[i].says != NULL);
+        assert_true(!pages[i].says || strstr(blockers.reasons[0], pages[i].says));
+    }
+}
+
 /* A process that fills all memory would be killed; with --on-demand the tool says so. On a full
  * file system the process waits; the tool always says this. */
 static void test_what_a_cache_needs(void **state)
@@ -328,6 +352,7 @@ int main(void)
                                        cmocka_unit_test(test_host),
                                        cmocka_unit_test(test_commit),
                                        cmocka_unit_test(test_what_a_vm_holds),
+                                       cmocka_unit_test(test_which_pages),
                                        cmocka_unit_test(test_what_a_cache_needs),
                                        cmocka_unit_test(test_huge_pages_that_are_not_reserved),
                                        cmocka_unit_test(test_reasons_in_one_sentence)};
