@@ -193,6 +193,8 @@ struct gvirtus_handler {
     enum handler_task task;                   /* TASK_OTHER again once it has answered */
     enum captures_use captures;               /* about to run */
     enum captures_use captures_run;           /* runs: until it has answered */
+    bool ends_capture;                        /* runs: until it has returned */
+    unsigned captures_before;                 /* as it began: ibx_captures_over_so_far() */
     enum registrations_use registrations;     /* about to run */
     enum registrations_use registrations_run; /* runs: until ibx_registrations_end() */
     unsigned lookups_passed;                  /* when it began: registrations.c */
@@ -204,6 +206,8 @@ struct gvirtus_handler {
     struct ibx_graph_size exec_size; /* of the executable graph that it returns */
     struct ibx_room exec_room;       /* for it, reserved */
     bool launch_checked;             /* it launches, and has passed ibx_device_launch_check() */
+    uint64_t launched;               /* a function of the driver's API that it launches: */
+    bool launches_exec;              /* no, an executable graph; 0: neither */
     bool frees;                      /* it gives memory back: until ibx_frees_end() */
     bool may_reset;                  /* it may reset the context */
     bool takes_context;              /* it resets or destroys a context: */

@@ -44,6 +44,8 @@ static _Atomic unsigned blocking; /* of the latter, those of streams that wait f
 static unsigned ended;            /* how often a wait has ended all captures */
 static unsigned waits;            /* waits for the device that are under way */
 static struct gpu_session *capturing; /* sessions that have begun captures */
+/* Calls that end a capture: those that were begun, and those that are over. */
+static _Atomic unsigned endings, endings_over;
 static struct {
     _Alignas(64) _Atomic unsigned count; /* in a cache line of its own: each copy changes it */
 } copies;                                /* copies in the legacy stream that are under way */
@@ -51,6 +53,16 @@ static struct {
 bool ibx_captures_any(void)
 {
     return atomic_load(&captures);
+}
+
+unsigned ibx_captures_over_so_far(void)
+{
+    return atomic_load(&endings_over);
+}
+
+bool ibx_captures_ended_since(unsigned before)
+{
+    return atomic_load(&endings) != before;
 }
 
 /* Locked. How many captures of the session no wait has ended. */
@@ -493,7 +505,11 @@ void ibx_captures_run(struct gpu_session *x)
     if (x->handler.captures_run != CAPTURES_UNUSED)
         return;
     x->handler.captures_run = x->handler.captures;
-    if (x->handler.captures_run == CAPTURES_BEGUN)
+    x->handler.captures_before = ibx_captures_over_so_far();
+    x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
+    if (x->handler.ends_capture)
+        atomic_fetch_add(&endings, 1);
+    else if (x->handler.captures_run == CAPTURES_BEGUN)
         begin(x);
     else if (x->handler.captures_run == CAPTURES_WAIT)
         ibx_captures_wait_begin(x);
@@ -501,8 +517,16 @@ void ibx_captures_run(struct gpu_session *x)
         ibx_captures_spare(x, 0);
 }
 
+static void ending_over(struct gpu_session *x)
+{
+    if (x->handler.ends_capture)
+        atomic_fetch_add(&endings_over, 1);
+    x->handler.ends_capture = false;
+}
+
 void ibx_captures_ran(struct gpu_session *x)
 {
+    ending_over(x);
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
     ibx_captures_wait_end();
@@ -553,6 +577,7 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
+    ending_over(x);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
     else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||

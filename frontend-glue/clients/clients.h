@@ -72,6 +72,9 @@ bool ibx_isolation_allows_now(struct gpu_session *x, uint64_t address, uint64_t 
  * them; as ibx_session_fail(). The former may change the bytes. */
 int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n);
 int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage before);
+/* The handler has returned. What it may have launched into a capture stays: it is not known in
+ * which graph it is. */
+void ibx_isolation_launched(struct gpu_session *x);
 /* Whether zeros are to be sent instead of GVirtuS's last write, which x->replies has noted. */
 bool ibx_isolation_withholds(const struct gpu_session *x);
 /* To be called before GVirtuS's bytes of a reply are noted: changes those that its front end would
@@ -119,6 +122,10 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind);
 void ibx_captures_run(struct gpu_session *x);
 void ibx_captures_ran(struct gpu_session *x);
 void ibx_captures_answered(struct gpu_session *x, int exit_code);
+/* Around what may be captured: whether a capture may have ended since over_so_far() was called.
+ * Then the work may be in its graph, though its stream is not captured any more. */
+unsigned ibx_captures_over_so_far(void);
+bool ibx_captures_ended_since(unsigned before);
 /* The session has ended: ends its captures in CUDA, and destroys what they have made. */
 void ibx_captures_end(struct gpu_session *x);
 
@@ -187,6 +194,9 @@ bool ibx_graph_captures_in(struct gpu_session *x, uint64_t stream);
 bool ibx_graph_joins_begin(struct gpu_session *x, const char *name, const uint8_t *body, size_t n);
 bool ibx_graph_joins_end(struct gpu_session *x);
 bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream);
+/* It was launched. Before that ibx_captures_over_so_far() was `before`: the launch may be part of a
+ * capture, or of one that has ended since. */
+void ibx_graph_launched(struct gpu_session *x, uint64_t exec, uint64_t stream, unsigned before);
 /* The capture with that number of CUDA's is over, or all captures of the tenant are: their work
  * counts no more. A graph that has come of it is counted as a graph. */
 void ibx_graph_capture_over(struct ibx_tenant *tenant, uint64_t id);

@@ -266,12 +266,18 @@ bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream)
     uint64_t id = 0;
     if (!ibx_captures_any() || !is_captured(x, stream, &id))
         return true;
-    ibx_handles_exec_captured(x, exec);
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
     if (size.depth + 1 < IBX_EXT_GRAPHS_DEEP)
         return captures_more(x, id, size.nodes);
     ibx_room_tell(x, IBX_HOLDS);
     return false;
+}
+
+void ibx_graph_launched(struct gpu_session *x, uint64_t exec, uint64_t stream, unsigned before)
+{
+    uint64_t id = 0;
+    if ((ibx_captures_any() && is_captured(x, stream, &id)) || ibx_captures_ended_since(before))
+        ibx_handles_exec_captured(x, exec);
 }
 
 int ibx_captures_full(struct gpu_session *x)

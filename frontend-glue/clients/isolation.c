@@ -447,18 +447,28 @@ static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n, u
     return 0;
 }
 
-/* The module of a function that GVirtuS launches by the driver's API, or what an executable graph
- * has that it launches, while somebody captures. */
-static void note_captured(struct gpu_session *x, const uint8_t *bytes, size_t n)
+static void note_launched(struct gpu_session *x, const uint8_t *bytes, size_t n)
 {
     const char *name = x->requests.name;
     const size_t at = strncmp(name, "cuLaunchGrid", 12) != 0 ? 0 : 8;
-    if (!ibx_captures_any() || n < at + 8)
+    const bool exec = !strcmp(name, "cudaGraphLaunch");
+    const bool launches = (exec || !strncmp(name, "cuLaunch", 8)) && n >= at + 8;
+    x->handler.launched = launches ? ibx_body_number(bytes, n, at, 8) : 0;
+    x->handler.launches_exec = exec;
+}
+
+void ibx_isolation_launched(struct gpu_session *x)
+{
+    const uint64_t launched = x->handler.launched;
+    x->handler.launched = 0;
+    if (!ibx_captures_any() && !ibx_captures_ended_since(x->handler.captures_before))
         return;
-    if (!strncmp(name, "cuLaunch", 8))
-        ibx_handles_captured(x, ibx_body_number(bytes, n, at, 8));
-    if (!strcmp(name, "cudaGraphLaunch"))
-        ibx_handles_exec_captured(x, ibx_body_number(bytes, n, 0, 8));
+    if (launched && x->handler.launches_exec)
+        ibx_handles_exec_captured(x, launched);
+    else if (launched)
+        ibx_handles_captured(x, launched);
+    if (strstr(x->requests.name, "Launch"))
+        ibx_functions_graph_unknown(x->launches.user.held);
 }
 
 int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
@@ -505,7 +515,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     ibx_library_arrays_sanitize(w->name, bytes, n);
     ibx_named_invalidate(x, bytes, n);
     const int unknown = ibx_named_handlers_invalidate(x, bytes, n);
-    note_captured(x, bytes, n);
+    note_launched(x, bytes, n);
     return unknown ? unknown : inspect(x, bytes, n);
 }
 

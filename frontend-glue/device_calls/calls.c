@@ -110,10 +110,12 @@ static int graph_launch(struct gpu_session *x, struct arguments *a)
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
         return PASSES;
     void *stream = pointer(&a->in);
+    const unsigned before = ibx_captures_over_so_far();
     const bool room = ibx_graph_launches(x, (uintptr_t)graph, (uintptr_t)stream);
     int rc = room ? ibx_graph_events_launch(x, (uintptr_t)graph) : CUDA_MEMORY_ALLOCATION;
     if (!rc)
         rc = ibx_frees_launch(x, runtime.graph_launch, graph, stream);
+    ibx_graph_launched(x, (uintptr_t)graph, (uintptr_t)stream, before);
     ibx_handles_let_go(x);
     return rc;
 }

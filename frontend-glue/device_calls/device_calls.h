@@ -74,10 +74,11 @@ void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
  * no memory. */
 bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end)(void *what));
 /* A graph has got a function of the module that the request holds; a node in an executable graph
- * has; the launch of such a function may have been captured. */
+ * has; the launch of such a function may have been captured, before which
+ * ibx_captures_over_so_far() was `before`. */
 void ibx_graph_has_kernel(struct gpu_session *x, void *graph);
 void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec);
-void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream);
+void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream, unsigned before);
 
 /* math_calls.c */
 

@@ -76,8 +76,11 @@ static void captured(struct gpu_session *x, uint64_t stream)
     *c = (struct captured_module){module, id};
 }
 
-void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream)
+/* A capture that another thread has ended meanwhile may have the launch. */
+void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream, unsigned before)
 {
     if (ibx_captures_any() && x->launches.user.held)
         captured(x, stream);
+    if (ibx_captures_ended_since(before))
+        ibx_functions_graph_unknown(x->launches.user.held);
 }

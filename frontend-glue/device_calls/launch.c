@@ -255,6 +255,7 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
     struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
         return -1;
+    const unsigned before = ibx_captures_over_so_far();
     int rc = point_to_arguments(&l, f->kernel);
     if (!rc)
         rc =
@@ -262,7 +263,7 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
                         (unsigned)l.shared, (void *)(uintptr_t)l.stream, l.pointers, packed(&l));
     free(l.pointers);
     f->refused = rc;
-    ibx_graph_captures_kernel(x, l.stream);
+    ibx_graph_captures_kernel(x, l.stream, before);
     return rc;
 }
 
@@ -335,6 +336,7 @@ static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t 
         pointers[i] = l.arguments + at;
     }
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), l.function);
+    const unsigned before = ibx_captures_over_so_far();
     const int rc =
         whole && name ? cuda.launch_runtime((const void *)(uintptr_t)name,
                                             (struct size){l.size[0], l.size[1], l.size[2]},
@@ -342,7 +344,7 @@ static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t 
                                             pointers, (size_t)l.shared, (void *)(uintptr_t)l.stream)
                       : -1;
     free(pointers);
-    ibx_graph_captures_kernel(x, l.stream);
+    ibx_graph_captures_kernel(x, l.stream, before);
     return rc;
 }
 
@@ -489,11 +491,12 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                                    .count = (unsigned)count};
     memcpy(config.grid, l.size, sizeof(config.grid));
     memcpy(config.block, l.size + 3, sizeof(config.block));
+    const unsigned before = ibx_captures_over_so_far();
     int rc = point_to_arguments(&l, f->kernel);
     if (!rc)
         rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));
     free(l.pointers);
-    ibx_graph_captures_kernel(x, l.stream);
+    ibx_graph_captures_kernel(x, l.stream, before);
     return rc;
 }
 

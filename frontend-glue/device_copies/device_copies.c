@@ -168,8 +168,7 @@ static void handled(struct gpu_session *x)
     x->handler.frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);
-    if (ibx_captures_any() && strstr(x->requests.name, "Launch"))
-        ibx_functions_graph_unknown(x->launches.user.held); /* in which graph is not known */
+    ibx_isolation_launched(x);
     ibx_functions_let_go(&x->launches.user);
     x->handler.may_reset = false;
 }

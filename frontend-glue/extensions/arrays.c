@@ -86,14 +86,19 @@ void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec,
     }
 }
 
+/* A capture that another thread has ended meanwhile may have the copy. */
 static void captures(struct extension_request *e, const void *stream,
-                     const struct ibx_cuda_memcpy3d *copy)
+                     const struct ibx_cuda_memcpy3d *copy, unsigned before)
 {
     uint64_t id;
     void *graph = NULL;
     if (ibx_captures_any() && (copy->from_array || copy->to_array) &&
         ibx_captures_graph(e->x, (uintptr_t)stream, &id, &graph))
         ibx_extension_graph_has_copy(e, graph, copy);
+    if (!ibx_captures_ended_since(before))
+        return;
+    ibx_array_use_unknown(e->x, (uintptr_t)copy->from_array);
+    ibx_array_use_unknown(e->x, (uintptr_t)copy->to_array);
 }
 
 /* ------------------------------------------------------------------------------------ frees */
@@ -332,9 +337,10 @@ static int copy_planes_in_stream(struct extension_request *e)
     if (!whole(e) || !ibx_extension_is_copy(e, &p))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
+    const unsigned before = ibx_captures_over_so_far();
     const int rc = copy(&p, stream);
     if (!rc)
-        captures(e, stream, &p);
+        captures(e, stream, &p, before);
     return rc;
 }
 

@@ -103,20 +103,25 @@ static void test_level_in_a_graph(void **state)
     assert_int_equal(allocations(), before);
 }
 
-/* In a graph that a stream was captured into. */
-static void test_captured(void **state)
+static void copy_in(void *stream, uint64_t array)
 {
-    (void)state;
     uint8_t bytes[512];
-    const uint64_t array = ext_array_make(&alice);
     const struct ibx_cuda_memcpy3d copy = copy_of(array);
-    const unsigned long before = allocations();
-    void *stream = ext_stream_make(&alice);
-    ext_capture_begin(&alice, stream);
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMCPY_3D_ASYNC);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
     ibx_put_u64(&w, (uintptr_t)stream);
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
+}
+
+/* In a graph that a stream was captured into. */
+static void test_captured(void **state)
+{
+    (void)state;
+    const uint64_t array = ext_array_make(&alice);
+    const unsigned long before = allocations();
+    void *stream = ext_stream_make(&alice);
+    ext_capture_begin(&alice, stream);
+    copy_in(stream, array);
     assert_int_equal(array_free(array), 0);
     const uint64_t graph = ext_capture_end(&alice, stream), exec = ext_exec_make(&alice, graph);
     ext_exec_launch(exec);
@@ -124,6 +129,39 @@ static void test_captured(void **state)
     assert_int_equal(allocations(), before);
     ext_exec_destroy(&alice, exec);
     assert_int_equal(allocations(), before - 1);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* Another thread ends this stream's capture before it is asked what the copy is part of. */
+static void *ends_meanwhile;
+static uint64_t graph_of_ended;
+
+bool __real_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
+bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
+bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
+{
+    void *of = ends_meanwhile;
+    ends_meanwhile = NULL;
+    if (of)
+        graph_of_ended = ext_capture_end(&alice, of);
+    return __real_ibx_captures_graph(x, stream, id, graph);
+}
+
+/* The capture ends as the copy has returned: its array stays until the client ends. */
+static void test_capture_ends_meanwhile(void **state)
+{
+    (void)state;
+    const uint64_t array = ext_array_make(&alice);
+    const unsigned long before = allocations();
+    void *stream = ext_stream_make(&alice);
+    ext_capture_begin(&alice, stream);
+    ends_meanwhile = stream;
+    copy_in(stream, array);
+    assert_null(ends_meanwhile);
+    assert_int_equal(array_free(array), 0);
+    ext_exec_launch(ext_exec_make(&alice, graph_of_ended));
+    ext_graph_destroy(&alice, graph_of_ended);
+    assert_int_equal(allocations(), before);
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
 }
 
@@ -161,6 +199,7 @@ static void test_launch_captured(void **state)
     copy_set(exec, node, other);
     ext_capture_begin(&alice, stream);
     assert_true(ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
+    ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, ibx_captures_over_so_far());
     const uint64_t captured = ext_capture_end(&alice, stream);
     assert_int_equal(array_free(other), 0);
     ext_exec_destroy(&alice, exec);
@@ -306,7 +345,7 @@ int main(void)
         cmocka_unit_test(test_copied_to_the_host), cmocka_unit_test(test_freed_by_a_handler),
         cmocka_unit_test(test_freed_once),         cmocka_unit_test(test_freed_later_once),
         cmocka_unit_test(test_handle_of_another),  cmocka_unit_test(test_copied_to),
-        cmocka_unit_test(test_launch_captured),
+        cmocka_unit_test(test_launch_captured),    cmocka_unit_test(test_capture_ends_meanwhile),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

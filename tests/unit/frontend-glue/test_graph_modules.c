@@ -270,6 +270,21 @@ static int launch(unsigned how, unsigned module, void *stream)
     }
 }
 
+/* Another thread ends this stream's capture before it is asked what the launch is part of. */
+static void *ends_meanwhile;
+static uint64_t graph_of_ended;
+
+bool __real_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
+bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
+bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
+{
+    void *of = ends_meanwhile;
+    ends_meanwhile = NULL;
+    if (of)
+        graph_of_ended = ext_capture_end(&alice, of);
+    return __real_ibx_captures_graph(x, stream, id, graph);
+}
+
 /* In a graph that a stream was captured into, however it was launched. What it launches meanwhile
  * is known once. */
 static void test_captured(void **state)
@@ -289,6 +304,28 @@ static void test_captured(void **state)
         ext_graph_destroy(&alice, graph);
         assert_false(is_loaded(round));
     }
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* The capture ends as the launch has returned: its module stays until the client's process has
+ * ended. */
+static void test_capture_ends_meanwhile(void **state)
+{
+    (void)state;
+    void *stream = ext_stream_make(&alice);
+    for (unsigned how = 0; how < 3; how++) {
+        load(how);
+        ext_capture_begin(&alice, stream);
+        ends_meanwhile = stream;
+        assert_int_equal(launch(how, how, stream), 0);
+        assert_null(ends_meanwhile);
+        unload(how);
+        ext_exec_launch(ext_exec_make(&alice, graph_of_ended));
+        ext_graph_destroy(&alice, graph_of_ended);
+        assert_true(is_loaded(how));
+    }
+    ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
+    assert_false(is_loaded(0) || is_loaded(1) || is_loaded(2));
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
 }
 
@@ -355,12 +392,28 @@ static bool handler_launches(uint64_t exec, uint64_t stream)
     x.requests.length = sizeof(body);
     x.requests.got = 0;
     const int rc = ibx_isolation_before_read(&x, body, sizeof(body));
+    x.handler.captures_before = ibx_captures_over_so_far();
+    if (ends_meanwhile)
+        graph_of_ended = ext_capture_end(&alice, ends_meanwhile);
+    ends_meanwhile = NULL;
+    ibx_isolation_launched(&x);
     ibx_handles_let_go(&x);
     return !rc && number_at(body) == exec;
 }
 
+static bool runs(uint64_t exec, void *stream)
+{
+    const unsigned before = ibx_captures_over_so_far();
+    const bool room = ibx_graph_launches(&alice.x, exec, (uintptr_t)stream);
+    if (ends_meanwhile)
+        graph_of_ended = ext_capture_end(&alice, ends_meanwhile);
+    ends_meanwhile = NULL;
+    ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, before);
+    return room;
+}
+
 /* The launch of such an executable graph is captured: what comes of the capture has its kernels. */
-static void launch_captured(bool by_handler)
+static void launch_captured(bool by_handler, bool ends)
 {
     void *stream = ext_stream_make(&alice);
     load(0);
@@ -368,12 +421,12 @@ static void launch_captured(bool by_handler)
     const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0);
     const uint64_t exec = ext_exec_make(&alice, graph);
     assert_int_equal(kernel_set(exec, node, 1), 0);
-    assert_true(ibx_graph_launches(&alice.x, exec, 0));
+    assert_true(runs(exec, NULL));
     ext_capture_begin(&alice, stream);
-    assert_true(ibx_graph_launches(&alice.x, exec, 0)); /* in another stream */
-    assert_true(by_handler ? handler_launches(exec, (uintptr_t)stream)
-                           : ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
-    const uint64_t captured = ext_capture_end(&alice, stream);
+    assert_true(runs(exec, NULL)); /* in another stream */
+    ends_meanwhile = ends ? stream : NULL;
+    assert_true(by_handler ? handler_launches(exec, (uintptr_t)stream) : runs(exec, stream));
+    const uint64_t captured = ends ? graph_of_ended : ext_capture_end(&alice, stream);
     ext_exec_destroy(&alice, exec);
     ext_graph_destroy(&alice, graph);
     unload(0);
@@ -388,8 +441,8 @@ static void launch_captured(bool by_handler)
 static void test_launch_of_an_executable_graph_captured(void **state)
 {
     (void)state;
-    launch_captured(false);
-    launch_captured(true);
+    for (unsigned i = 0; i < 4; i++)
+        launch_captured(i & 1, i & 2);
 }
 
 /* An executable graph that was updated has the kernels of the new graph. */
@@ -568,6 +621,7 @@ int main(void)
         cmocka_unit_test(test_in_inner_graphs),
         cmocka_unit_test(test_captured),
         cmocka_unit_test(test_captured_twice),
+        cmocka_unit_test(test_capture_ends_meanwhile),
         cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_launch_of_an_executable_graph_captured),
         cmocka_unit_test(test_updated),
