@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Events that graphs name and clients destroy, and handles that are in use. CUDA's double ends the
  * process where the driver does. */
+#include "common/clock.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/extensions.h"
 
@@ -9,10 +10,42 @@
 #include <stdarg.h>
 #include <dirent.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <cmocka.h>
+
+#define TIMES 100u /* as fast as the real time */
+
+static _Atomic uint64_t fast_since; /* 0: time passes as it does */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+int __real_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until);
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    const int rc = __real_clock_gettime(clock, t);
+    const uint64_t since = clock == CLOCK_MONOTONIC ? fast_since : 0;
+    const uint64_t ns = (uint64_t)t->tv_sec * 1000000000u + (uint64_t)t->tv_nsec;
+    if (since)
+        *t = ibx_timespec_of(since + (ns - since) * TIMES);
+    return rc;
+}
+
+/* Wakes up without a cause, to look at the time. */
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until)
+{
+    struct timespec soon;
+    __real_clock_gettime(clock, &soon);
+    soon = ibx_timespec_of((uint64_t)soon.tv_sec * 1000000000u + (uint64_t)soon.tv_nsec + 1000000u);
+    return __real_pthread_cond_clockwait(cond, mutex, clock, fast_since ? &soon : until);
+}
 
 static void *event_make(void)
 {
@@ -271,6 +304,7 @@ static void test_held_for_too_long(void **state)
     pthread_t thread, launching, listing;
     const uint64_t graph = graph_with(IBX_EXT_NODE_WAIT, event, &node);
     (void)state;
+    fast_since = ibx_now_ns();
     strcpy(session->path.provider, "shm"); /* warnings name the peer */
     assert_int_equal(instantiate(graph, &changed), 0);
     assert_int_equal(ext_graph_create(&alice, &many), 0);
@@ -299,6 +333,7 @@ static void test_held_for_too_long(void **state)
     ibx_handles_let_go(&alice.x);
     ibx_handles_let_go(&changes);
     assert_int_equal(launch(exec), 0);
+    fast_since = 0;
     ext_event_destroy(event);
     destroy(changed, 0);
     destroy(exec, graph);
