@@ -253,6 +253,28 @@ static bool is_any_pool(const struct extension_request *e, const void *pool)
            ibx_handles_know(e->x, IBX_HANDLE_OPENED_POOL, (uintptr_t)pool);
 }
 
+/* Whether the device would get less access to another device's own pool, whose memory other clients
+ * use as well: kernels of theirs would break the context of all. So it keeps its access, as after
+ * cudaDeviceDisablePeerAccess(). */
+static bool takes_from_others(const struct extension_request *e, void *pool,
+                              const struct access *access)
+{
+    int (*get)(int *flags, void *of, const struct access *location) = NULL;
+    int (*pool_of)(void **own, int device) = NULL;
+    void *own = NULL;
+    int flags = 0;
+    *(void **)&get = ibx_back_end_runtime("cudaMemPoolGetAccess");
+    *(void **)&pool_of = ibx_back_end_runtime("cudaDeviceGetDefaultMemPool");
+    if (!ibx_handles_know(e->x, IBX_HANDLE_POOL, (uintptr_t)pool) || !ibx_clients_several(e->x) ||
+        !get || !pool_of || get(&flags, pool, access) || flags <= access->flags)
+        return false;
+    const bool had_error = ibx_back_end_has_error();
+    const int rc = pool_of(&own, access->device);
+    if (rc && !had_error)
+        ibx_back_end_forget_error();
+    return rc || own != pool; /* of its own, CUDA takes no access away */
+}
+
 static int set_access(struct extension_request *e)
 {
     int (*set)(void *pool, const struct access *list, size_t count) = NULL;
@@ -261,6 +283,8 @@ static int set_access(struct extension_request *e)
     access.flags = (int)ibx_get_u32(&e->in);
     if (!whole(e) || !is_any_pool(e, pool))
         return CUDA_INVALID_VALUE;
+    if (takes_from_others(e, pool, &access))
+        return 0;
     FUNCTION(e, set);
     return set(pool, &access, 1);
 }

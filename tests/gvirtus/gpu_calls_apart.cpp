@@ -333,6 +333,31 @@ bool events_and_pools_that_are_open()
     return HOLDS(gpu.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
 }
 
+// A program takes another device's access away from a pool that all programs have.
+bool access_to_pool_of_all()
+{
+    Gpu gpu;
+    const std::uint64_t pool =
+        gpu.remote.address("ibxRuntime", number(IBX_EXT_POOL_DEFAULT).i32(0));
+    const auto sets = [&](Remote &by, int flags) {
+        return by.call("ibxRuntime", number(IBX_EXT_POOL_SET_ACCESS).u64(pool).i32(1).i32(flags)) ==
+               0;
+    };
+    const auto has = [&](Remote &by, int flags) {
+        return by.call("ibxRuntime", number(IBX_EXT_POOL_GET_ACCESS).u64(pool).i32(1)) == 0 &&
+               by.out.size() == 4 && by.out[0] == flags;
+    };
+    REQUIRE(pool && sets(gpu.remote, 3) && has(gpu.remote, 3));
+    REQUIRE(another(gpu, [&](Remote &own) {
+        REQUIRE(own.address("ibxRuntime", number(IBX_EXT_POOL_DEFAULT).i32(0)) == pool);
+        REQUIRE(sets(own, 1) && has(own, 3) && sets(own, 0) && has(own, 3));
+        return HOLDS(sets(own, 3));
+    }));
+    REQUIRE(has(gpu.remote, 3));
+    REQUIRE(becomes_true([&] { return sets(gpu.remote, 1) && has(gpu.remote, 1); }));
+    return HOLDS(sets(gpu.remote, 0) && has(gpu.remote, 0));
+}
+
 // A graph within another one ends with that, whichever call is to end it before.
 bool graphs_within_others()
 {
@@ -653,6 +678,7 @@ void check_calls_apart()
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
     check("events and pools that are open", events_and_pools_that_are_open);
+    check("access to a device's own pool", access_to_pool_of_all);
     check("graphs within others end with them", graphs_within_others);
     check("memory of another program's graph", graph_memory_of_another);
     check("memory that is freed in a capture", memory_freed_in_a_capture);
