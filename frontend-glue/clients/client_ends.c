@@ -2,7 +2,7 @@
 /*
  * What clients leave behind. Natively it goes with their process; here all have one context, in
  * which it would stay. A thread frees it, one client after the other, once client_list.c knows that
- * the process has ended. The thread also waits for processes to end.
+ * the process has ended (process_ends.c).
  *
  * cudaFree waits for all work of the device, and meanwhile the driver keeps other calls out, such
  * as one that a kernel waits for. So a few things at a time are freed, each time when all work has
@@ -32,8 +32,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define SLICE         8u /* things at a time, if CUDA waits as it frees them */
@@ -45,7 +43,7 @@
 #define WORK_MS       1000u  /* for so long work is waited for; then it is another client's turn */
 #define TOLD_MS       5000u  /* then the log tells what is in the way; from then on */
 #define MOMENT_MS     50u    /* ... work is waited for so long each time */
-#define STUCK_MS      100    /* ... and so often */
+#define STUCK_MS      100u   /* ... and so often */
 
 /* A client whose process has ended; or IBX_CLIENT_NONE: what clients that still exist have freed.
  * */
@@ -62,8 +60,8 @@ struct ended {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t more_ended = PTHREAD_COND_INITIALIZER;
 static struct ended *queue;
-static int processes = -1, wake = -1;
 static pid_t runs_in; /* the process in which the thread runs */
 
 /* ------------------------------------------------------------------------- it is given back */
@@ -438,8 +436,6 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     if (!ibx_back_end_have_cuda(x))
         return true;
     of->began = of->began ? of->began : ibx_now_ns();
-    if (of->in_calls && ibx_now_ns() - of->began >= WORK_MS * IBX_NS_PER_MS)
-        ibx_stream_waits_end(x, of->client);
     for (;; ibx_nap(&ns)) {
         done = of->in_calls ? give_communicators(&g) : give_kinds(&g) && end_waits(&g);
         /* What a request held a moment ago may be free by now. */
@@ -476,25 +472,20 @@ static struct ended *first_of_queue(void)
     return e ? e : queue;
 }
 
-/* The next client whose things are to be freed. Waits meanwhile for processes to end. */
+/* The next client whose things are to be freed. */
 static struct ended *next(void)
 {
-    for (;;) {
-        struct epoll_event event = {0};
-        uint64_t unused;
-        pthread_mutex_lock(&lock);
-        struct ended *first = first_of_queue();
-        const int wait_ms = !first ? -1 : first->told ? STUCK_MS : 0;
-        pthread_mutex_unlock(&lock);
-        if (epoll_wait(processes, &event, 1, wait_ms) != 1) {
-            if (first)
-                return first;
-        } else if (event.data.u64) {
-            ibx_clients_ended(event.data.u64);
-        } else if (read(wake, &unused, sizeof(unused)) < 0) {
-            continue;
-        }
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(STUCK_MS));
+    int rc = 0;
+    pthread_mutex_lock(&lock);
+    struct ended *first = first_of_queue();
+    while (!first || (first->told && !rc)) {
+        rc = first ? pthread_cond_clockwait(&more_ended, &lock, CLOCK_MONOTONIC, &until)
+                   : pthread_cond_wait(&more_ended, &lock);
+        first = first_of_queue();
     }
+    pthread_mutex_unlock(&lock);
+    return first;
 }
 
 /* Locked. Takes it out of the queue, and appends it again if it is not done. */
@@ -537,40 +528,22 @@ static void *run(void *unused)
     return NULL;
 }
 
-static bool open_fds(void)
-{
-    struct epoll_event event = {.events = EPOLLIN};
-    processes = epoll_create1(EPOLL_CLOEXEC);
-    wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    return processes >= 0 && wake >= 0 && !epoll_ctl(processes, EPOLL_CTL_ADD, wake, &event);
-}
-
-static void close_fds(void)
-{
-    if (processes >= 0)
-        close(processes);
-    if (wake >= 0)
-        close(wake);
-    processes = wake = -1;
-}
-
 /* Locked. Starts the thread, once in each process. False: what clients leave stays. */
 static bool begin(void)
 {
     static bool told;
     if (runs_in == getpid())
         return true;
-    close_fds(); /* those of the parent process */
-    queue = NULL;
+    queue = NULL; /* that of the parent process */
+    pthread_cond_init(&more_ended, NULL);
     ibx_ended_begin();
-    if (open_fds() && !ibx_thread_begin(NULL, run, NULL)) {
+    if (!ibx_thread_begin(NULL, run, NULL)) {
         runs_in = getpid();
         return true;
     }
-    close_fds();
     if (!told)
         ibx_log(IBX_LOG_WARN, "what clients leave in GPU memory stays there until the back end "
-                              "ends: there is no thread, or no descriptor, to give it back");
+                              "ends: there is no thread to give it back");
     told = true;
     return false;
 }
@@ -579,7 +552,6 @@ static bool begin(void)
 static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
 {
     struct ended *made = malloc(sizeof(*made)), **at = &queue;
-    const uint64_t one = 1;
     if (!made || !begin()) {
         free(made);
         return NULL;
@@ -589,8 +561,7 @@ static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
         at = &(*at)->next;
     *at = made;
     ibx_ended_one_more();
-    if (write(wake, &one, sizeof(one)) < 0) { /* the thread is awake already */
-    }
+    pthread_cond_signal(&more_ended);
     return made;
 }
 
@@ -599,6 +570,7 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
     pthread_mutex_lock(&lock);
     enter(client, name);
     pthread_mutex_unlock(&lock);
+    ibx_process_ends_waits(client);
 }
 
 void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *name)
@@ -610,6 +582,7 @@ void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *nam
         ibx_ended_stuck();
     }
     pthread_mutex_unlock(&lock);
+    ibx_process_ends_waits(client);
 }
 
 bool ibx_client_ends_leave(const struct ibx_taken *taken)
@@ -636,15 +609,6 @@ void ibx_client_ends_forget(const void *context)
         }
         of->rest_count = left;
     }
-    pthread_mutex_unlock(&lock);
-}
-
-void ibx_client_ends_watch(int process_fd, uint64_t client)
-{
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = client};
-    pthread_mutex_lock(&lock);
-    if (begin() && epoll_ctl(processes, EPOLL_CTL_ADD, process_fd, &event))
-        epoll_ctl(processes, EPOLL_CTL_MOD, process_fd, &event);
     pthread_mutex_unlock(&lock);
 }
 

@@ -24,6 +24,7 @@
  *   work_under_way.c  when all work that is under way now is over
  *   release.c        how each kind of thing is given back
  *   own_reset.c      cudaDeviceReset of one client of several
+ *   process_ends.c   learns that clients' processes have ended
  *   client_ends.c, left_work.c  what clients leave behind
  *   stream_waits.c, word_streams.c  end waits for words of clients that have ended
  *   ended.c          whether there are such clients, for those who wait for memory
@@ -33,11 +34,11 @@
  *   broken_context.c sticky CUDA errors: who is told, and how the process is replaced
  *   ready_context.c  a context that is there before a client is
  *
- * Three circles of calls remain, each between two files. captures.c tells graph_limits.c that a
- * capture is over, and graph_limits.c asks captures.c whether a stream is captured. client_ends.c
+ * Three circles of calls remain, each between a few files. captures.c tells graph_limits.c that a
+ * capture is over, and graph_limits.c asks captures.c whether a stream is captured. process_ends.c
  * tells departures.c that a process has ended, and departures.c has client_ends.c give its things
- * back. host_work.c makes the slot for a function that copies, and graph_slots.c has host_work.c
- * forget that function when the slot has gone.
+ * back, which tells process_ends.c of its streams' waits. host_work.c makes the slot for a function
+ * that copies, and graph_slots.c has host_work.c forget that function when the slot has gone.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H

@@ -112,7 +112,7 @@ static void settle(uint64_t number, bool left, struct leftovers has)
         forget(c);
     } else {
         if (c->process_fd >= 0)
-            ibx_client_ends_watch(c->process_fd, number);
+            ibx_process_ends_watch(c->process_fd, number);
         limit_away(c->tenant);
     }
 }
@@ -197,6 +197,6 @@ void ibx_clients_watch(struct gpu_session *x)
     const uint64_t number = ibx_clients_number(x);
     pthread_mutex_lock(&ibx_client_list.lock);
     if (x->client && x->client->process_fd >= 0)
-        ibx_client_ends_watch(x->client->process_fd, number);
+        ibx_process_ends_watch(x->client->process_fd, number);
     pthread_mutex_unlock(&ibx_client_list.lock);
 }

@@ -73,9 +73,6 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
 /* The same, but sessions of it are still in calls: only its communicators are ended, and its
  * streams' waits for words. */
 void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *name);
-/* Has ibx_clients_ended() called when `process_fd` becomes readable, once at most. It stays the
- * caller's. */
-void ibx_client_ends_watch(int process_fd, uint64_t client);
 /* The session's client closes what it has opened, as often as it has opened it. What was only kept
  * for that is given back. True: it is another process's, and nobody has it open here any more: the
  * caller is to give it back. */
@@ -85,6 +82,15 @@ bool ibx_handles_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_
 bool ibx_client_ends_leave(const struct ibx_taken *taken);
 /* The context is gone, with what was to be given back in it; NULL: it is not known which. */
 void ibx_client_ends_forget(const void *context);
+
+/* process_ends.c */
+
+/* Has ibx_clients_ended() called when `process_fd` becomes readable, once at most. It stays the
+ * caller's. */
+void ibx_process_ends_watch(int process_fd, uint64_t client);
+/* The client's process has ended: a second later its streams' waits for words are ended, if it
+ * still has some, and again until these are forgotten. */
+void ibx_process_ends_waits(uint64_t client);
 
 /* own_streams.c */
 

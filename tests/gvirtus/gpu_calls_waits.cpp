@@ -134,6 +134,38 @@ bool wait_for_another_client()
     return HOLDS(is_as_before(gpu, before));
 }
 
+// What a client has left is being freed, and CUDA waits for a word as it frees it, on another
+// device, when the client is killed that would write the word.
+bool wait_is_ended_beside_frees()
+{
+    Gpu gpu(resume);
+    int ends[2];
+    char byte = 0;
+    REQUIRE(!pipe(ends) && gpu.remote.set_device(1) == 0 && has_waited(gpu));
+    REQUIRE(gpu.remote.set_device(0) == 0);
+    const Left before(gpu);
+    const pid_t waiting = leaves(gpu, false, End::killed, [&](Remote &own) {
+        const std::vector<char> zeros(some, '\0');
+        own.get_last_error();
+        own.set_device(1);
+        const std::uint64_t at = own.malloc(some), stream = own.stream_create(1);
+        return at && own.to_device(at, zeros.data(), some) == 0 &&
+               waits(own, stream, at, 7, EQUAL) == 0 && read(ends[0], &byte, 1) == 1;
+    });
+    REQUIRE(becomes_true([&] { return Left(gpu).streams > before.streams; }));
+    const unsigned long frees = gpu.remote.stats().waits;
+    REQUIRE(result_of(leaves(gpu, false, End::killed, [](Remote &own) {
+                own.get_last_error();
+                own.set_device(0);
+                return own.malloc(some) != 0;
+            })) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return gpu.remote.stats().waits > frees; }));
+    REQUIRE(write(ends[1], &byte, 1) == 1 && result_of(waiting) == 128 + SIGKILL);
+    close(ends[0]);
+    close(ends[1]);
+    return HOLDS(is_as_before(gpu, before));
+}
+
 // While another client's copy waits for the word, as work of the default stream does for
 // blocking streams, the driver makes no stream.
 bool wait_beside_a_copy()
@@ -187,6 +219,7 @@ void check_calls_waits()
     check("a client that is killed while its streams wait for words", waits_are_ended);
     check("... for one of them, longer than a thousand others last", old_wait_is_ended);
     check("... for which a copy of another client waits, too", wait_beside_a_copy);
+    check("... as CUDA waits for that to free memory of another one", wait_is_ended_beside_frees);
     if (provider == "shm") // it takes three seconds
         check("... in memory that another one has open", wait_for_another_client);
     check("a wait for an event for others in a thread that has used no device",
