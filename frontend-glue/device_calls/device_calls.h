@@ -77,7 +77,7 @@ bool ibx_graph_retain(struct gpu_session *x, void *graph, void *what, void (*end
  * has; the launch of such a function may have been captured, before which
  * ibx_captures_over_so_far() was `before`. */
 void ibx_graph_has_kernel(struct gpu_session *x, void *graph);
-void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec);
+void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec, const void *node);
 void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream, unsigned before);
 
 /* math_calls.c */

@@ -57,10 +57,11 @@ void ibx_graph_has_kernel(struct gpu_session *x, void *graph)
         ibx_functions_graph_unknown(module);
 }
 
-void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec)
+void ibx_graph_exec_has_kernel(struct gpu_session *x, const void *exec, const void *node)
 {
-    struct ibx_client_module *module = ibx_functions_graph_begin(&x->launches.user);
-    if (module && !ibx_handles_exec_has(x, (uintptr_t)exec, module, ibx_functions_graph_end))
+    void *module = ibx_functions_graph_begin(&x->launches.user);
+    if (!ibx_handles_exec_has(x, (uintptr_t)exec, (uintptr_t)node, &module, module ? 1 : 0,
+                              ibx_functions_graph_end))
         ibx_functions_graph_unknown(module);
 }
 

@@ -454,7 +454,7 @@ static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                         : cuda.set_node(node->node, &parameters);
     free(l.pointers);
     if (!rc && node->exec)
-        ibx_graph_exec_has_kernel(x, node->exec);
+        ibx_graph_exec_has_kernel(x, node->exec, node->node);
     else if (!rc)
         ibx_graph_has_kernel(x, node->graph ? node->graph : graph_of(x, node->node));
     return rc;

@@ -75,15 +75,22 @@ void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
     graph_has(e, graph, copy->to_array);
 }
 
-void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec,
+void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec, const void *node,
                                  const struct ibx_cuda_memcpy3d *copy)
 {
     const void *arrays[] = {copy->from_array, copy->to_array};
+    void *uses[2];
+    unsigned count = 0;
     for (unsigned i = 0; i < 2; i++) {
         void *use = arrays[i] ? ibx_array_use_begin(e->x, (uintptr_t)arrays[i]) : NULL;
-        if (use && !ibx_handles_exec_has(e->x, (uintptr_t)exec, use, ibx_array_use_end))
-            ibx_array_use_unknown(e->x, (uintptr_t)arrays[i]);
+        if (use)
+            uses[count++] = use;
     }
+    if (ibx_handles_exec_has(e->x, (uintptr_t)exec, (uintptr_t)node, uses, count,
+                             ibx_array_use_end))
+        return;
+    for (unsigned i = 0; i < 2; i++)
+        ibx_array_use_unknown(e->x, (uintptr_t)arrays[i]);
 }
 
 /* A capture that another thread has ended meanwhile may have the copy. */

@@ -50,7 +50,7 @@ bool ibx_extension_get_node(struct extension_request *e, void **exec, void **nod
 /* arrays.c: a graph, or a node in the executable graph `exec` alone, has got a copy. */
 void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
                                   const struct ibx_cuda_memcpy3d *copy);
-void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec,
+void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec, const void *node,
                                  const struct ibx_cuda_memcpy3d *copy);
 
 /* graphs.c */

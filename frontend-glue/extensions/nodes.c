@@ -131,7 +131,7 @@ static int set_copy(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     const int rc = set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy);
     if (!rc && exec)
-        ibx_extension_exec_has_copy(e, exec, &copy);
+        ibx_extension_exec_has_copy(e, exec, node, &copy);
     else if (!rc)
         ibx_extension_graph_has_copy(
             e, pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false)), &copy);

@@ -39,16 +39,34 @@ static bool add(struct handle *h, const struct extra *extra)
     return true;
 }
 
-bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, void *what, void (*end)(void *what))
+/* Locked. Ends what the node has had so far: launches that are under way are waited for by whoever
+ * gives it back. */
+static void forget_of_node(struct handle *h, uint64_t node)
 {
-    const struct extra extra = {what, end};
+    unsigned kept = 0;
+    for (unsigned i = 0; i < h->extra_count; i++) {
+        if (h->extras[i].node == node)
+            h->extras[i].end(h->extras[i].what);
+        else
+            h->extras[kept++] = h->extras[i];
+    }
+    h->extra_count = kept;
+}
+
+bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, uint64_t node, void *const *whats,
+                          unsigned count, void (*end)(void *what))
+{
+    unsigned added = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
-    const bool had = found && has(found, what), good = had || (found && add(found, &extra));
+    if (found)
+        forget_of_node(found, node);
+    while (found && added < count && add(found, &(struct extra){whats[added], end, node}))
+        added++;
     pthread_mutex_unlock(&ibx_handles_lock);
-    if (had || !good)
-        end(what);
-    return good;
+    for (unsigned i = added; i < count; i++)
+        end(whats[i]);
+    return added == count;
 }
 
 static void never(void *what)
@@ -91,6 +109,6 @@ void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, void *what)
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_graph(x, graph);
     if (found && found->extra_count < OF_GRAPH_MOST && !has(found, what))
-        (void)add(found, &(struct extra){what, never});
+        (void)add(found, &(struct extra){what, never, 0});
     pthread_mutex_unlock(&ibx_handles_lock);
 }

@@ -22,6 +22,7 @@ struct opener {
 struct extra {
     void *what;
     void (*end)(void *what);
+    uint64_t node; /* of an executable graph, that has it */
 };
 
 /* The lists that a handle is in. One client's handles must not slow down another client, so nothing

@@ -72,11 +72,12 @@ enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle
  * 0: there is none. */
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);
 
-/* handle_execs.c: a node has a module's function, or an array, in the executable graph alone. Calls
- * end(what) with the end of the executable graph, or when that is made of another graph
- * (ibx_graph_events_note()); at once if it has that already, or (false) there is no memory. */
-bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, void *what,
-                          void (*end)(void *what));
+/* handle_execs.c: a node has a module's function, or arrays, in the executable graph alone, and
+ * nothing that it had there before. Calls end(what) of each when the node gets others, with the end
+ * of the executable graph, or when that is made of another graph (ibx_graph_events_note()); of some
+ * at once if (false) there is no memory. */
+bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, uint64_t node, void *const *whats,
+                          unsigned count, void (*end)(void *what));
 /* A launch of the executable graph is captured: it is not known what gets these. */
 void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec);
 /* Whether a graph, which the request holds, has an object of CUDA's for that until it ends; notes

@@ -187,6 +187,29 @@ static void test_in_an_executable_graph(void **state)
     assert_int_equal(allocations(), before - 2);
 }
 
+/* It gets one array after the other: each stays only until the node has the next one. */
+static void test_arrays_follow(void **state)
+{
+    (void)state;
+    const uint64_t array = ext_array_make(&alice), graph = ext_graph_make(&alice);
+    const uint64_t node = copy_add(graph, array), exec = ext_exec_make(&alice, graph);
+    const unsigned long before = allocations();
+    for (unsigned i = 0; i < 100; i++) {
+        const uint64_t next = ext_array_make(&alice);
+        copy_set(exec, node, next);
+        copy_set(exec, node, next);
+        assert_int_equal(array_free(next), 0);
+        ext_exec_launch(exec);
+        assert_int_equal(allocations(), before + 1);
+    }
+    copy_set(exec, node, array);
+    assert_int_equal(allocations(), before);
+    ext_exec_destroy(&alice, exec);
+    ext_graph_destroy(&alice, graph);
+    assert_int_equal(array_free(array), 0);
+    assert_int_equal(allocations(), before - 1);
+}
+
 /* The launch of such an executable graph is captured: its array stays until the client ends. */
 static void test_launch_captured(void **state)
 {
@@ -340,12 +363,19 @@ static void test_copied_to(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_in_a_graph),         cmocka_unit_test(test_level_in_a_graph),
-        cmocka_unit_test(test_captured),           cmocka_unit_test(test_in_an_executable_graph),
-        cmocka_unit_test(test_copied_to_the_host), cmocka_unit_test(test_freed_by_a_handler),
-        cmocka_unit_test(test_freed_once),         cmocka_unit_test(test_freed_later_once),
-        cmocka_unit_test(test_handle_of_another),  cmocka_unit_test(test_copied_to),
-        cmocka_unit_test(test_launch_captured),    cmocka_unit_test(test_capture_ends_meanwhile),
+        cmocka_unit_test(test_in_a_graph),
+        cmocka_unit_test(test_arrays_follow),
+        cmocka_unit_test(test_level_in_a_graph),
+        cmocka_unit_test(test_captured),
+        cmocka_unit_test(test_in_an_executable_graph),
+        cmocka_unit_test(test_copied_to_the_host),
+        cmocka_unit_test(test_freed_by_a_handler),
+        cmocka_unit_test(test_freed_once),
+        cmocka_unit_test(test_freed_later_once),
+        cmocka_unit_test(test_handle_of_another),
+        cmocka_unit_test(test_copied_to),
+        cmocka_unit_test(test_launch_captured),
+        cmocka_unit_test(test_capture_ends_meanwhile),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

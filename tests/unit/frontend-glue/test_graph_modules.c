@@ -379,6 +379,30 @@ static void test_in_an_executable_graph(void **state)
     }
 }
 
+/* A node gets a kernel of one module after the other: each stays until the node has the next one,
+ * or another node still has it. */
+static void test_modules_follow(void **state)
+{
+    (void)state;
+    load(0);
+    load(1);
+    const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 0),
+                   other = kernel_add(graph, 0), exec = ext_exec_make(&alice, graph);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(kernel_set(exec, i ? node : other, 1), 0);
+    assert_int_equal(kernel_set(exec, node, 0), 0);
+    unload(1);
+    ext_exec_launch(exec);
+    assert_true(is_loaded(1));
+    assert_int_equal(kernel_set(exec, other, 0), 0);
+    assert_false(is_loaded(1));
+    ext_exec_launch(exec);
+    ext_exec_destroy(&alice, exec);
+    ext_graph_destroy(&alice, graph);
+    unload(0);
+    assert_false(is_loaded(0));
+}
+
 /* By GVirtuS's handler, as for a request that has more bytes. */
 static bool handler_launches(uint64_t exec, uint64_t stream)
 {
@@ -623,6 +647,7 @@ int main(void)
         cmocka_unit_test(test_captured_twice),
         cmocka_unit_test(test_capture_ends_meanwhile),
         cmocka_unit_test(test_in_an_executable_graph),
+        cmocka_unit_test(test_modules_follow),
         cmocka_unit_test(test_launch_of_an_executable_graph_captured),
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
