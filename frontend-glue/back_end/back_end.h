@@ -258,6 +258,7 @@ struct session_launches {
     _Alignas(16) uint8_t arguments[IBX_EXT_ARGUMENTS_MAX];
     size_t argument_bytes;
     struct ibx_functions_user user; /* of clients' functions: ibx_functions_user_of() */
+    int failure;                    /* cudaError_t: why the last kernel was not found */
     bool tried;                     /* functions to launch were looked up, and not found */
 };
 

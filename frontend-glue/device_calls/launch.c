@@ -2,12 +2,12 @@
 /*
  * Launches of kernels. The arguments in a request are in the kernel's own layout. GVirtuS's handler
  * makes the pointers to them that the runtime's launch takes, and has to look up the layout for
- * that. The driver takes up to 4 KiB of arguments as they are; for more, it tells where each one is
- * (CUDA 12.4). The kernel is the runtime's, found by the function that the client has registered. A
- * launch that fails is made once more by the runtime, so that exit code and last error are the
- * runtime's own. Before CUDA 12.4 GVirtuS makes that launch; it does not know kernels that exist
- * only as PTX. GVirtuS does not get launches with fewer arguments than the kernel takes: its
- * handler would read beyond the request.
+ * that. The driver takes up to 4 KiB of arguments as they are; for more, and for nodes of graphs,
+ * it tells where each one is (CUDA 12.4). The kernel is the runtime's, found by the function that
+ * the client has registered. A launch that fails is made once more by the runtime, so that exit
+ * code and last error are the runtime's own. Before CUDA 12.4 GVirtuS makes that launch; it does
+ * not know kernels that exist only as PTX. GVirtuS does not get launches with fewer arguments than
+ * the kernel takes: its handler would read beyond the request.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 
@@ -127,22 +127,21 @@ static bool load(struct gpu_session *x)
 /* A failed look-up sets the thread's last error. If GVirtuS can make the launch (`can_pass`),
  * nothing is looked up while an earlier call's error is pending, so that it stays the last error.
  * The first look-up of a kernel loads it, which must not affect what the thread captures. */
-static bool find_kernel(struct gpu_session *x, struct launch_function *f, uint64_t name,
-                        bool can_pass)
+static int find_kernel(struct gpu_session *x, struct launch_function *f, uint64_t name,
+                       bool can_pass)
 {
-    if (can_pass && cuda.peek_error())
-        return false;
+    const int before = can_pass ? cuda.peek_error() : 0;
+    if (before)
+        return before;
     const bool loads = ibx_frees_begin_load(x, name);
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)name);
     ibx_cuda_capture_restore(x->cuda, mode);
     if (loads)
         ibx_frees_end_load(x, name);
-    if (!rc)
-        return true;
-    if (can_pass)
+    if (rc && can_pass)
         cuda.get_error();
-    return false;
+    return rc;
 }
 
 static struct launch_function *place_of(struct gpu_session *x, uint64_t function)
@@ -163,8 +162,8 @@ static struct launch_function *known_of(struct gpu_session *x, uint64_t function
                : NULL;
 }
 
-/* The kernel, which is looked up if it is not known. Its module is held likewise. NULL: there is no
- * such kernel. */
+/* The kernel, which is looked up if it is not known. Its module is held likewise. NULL: the error
+ * is x->launches.failure. */
 static struct launch_function *function_of(struct gpu_session *x, uint64_t function, bool can_pass)
 {
     const unsigned since = ibx_registrations_changes();
@@ -172,13 +171,15 @@ static struct launch_function *function_of(struct gpu_session *x, uint64_t funct
     void *context = NULL;
     if (f)
         return f;
-    if (x->cuda->ctx_get_current(&context))
+    x->launches.failure = x->cuda->ctx_get_current(&context);
+    if (x->launches.failure)
         return NULL;
     f = place_of(x, function);
     *f = (struct launch_function){.function = function, .context = context, .since = since};
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
     f->module = x->launches.user.held;
-    if (name && find_kernel(x, f, name, can_pass))
+    x->launches.failure = name ? find_kernel(x, f, name, can_pass) : INVALID_FUNCTION;
+    if (!x->launches.failure)
         return f;
     f->function = 0;
     return NULL;
@@ -222,17 +223,18 @@ static size_t parameters_of(void *kernel, size_t *end)
     return count;
 }
 
-/* Sets l->pointers, which the caller frees, if the arguments cannot be passed in one buffer. */
-static int point_to_arguments(struct launch *l, void *kernel)
+/* Sets l->pointers, which the caller frees, if the arguments cannot be passed in one buffer. Nor
+ * should they for a node of a graph (`node`), where that is possible: driver 580 makes no such node
+ * a cooperative one, and captures no cooperative launch. */
+static int point_to_arguments(struct launch *l, void *kernel, bool node)
 {
     size_t end, at, n;
-    if (l->bytes <= PACKED_MAX)
+    const bool must = l->bytes > PACKED_MAX;
+    if (!must && (!node || !l->bytes))
         return 0;
-    if (!cuda.parameter)
-        return CUDA_NOT_SUPPORTED;
     const size_t count = parameters_of(kernel, &end);
     if (!count || end > l->bytes)
-        return CUDA_INVALID_VALUE;
+        return !must ? 0 : cuda.parameter ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED;
     l->pointers = calloc(count, sizeof(*l->pointers));
     for (size_t i = 0; l->pointers && i < count; i++) {
         if (cuda.parameter(kernel, i, &at, &n))
@@ -256,7 +258,7 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
     if (!f || f->refused)
         return -1;
     const unsigned before = ibx_captures_over_so_far();
-    int rc = point_to_arguments(&l, f->kernel);
+    int rc = point_to_arguments(&l, f->kernel, false);
     if (!rc)
         rc =
             cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
@@ -378,7 +380,7 @@ int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first
         n++;
     ibx_functions_let_go(&x->launches.user);
     *count = n;
-    return f ? 0 : INVALID_FUNCTION;
+    return f ? 0 : x->launches.failure;
 }
 
 /* Arguments that are passed in one buffer. NULL: they are not. */
@@ -419,7 +421,8 @@ int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *
     if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.parameter)
         return CUDA_NOT_SUPPORTED;
     const struct launch_function *f = function_of(x, function, false);
-    const int rc = f ? gather_arguments(f->kernel, arguments, extra, bytes, n) : INVALID_FUNCTION;
+    const int rc =
+        f ? gather_arguments(f->kernel, arguments, extra, bytes, n) : x->launches.failure;
     ibx_functions_let_go(&x->launches.user);
     return rc;
 }
@@ -440,8 +443,8 @@ static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
         return CUDA_NOT_SUPPORTED;
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)
-        return INVALID_FUNCTION;
-    int rc = point_to_arguments(&l, f->kernel);
+        return x->launches.failure;
+    int rc = point_to_arguments(&l, f->kernel, true);
     struct kernel_parameters parameters = {.kernel = f->kernel,
                                            .shared = (unsigned)l.shared,
                                            .arguments = l.pointers,
@@ -468,6 +471,12 @@ int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
     return rc;
 }
 
+static bool is_captured(struct gpu_session *x, const struct launch *l)
+{
+    uint64_t id;
+    return ibx_captures_any() && ibx_captures_active(x, l->stream, &id);
+}
+
 static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                      const uint8_t *attributes, size_t count)
 {
@@ -484,7 +493,7 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
     }
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)
-        return INVALID_FUNCTION;
+        return x->launches.failure;
     struct launch_config config = {.shared = (unsigned)l.shared,
                                    .stream = (void *)(uintptr_t)l.stream,
                                    .attributes = given,
@@ -492,7 +501,7 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
     memcpy(config.grid, l.size, sizeof(config.grid));
     memcpy(config.block, l.size + 3, sizeof(config.block));
     const unsigned before = ibx_captures_over_so_far();
-    int rc = point_to_arguments(&l, f->kernel);
+    int rc = point_to_arguments(&l, f->kernel, is_captured(x, &l));
     if (!rc)
         rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));
     free(l.pointers);

@@ -197,6 +197,12 @@ bool cooperative()
         .join();
     REQUIRE(good && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device + n, memory.data(), n));
+    std::thread([&] { // a kernel that CUDA does not give: it says why
+        stub_remote()->inject("cuKernelGetFunction", 1, 46, false);
+        good = fails(launch(&stub_kernel, {9, 1, 1}, {100, 1, 1}, arguments, 0, stream), 46);
+    })
+        .join();
+    REQUIRE(good);
     // The error is this launch's, and a plain launch afterwards is a plain one.
     REQUIRE(fails(launch(&n, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream), 98));
     REQUIRE(cudaMemset(device + n, 0, n) == 0);

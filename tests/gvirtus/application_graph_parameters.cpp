@@ -127,6 +127,32 @@ bool kernels_that_are_set_again()
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
 }
 
+// Cooperative launches in a capture; and a plain one there, whose node becomes a cooperative one.
+static bool captures_cooperative(void **arguments)
+{
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    auto *cooperative = preloaded<Launch>("cudaLaunchCooperativeKernel");
+    constexpr LaunchAttribute is_cooperative = {2, {1}};
+    const Attribute on = {1, {}};
+    void *stream = nullptr, *graph = nullptr, *nodes[4] = {}, *exec = nullptr;
+    std::size_t count = 4;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+    const LaunchConfig config = {{2, 1, 1}, {32, 1, 1}, 0, stream, &is_cooperative, 1};
+    REQUIRE(cooperative(&stub_kernel, {2, 1, 1}, {32, 1, 1}, arguments, 0, stream) == 0);
+    REQUIRE(preloaded<LaunchAs>("cudaLaunchKernelExC")(&config, &stub_kernel, arguments) == 0);
+    REQUIRE(cudaLaunchKernel(&stub_kernel, {2, 1, 1}, {32, 1, 1}, arguments, 0, stream) == 0);
+    REQUIRE(run("cudaStreamEndCapture", stream, &graph) == 0);
+    REQUIRE((run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nodes, &count) == 0));
+    REQUIRE(count == 3);
+    REQUIRE(
+        (run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", nodes[2], 2, &on) == 0));
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    REQUIRE(run("cudaGraphLaunch", exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && run("cudaGraphDestroy", graph) == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
 // Attributes of kernels: CUDA keeps them, and copies them from node to node.
 bool attributes_of_nodes()
 {
@@ -152,6 +178,12 @@ bool attributes_of_nodes()
     REQUIRE((fails(
         run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", graph.nodes[0], 7, &set),
         1)));
+    for (void *node : graph.nodes)
+        REQUIRE((run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", node, 2, &set) ==
+                 0));
+    std::vector<char> letters(32, 'k');
+    REQUIRE(cudaMemcpy(from, letters.data(), 32, H2D) == 0);
+    REQUIRE(captures_cooperative(arguments) && device_has(device, letters.data(), 32));
     return HOLDS(graph.destroy() == 0 && cudaFree(device) == 0);
 }
 

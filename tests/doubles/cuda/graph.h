@@ -37,9 +37,10 @@ struct kernel_parameters {
     void *other_kernel, *context;
 };
 
-/* Takes a launch into the graph of its stream's capture; false: the stream is not captured. */
+/* Takes a launch into the graph of its stream's capture; false: the stream is not captured.
+ * `packed`: its arguments came in one buffer. */
 typedef bool ibx_double_take(void *stream, void *kernel, const unsigned size[6],
-                             const uint64_t values[3]);
+                             const uint64_t values[3], bool packed);
 
 struct double_graph;
 
@@ -53,6 +54,7 @@ struct graph_node {
     struct {
         uint64_t values[3]; /* arguments of the kernel */
         void *wide;         /* arguments of a kernel of IBX_DOUBLE_WIDE; NULL: another kernel */
+        bool packed;        /* the arguments came in one buffer */
         unsigned size[6];
         void *kernel;
         void *pointers[3];      /* to its arguments, for calls that return these */

@@ -42,10 +42,12 @@ EXPORT int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *valu
     return returns(0);
 }
 
+/* As an H200, makes no node a cooperative one (2) that got its arguments in one buffer. */
 EXPORT int cudaGraphKernelNodeSetAttribute(void *node, int attribute, const void *value)
 {
     struct graph_node *n = node_of(node);
-    if (n->type != NODE_KERNEL || attribute < 1 || attribute > 15)
+    if (n->type != NODE_KERNEL || attribute < 1 || attribute > 15 ||
+        (attribute == 2 && n->of.packed))
         return returns(INVALID_VALUE);
     memcpy(&n->of.attribute[attribute], value, sizeof(n->of.attribute[0]));
     return returns(0);

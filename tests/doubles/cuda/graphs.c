@@ -183,10 +183,11 @@ bool wait_fits_captures(const void *stream)
 }
 
 static bool take_kernel(void *stream, void *kernel, const unsigned size[6],
-                        const uint64_t values[3])
+                        const uint64_t values[3], bool packed)
 {
     struct graph_node *node = captured(stream, NODE_KERNEL);
     if (node) {
+        node->of.packed = packed;
         node->of.kernel = kernel;
         memcpy(node->of.size, size, sizeof(node->of.size));
         memcpy(node->of.values, values, sizeof(node->of.values));

@@ -122,10 +122,23 @@ EXPORT void ibx_double_runtime_takes(ibx_double_take *kernels)
 
 /* Whether the runtime's double captures it. */
 static bool captures_kernel(void *stream, void *kernel, const unsigned size[6],
-                            const uint64_t values[3])
+                            const uint64_t values[3], bool packed)
 {
     ibx_double_take *into = take;
-    return (uintptr_t)kernel != IBX_DOUBLE_KERNEL && into && into(stream, kernel, size, values);
+    return into && into(stream, kernel, size, values, packed);
+}
+
+/* The arguments of the other kernel. */
+static bool values_of(void **arguments, void **extra, uint64_t values[3])
+{
+    const size_t n = 3 * sizeof(*values);
+    const bool packed = !arguments && extra && extra[0] == (void *)1 && extra[2] == (void *)2 &&
+                        !extra[4] && *(size_t *)extra[3] == n;
+    if (packed)
+        memcpy(values, extra[1], n);
+    for (unsigned i = 0; arguments && i < 3; i++)
+        memcpy(&values[i], arguments[i], sizeof(*values));
+    return packed || (arguments && !extra);
 }
 
 static int launch_wide(void *kernel, void *stream, void **arguments, void **extra)
@@ -145,13 +158,12 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
     if (is_wide(kernel) && grid_x && block_x && block_x <= 1024)
         return launch_wide(kernel, stream, arguments, extra);
     const bool sound = is_copy_kernel(kernel) && grid_x && grid_y && grid_z && block_x &&
-                       block_x <= 1024 && block_y && block_z && !shared && !arguments;
-    if (!sound || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] ||
-        *(size_t *)extra[3] != sizeof(values))
+                       block_x <= 1024 && block_y && block_z && !shared;
+    if (!sound || !values_of(arguments, extra, values))
         return INVALID_VALUE;
-    memcpy(values, extra[1], sizeof(values));
     if (captures_kernel(stream, kernel,
-                        (unsigned[]){grid_x, grid_y, grid_z, block_x, block_y, block_z}, values))
+                        (unsigned[]){grid_x, grid_y, grid_z, block_x, block_y, block_z}, values,
+                        !arguments))
         return SUCCESS;
     int code = stream_of_here(stream);
     if (!code && (!kernel_reaches(values[0]) || !kernel_reaches(values[1])))
@@ -174,14 +186,15 @@ static int set_kernel(struct graph_node *node, const struct kernel_parameters *p
     if (node && node->type == NODE_KERNEL && is_wide(p->kernel)) {
         memcpy(node->of.size, p->size, sizeof(p->size));
         node->of.wide = wide_of(p->kernel, p->arguments, p->extra);
+        node->of.packed = !p->arguments;
         return node->of.wide ? SUCCESS : INVALID_VALUE;
     }
-    if (!node || node->type != NODE_KERNEL || !is_copy_kernel(p->kernel) || p->arguments ||
-        *(size_t *)p->extra[3] != sizeof(node->of.values))
+    if (!node || node->type != NODE_KERNEL || !is_copy_kernel(p->kernel) ||
+        !values_of(p->arguments, p->extra, node->of.values))
         return INVALID_VALUE;
     node->of.kernel = p->kernel;
+    node->of.packed = !p->arguments;
     memcpy(node->of.size, p->size, sizeof(p->size));
-    memcpy(node->of.values, p->extra[1], sizeof(node->of.values));
     node->of.wide = NULL;
     return SUCCESS;
 }
@@ -244,8 +257,17 @@ static bool has_clusters(const struct launch_config *c, const unsigned *cluster)
     return true;
 }
 
-/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks, and one
- * in clusters (4) has whole ones. Attribute 6 lets a kernel begin early, and 0 says nothing. */
+static bool is_captured(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool captured = capture_status(stream);
+    pthread_mutex_unlock(&mutex);
+    return captured;
+}
+
+/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks, and is
+ * not captured with its arguments in one buffer, as on an H200; and one in clusters (4) has whole
+ * ones. Attribute 6 lets a kernel begin early, and 0 says nothing. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
@@ -254,7 +276,7 @@ EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **
         const int id = a->id;
         const bool sound = id == 4 ? has_clusters(c, a->value.cluster)
                                    : !id || ((id == 2 || id == 6) && a->value.on == 1);
-        if (!sound)
+        if (!sound || (id == 2 && !arguments && is_captured(c->stream)))
             return INVALID_VALUE;
         if (id == 2 && c->grid[0] > 1000)
             return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */

@@ -375,18 +375,12 @@ EXPORT int cudaLaunchKernel(const void *function, struct size grid, struct size 
                   unsigned block_y, unsigned block_z, unsigned shared, void *stream,
                   void **arguments, void **extra) = NULL;
     void *kernel;
-    uint64_t values[3];
-    size_t bytes = sizeof(values);
-    void *extra[] = {(void *)1, values, (void *)2, &bytes, NULL};
     const int rc = cudaGetFuncBySymbol(&kernel, function);
     if (rc)
         return rc;
-    for (size_t i = 0; i < 3 && !is_wide(kernel); i++)
-        memcpy(&values[i], arguments[i], sizeof(values[i]));
     *(void **)&launch = driver_function("cuLaunchKernel");
     return returns(launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                          (unsigned)shared, stream, is_wide(kernel) ? arguments : NULL,
-                          is_wide(kernel) ? NULL : extra));
+                          (unsigned)shared, stream, arguments, NULL));
 }
 
 /* As if another call had failed. */
