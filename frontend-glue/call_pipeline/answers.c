@@ -60,8 +60,8 @@ bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *p, uint64_t device,
 {
     static const char name[] = "cudaMemcpy";
     return p->mode == IBX_PIPELINE_ALL && !atomic_load(&p->ended) && !atomic_load(&p->failure) &&
-           !ibx_process_captures() && !ibx_process_devices() && !ibx_process_shares_memory() &&
-           ibx_process_rests() &&
+           !ibx_process_is_broken() && !ibx_process_captures() && !ibx_process_devices() &&
+           !ibx_process_shares_memory() && ibx_process_rests() &&
            ibx_successes_hold(&p->forms, ibx_call_key(ibx_call_find(name, sizeof(name)), 0)) &&
            ibx_allocations_hold(device, n);
 }
@@ -86,7 +86,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     struct ibx_queued_launch launch;
     ibx_answer_success(p);
     *sure = true;
-    if (ibx_process_captures() || (call->length && call->length != n))
+    if (ibx_process_captures() || ibx_process_is_broken() || (call->length && call->length != n))
         return false;
     ibx_pipeline_forget_old(p);
     switch (call->kind) {

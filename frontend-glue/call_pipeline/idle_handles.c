@@ -34,7 +34,7 @@ bool ibx_idle_holds(struct ibx_pipeline *p, const struct ibx_idle *idle, uint64_
 {
     const uint64_t *since = idle_since(idle, handle);
     return since && *since == ibx_process_epoch() && !atomic_load(&p->failure) &&
-           ibx_pipeline_idle(p) && !ibx_process_captures();
+           ibx_pipeline_idle(p) && !ibx_process_captures() && !ibx_process_is_broken();
 }
 
 bool ibx_idle_answers(struct ibx_pipeline *p, const uint8_t *body, size_t n)
@@ -47,7 +47,7 @@ bool ibx_idle_answers(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 bool ibx_idle_device(const struct ibx_pipeline *p)
 {
     return p->rests && p->rests == ibx_process_epoch() && !atomic_load(&p->failure) &&
-           !ibx_process_captures() && !ibx_process_devices();
+           !ibx_process_captures() && !ibx_process_is_broken() && !ibx_process_devices();
 }
 
 /* After a wait for all work no stream has any. */

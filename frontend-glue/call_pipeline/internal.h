@@ -493,6 +493,10 @@ void ibx_process_share_memory(void);
 /* Whether another device than the first one may ever have been selected. */
 bool ibx_process_devices(void);
 void ibx_process_select(void);
+/* The back end has returned `exit_code`. Whether the last one that says so was a sticky error: no
+ * call succeeds then, whatever has succeeded before. `waits`: the call would have returned it. */
+void ibx_process_told(int exit_code, bool waits);
+bool ibx_process_is_broken(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);

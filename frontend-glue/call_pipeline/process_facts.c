@@ -12,7 +12,7 @@ static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
-static atomic_bool devices, shares_memory;
+static atomic_bool devices, shares_memory, is_broken;
 #define ENDED 1024u
 static _Atomic unsigned ended[ENDED]; /* by handle; several share a counter */
 
@@ -120,6 +120,18 @@ bool ibx_process_devices(void)
 void ibx_process_select(void)
 {
     atomic_store(&devices, true);
+}
+
+void ibx_process_told(int exit_code, bool waits)
+{
+    const bool breaks = ibx_call_breaks_contexts(exit_code);
+    if (breaks || (waits && !exit_code && ibx_process_is_broken()))
+        atomic_store(&is_broken, breaks);
+}
+
+bool ibx_process_is_broken(void)
+{
+    return atomic_load_explicit(&is_broken, memory_order_relaxed);
 }
 
 bool ibx_process_captures(void)
@@ -279,6 +291,7 @@ void ibx_process_facts_clear(void)
         atomic_store(&captured[i], 0);
     atomic_store(&devices, false);
     atomic_store(&shares_memory, false);
+    atomic_store(&is_broken, false);
     atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&losses, 0);
     atomic_store(&told_losses, 0);

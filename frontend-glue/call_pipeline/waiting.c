@@ -163,6 +163,7 @@ static int take_failure(struct ibx_pipeline *p)
 int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     p->told.errors += exit_code != 0;
+    ibx_process_told(exit_code, waits);
     if (exit_code) {
         p->told.clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
@@ -175,6 +176,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
     }
     const int failure = waits ? take_failure(p) : 0;
     if (failure) {
+        ibx_process_told(failure, waits);
         p->told.clean = false;
         p->told.errors++;
         p->told.last_error = failure;

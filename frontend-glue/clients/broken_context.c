@@ -15,6 +15,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
+#include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/session/supervisor.h"
 
@@ -24,18 +25,6 @@
 
 #define LEAVE_MS 3000u /* for sessions to see the error; less than a connecting client waits */
 #define LOOK_MS  10
-
-/* cudaError_t after which "the process must be terminated and relaunched", from CUDA 10.1 on. */
-bool ibx_context_breaks(int code)
-{
-    static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
-                                716, 717, 718, 719, 721, 810, 911};
-    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
-        if (codes[i] == code)
-            return true;
-    }
-    return false;
-}
 
 static atomic_int broken; /* the first sticky error, 0: none */
 
@@ -58,7 +47,7 @@ static void replace(void)
 void ibx_context_note_error(const struct gpu_session *x, int code)
 {
     int none = 0;
-    if (!ibx_context_breaks(code) || !atomic_compare_exchange_strong(&broken, &none, code))
+    if (!ibx_call_breaks_contexts(code) || !atomic_compare_exchange_strong(&broken, &none, code))
         return;
     if (ibx_client_process()) {
         ibx_log(IBX_LOG_ERROR,

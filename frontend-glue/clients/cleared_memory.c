@@ -104,7 +104,7 @@ static int clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
 /* What the client is told: that there is no memory, unless its context is broken. */
 static int told(int rc)
 {
-    return rc && !ibx_context_breaks(rc) ? CUDA_MEMORY_ALLOCATION : rc;
+    return rc && !ibx_call_breaks_contexts(rc) ? CUDA_MEMORY_ALLOCATION : rc;
 }
 
 int ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n)

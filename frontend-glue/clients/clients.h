@@ -349,8 +349,6 @@ void ibx_context_lost(struct gpu_session *x, int exit_code);
 /* A call was answered with that cudaError_t. If it is the first sticky one, logs it, and has this
  * process replaced, or closed to new clients, where that is possible. */
 void ibx_context_note_error(const struct gpu_session *x, int code);
-/* Whether it is a sticky one. */
-bool ibx_context_breaks(int code);
 /* Whether a sticky error has broken this process. */
 bool ibx_context_broken(void);
 /* A session has begun: logs that its calls will fail, if they will. */

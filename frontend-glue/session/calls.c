@@ -253,3 +253,14 @@ size_t ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **
     *call = ibx_call_find(bytes, name);
     return name + 8 + (size_t)length;
 }
+
+bool ibx_call_breaks_contexts(int exit_code)
+{
+    static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
+                                716, 717, 718, 719, 721, 810, 911};
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        if (codes[i] == exit_code)
+            return true;
+    }
+    return false;
+}

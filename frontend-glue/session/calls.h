@@ -95,6 +95,10 @@ static inline bool ibx_call_ends_capture(int exit_code)
            exit_code == IBX_CALL_CAPTURE_UNJOINED || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
 }
 
+/* Whether it is a sticky error, which all later calls of the process return: cudaError_t after
+ * which "the process must be terminated and relaunched", from CUDA 10.1 on. */
+bool ibx_call_breaks_contexts(int exit_code);
+
 /* The length of the request at the beginning of `bytes`, and its call; 0: it is not complete. */
 size_t ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
 

@@ -74,6 +74,35 @@ bool errors_later()
     return true;
 }
 
+// A sticky error that a wait has returned: no call succeeds any more, in any thread, also not one
+// that has succeeded before, and streams that were idle are no longer.
+bool sticky_errors()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    const auto query = [](App *any) { return any->call("cudaStreamQuery", Body().u64(STREAM)); };
+    REQUIRE(warm(&app) && warm(&other));
+    for (int i = 0; i < 2; i++) {
+        for (App *any : {&app, &other})
+            REQUIRE(any->launch(1) == 0 && any->set(7) == 0 && any->synchronize() == 0);
+        REQUIRE(query(&app) == 0);
+        scene.world->fatal = 700;
+        REQUIRE(app.synchronize() == 700);
+        for (App *any : {&app, &other}) {
+            REQUIRE(any->launch(1) == 700 && any->set(7) == 700);
+            REQUIRE(any->record(0) == 700 && query(any) == 700);
+        }
+        scene.world->fatal = 0; // as after a reset
+        REQUIRE(app.synchronize() == 0);
+        for (App *any : {&app, &other})
+            REQUIRE(any->last_error() == 700 && any->last_error() == 0);
+    }
+    scene.world->held = true; // launches are early again
+    const bool early = app.launch(1) == 0;
+    scene.world->held = false;
+    return HOLDS(early && app.synchronize() == 0);
+}
+
 // Errors of library calls that were answered early: their numbers are not CUDA's.
 bool errors_of_libraries()
 {
@@ -258,6 +287,7 @@ void check_errors()
 {
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
+    check("sticky errors", sticky_errors);
     check("errors of libraries' calls", errors_of_libraries);
     check("a back end that is killed", [] { return apart([] { return killed(false); }); });
     check("a back end that is killed while it is busy",
