@@ -179,6 +179,41 @@ bool sets_nowhere()
     return HOLDS(cudaFree(device) == 0);
 }
 
+// Copies that begin in memory that was registered and go beyond it, whatever is mapped there: the
+// rest of its last page, other such memory, or what replaced it. Each is as on an H200.
+static bool fails_beyond_registered(char *device)
+{
+    constexpr std::size_t page = 4096, n = 2 * page;
+    const auto map = [](void *at) {
+        const int fixed = at ? MAP_FIXED : 0;
+        return static_cast<char *>(
+            mmap(at, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
+    };
+    char *const begin = map(nullptr), *at = begin + page;
+    for (const std::size_t there : {n, n - 100}) {
+        REQUIRE(begin != MAP_FAILED && host_register(at, there, 0) == 0);
+        for (bool beside : {false, true}) {
+            REQUIRE(!beside || host_register(at + n, page, 0) == 0);
+            for (int kind : {int{H2D}, 4}) {
+                REQUIRE(cudaMemcpyAsync(device, at + 1, there - 1, kind, nullptr) == 0);
+                REQUIRE(fails(cudaMemcpyAsync(device, at + 1, there, kind, nullptr), 1));
+                REQUIRE(fails(cudaMemcpy(device, at, there + 1, kind), 1));
+                REQUIRE(cudaMemcpy(device, begin, page + n, kind) == 0); // begins before it
+            }
+            REQUIRE(cudaMemcpy(at, device, there, D2H) == 0);
+            REQUIRE(fails(cudaMemcpyAsync(at, device, there + 1, D2H, nullptr), 1));
+            REQUIRE(cudaMemcpy2D(at, page, device, page, 10, 2, D2H) == 0);
+            REQUIRE(fails(cudaMemcpy2D(at, page, device, page, 10, 3, D2H), 1));
+        }
+        REQUIRE(munmap(begin, 4 * page) == 0 && map(begin) == begin);
+        REQUIRE(fails(cudaMemcpy(device, at, there + 1, H2D), 1));
+        REQUIRE(host_unregister(at) == 0 && cudaMemcpy(device, at, there + 1, H2D) == 0);
+        REQUIRE(fails(cudaMemcpy(device, at + n, page + 1, H2D), 1));
+        REQUIRE(host_unregister(at + n) == 0 && cudaMemcpy(at, device, n + page, D2H) == 0);
+    }
+    return HOLDS(munmap(begin, 4 * page) == 0);
+}
+
 // The same of memory of a pool and of page-locked memory, and of copies.
 bool fails_beyond()
 {
@@ -231,7 +266,7 @@ bool fails_beyond()
             REQUIRE(refused(cudaMemcpy2D(at, 1024, large, 1024, 1000, beyond / 1024, kind)));
         }
     }
-    REQUIRE(cudaFree(large) == 0);
+    REQUIRE(fails_beyond_registered(large) && cudaFree(large) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
     return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0 &&
                  cudaFreeHost(next) == 0);

@@ -227,7 +227,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 bool ibx_frontend_is_short(const void *address, size_t n)
 {
     return ibx_frontend_goes_beyond((uintptr_t)address, n) ||
-           (ibx_frontend_host_goes_beyond(address, n) && !ibx_frontend_given_out(address));
+           (ibx_frontend_host_is_short(address, n) && !ibx_frontend_given_out(address));
 }
 
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)

@@ -118,22 +118,11 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
     return found;
 }
 
-/* `registered`: of memory that the application has registered, too. */
-static bool goes_beyond(const void *address, size_t n, bool registered)
+bool ibx_frontend_host_is_short(const void *address, size_t n)
 {
     struct range range;
     return ibx_frontend_host_any() && ibx_frontend_host_range(address, &range) &&
-           (range.allocated || registered) && n > range.begin + range.n - (uintptr_t)address;
-}
-
-bool ibx_frontend_host_goes_beyond(const void *address, size_t n)
-{
-    return goes_beyond(address, n, true);
-}
-
-bool ibx_frontend_host_is_short(const void *address, size_t n)
-{
-    return goes_beyond(address, n, false);
+           n > range.begin + range.n - (uintptr_t)address;
 }
 
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch)

@@ -75,10 +75,9 @@ bool ibx_frontend_host_ours(const void *address, size_t n);
 bool ibx_frontend_all_mapped(const void *address, size_t n);
 /* Whether the address is in page-locked memory: the device that was current then, and the flags. */
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
-/* Whether n bytes are more than the page-locked memory there has, whatever is behind it.
- * _is_short(): if this library has allocated it. Memory that the application has registered may be
- * unmapped since, and other memory be there. */
-bool ibx_frontend_host_goes_beyond(const void *address, size_t n);
+/* Whether n bytes are more than the page-locked memory there has, whatever is behind it: other such
+ * memory, the rest of its last page, or what was mapped there since registered memory was unmapped.
+ * CUDA goes by what it was told. */
 bool ibx_frontend_host_is_short(const void *address, size_t n);
 /* Whether page-locked memory with one of these bytes had an asynchronous copy, or kernels have had
  * access to it. */
