@@ -9,7 +9,7 @@
  *   graph_slots.c    page-locked memory through which graphs copy
  *   host_work.c      functions of the client that a stream waits for
  *   host_maps.c      page-locked memory of clients, for kernels
- *   virtual_memory.c memory that is mapped apart from its addresses
+ *   virtual_memory.c, virtual_sharing.c  memory that is mapped apart from its addresses
  *   ranges.c         ranges of addresses, found by any of them
  *   process_memory.c which addresses are this process's own memory
  *   held_memory.c    keeps memory from being freed while a copy uses it

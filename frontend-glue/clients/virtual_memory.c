@@ -16,29 +16,16 @@
  * copy of any client looks in here as long as anybody has reserved anything, and a client that has
  * much must not make that slow for others.
  */
-#include "frontend-glue/clients/virtual_memory.h"
-#include "frontend-glue/clients/clients.h"
-#include "frontend-glue/clients/ranges.h"
-#include "frontend-glue/session/mapped_memory.h"
+#include "frontend-glue/clients/virtual_memory_internal.h"
+#include "frontend-glue/tenants/shared_handles.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #define SUPPORTED  102 /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define EXPORTABLE 103 /* CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
 #define READ_WRITE 3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
-
-struct memory {
-    struct ibx_range number; /* a range of one: the number by which the client names it */
-    struct memory *next, **at;
-    unsigned long long handle; /* CUDA's */
-    size_t n;
-    struct ibx_tenant *tenant;
-    uint64_t charge; /* bytes taken of IBX_HOLD_DEVICE */
-    const void *context;
-    unsigned mappings;
-    bool named; /* by the client; when it no longer is, CUDA's handle is released */
-};
 
 struct mapping {
     struct ibx_range range;
@@ -62,39 +49,26 @@ static void *memory_tree, *reserved_tree; /* the same in trees */
 static uint64_t numbers;
 static atomic_uint reservations; /* 0: nobody needs to take the lock */
 
-/* The driver's functions; NULL in older drivers. */
-static struct driver {
-    int (*granularity)(size_t *n, const struct ibx_mapped_properties *properties, int option);
-    int (*reserve)(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
-                   unsigned long long flags);
-    int (*free)(uint64_t address, size_t n);
-    int (*create)(unsigned long long *handle, size_t n,
-                  const struct ibx_mapped_properties *properties, unsigned long long flags);
-    int (*release)(unsigned long long handle);
-    int (*map)(uint64_t address, size_t n, size_t offset, unsigned long long handle,
-               unsigned long long flags);
-    int (*unmap)(uint64_t address, size_t n);
-    int (*set_access)(uint64_t address, size_t n, const struct ibx_mapped_access *list,
-                      size_t count);
-    int (*get_access)(unsigned long long *flags, const struct ibx_mapped_location *location,
-                      uint64_t address);
-} driver;
-static bool driver_has_all; /* `driver` has all functions; both are set once, by look_up() */
+struct ibx_virtual_driver ibx_virtual_driver;
+static bool driver_has_all; /* but for export and import; both are set once, by look_up() */
 
 static void look_up(void)
 {
-    *(void **)&driver.granularity = ibx_cuda_symbol("cuMemGetAllocationGranularity");
-    *(void **)&driver.reserve = ibx_cuda_symbol("cuMemAddressReserve");
-    *(void **)&driver.free = ibx_cuda_symbol("cuMemAddressFree");
-    *(void **)&driver.create = ibx_cuda_symbol("cuMemCreate");
-    *(void **)&driver.release = ibx_cuda_symbol("cuMemRelease");
-    *(void **)&driver.map = ibx_cuda_symbol("cuMemMap");
-    *(void **)&driver.unmap = ibx_cuda_symbol("cuMemUnmap");
-    *(void **)&driver.set_access = ibx_cuda_symbol("cuMemSetAccess");
-    *(void **)&driver.get_access = ibx_cuda_symbol("cuMemGetAccess");
-    driver_has_all = driver.granularity && driver.reserve && driver.free && driver.create &&
-                     driver.release && driver.map && driver.unmap && driver.set_access &&
-                     driver.get_access;
+    *(void **)&ibx_virtual_driver.granularity = ibx_cuda_symbol("cuMemGetAllocationGranularity");
+    *(void **)&ibx_virtual_driver.reserve = ibx_cuda_symbol("cuMemAddressReserve");
+    *(void **)&ibx_virtual_driver.free = ibx_cuda_symbol("cuMemAddressFree");
+    *(void **)&ibx_virtual_driver.create = ibx_cuda_symbol("cuMemCreate");
+    *(void **)&ibx_virtual_driver.release = ibx_cuda_symbol("cuMemRelease");
+    *(void **)&ibx_virtual_driver.map = ibx_cuda_symbol("cuMemMap");
+    *(void **)&ibx_virtual_driver.unmap = ibx_cuda_symbol("cuMemUnmap");
+    *(void **)&ibx_virtual_driver.set_access = ibx_cuda_symbol("cuMemSetAccess");
+    *(void **)&ibx_virtual_driver.get_access = ibx_cuda_symbol("cuMemGetAccess");
+    *(void **)&ibx_virtual_driver.export = ibx_cuda_symbol("cuMemExportToShareableHandle");
+    *(void **)&ibx_virtual_driver.import = ibx_cuda_symbol("cuMemImportFromShareableHandle");
+    driver_has_all =
+        ibx_virtual_driver.granularity && ibx_virtual_driver.reserve && ibx_virtual_driver.free &&
+        ibx_virtual_driver.create && ibx_virtual_driver.release && ibx_virtual_driver.map &&
+        ibx_virtual_driver.unmap && ibx_virtual_driver.set_access && ibx_virtual_driver.get_access;
 }
 
 bool ibx_virtual_is_known(void)
@@ -104,14 +78,13 @@ bool ibx_virtual_is_known(void)
     return driver_has_all;
 }
 
-/* Takes the lock, and has the driver's calls end no capture. */
-static int enter(void)
+int ibx_virtual_enter(void)
 {
     pthread_mutex_lock(&lock);
     return ibx_cuda_capture_relax(ibx_cuda_load(NULL));
 }
 
-static void leave(int mode)
+void ibx_virtual_leave(int mode)
 {
     ibx_cuda_capture_restore(ibx_cuda_load(NULL), mode);
     pthread_mutex_unlock(&lock);
@@ -123,12 +96,25 @@ static struct ibx_mapped_properties of_device(int device)
                                           .at = {IBX_MAPPED_OF_DEVICE, device}};
 }
 
+/* Of memory that other processes of this back end may import, if there are any, and it can be. */
+static struct ibx_mapped_properties of_new(const struct gpu_session *x, int device)
+{
+    struct ibx_mapped_properties p = of_device(device);
+    int can = 0;
+    if (ibx_shared_handles_any() && ibx_virtual_driver.export &&
+        !x->cuda->device_get_attribute(&can, EXPORTABLE, device) && can)
+        p.handles = IBX_MAPPED_POSIX_FILE;
+    return p;
+}
+
 int ibx_virtual_granularity(const struct gpu_session *x, int device, int option, size_t *n)
 {
     const struct ibx_mapped_properties properties = of_device(device);
     int supported = 0;
     const int rc = x->cuda->device_get_attribute(&supported, SUPPORTED, device);
-    return rc ? rc : supported ? driver.granularity(n, &properties, option) : CUDA_NOT_SUPPORTED;
+    return rc          ? rc
+           : supported ? ibx_virtual_driver.granularity(n, &properties, option)
+                       : CUDA_NOT_SUPPORTED;
 }
 
 /* ------------------------------------------------------------------------------- addresses */
@@ -214,7 +200,7 @@ static void give_back(struct addresses *a)
     *a->at = a->next;
     if (a->next)
         a->next->at = a->at;
-    driver.free(a->range.begin, a->n);
+    ibx_virtual_driver.free(a->range.begin, a->n);
     count_addresses_no_more(a);
     atomic_fetch_sub(&reservations, 1);
     free(a);
@@ -226,14 +212,14 @@ static int reserve_there(struct gpu_session *x, struct addresses *a, size_t alig
     void *context = NULL;
     int rc = x->cuda->ctx_get_current(&context);
     if (!rc)
-        rc = driver.reserve(&a->range.begin, a->n, alignment, 0, 0);
+        rc = ibx_virtual_driver.reserve(&a->range.begin, a->n, alignment, 0, 0);
     if (rc)
         return rc;
     a->range.last = ibx_range_last(a->range.begin, a->n);
     a->context = context;
     if (enter_addresses(a))
         return 0;
-    driver.free(a->range.begin, a->n);
+    ibx_virtual_driver.free(a->range.begin, a->n);
     return CUDA_MEMORY_ALLOCATION;
 }
 
@@ -259,13 +245,13 @@ int ibx_virtual_reserve(struct gpu_session *x, size_t n, size_t alignment, uint6
                         const void **context)
 {
     int rc;
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     const struct addresses *a = reserve_some(x, n, alignment, &rc);
     if (a) {
         *begin = a->range.begin;
         *context = a->context;
     }
-    leave(mode);
+    ibx_virtual_leave(mode);
     return rc;
 }
 
@@ -277,10 +263,10 @@ static bool is_empty(const struct addresses *a, uint64_t begin, uint64_t n)
 
 bool ibx_virtual_is_empty(struct gpu_session *x, uint64_t begin, uint64_t n)
 {
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     const struct addresses *a = own(x, begin, n);
     const bool is = a && is_empty(a, begin, n);
-    leave(mode);
+    ibx_virtual_leave(mode);
     return is;
 }
 
@@ -295,13 +281,16 @@ static void give_back_memory(struct memory *m)
     *m->at = m->next;
     if (m->next)
         m->next->at = m->at;
-    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
+    if (!--m->is->users) {
+        ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->is->charge);
+        free(m->is);
+    }
     ibx_quota_give(entries_of(m->tenant), 1);
     free(m);
 }
 
 /* Locked. */
-static struct memory *find(uint64_t number)
+struct memory *ibx_virtual_find(uint64_t number)
 {
     return ibx_ranges_find(memory_tree, number, number);
 }
@@ -311,135 +300,160 @@ static void name_no_more(struct memory *m)
 {
     if (!m->named)
         return;
-    driver.release(m->handle);
+    if (!--m->is->names)
+        ibx_virtual_driver.release(m->is->handle);
     m->named = false;
     give_back_memory(m);
 }
 
 void ibx_virtual_end_memory(uint64_t number)
 {
-    const int mode = enter();
-    struct memory *m = find(number);
+    const int mode = ibx_virtual_enter();
+    struct memory *m = ibx_virtual_find(number);
     if (m)
         name_no_more(m);
-    leave(mode);
+    ibx_virtual_leave(mode);
 }
 
 /* Clears the memory at temporary addresses, in the current context. */
-static int clear_here(struct gpu_session *x, const struct memory *m, int device)
+static int clear_here(struct gpu_session *x, const struct backing *b)
 {
-    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, READ_WRITE};
+    const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, b->device}, READ_WRITE};
     uint64_t at = 0;
-    int rc = driver.reserve(&at, m->n, 0, 0, 0);
+    int rc = ibx_virtual_driver.reserve(&at, b->n, 0, 0, 0);
     if (rc)
         return rc;
-    rc = driver.map(at, m->n, 0, m->handle, 0);
+    rc = ibx_virtual_driver.map(at, b->n, 0, b->handle, 0);
     if (!rc) {
-        rc = driver.set_access(at, m->n, &access, 1);
+        rc = ibx_virtual_driver.set_access(at, b->n, &access, 1);
         if (!rc)
-            rc = ibx_clear_new(x, at, m->n);
-        driver.unmap(at, m->n);
+            rc = ibx_clear_new(x, at, b->n);
+        ibx_virtual_driver.unmap(at, b->n);
     }
-    driver.free(at, m->n);
+    ibx_virtual_driver.free(at, b->n);
     return rc;
 }
 
 /* Clears the memory in its own device's context, since other devices may not reach it. */
-static int clear(struct gpu_session *x, const struct memory *m, int device)
+static int clear(struct gpu_session *x, const struct backing *b)
 {
     void *context = NULL, *popped = NULL;
     int rc = x->cuda->device_primary_ctx_retain
-                 ? x->cuda->device_primary_ctx_retain(&context, device)
+                 ? x->cuda->device_primary_ctx_retain(&context, b->device)
                  : CUDA_NOT_SUPPORTED;
     if (rc)
         return rc;
     rc = x->cuda->ctx_push_current(context);
     if (!rc) {
-        rc = clear_here(x, m, device);
+        rc = clear_here(x, b);
         x->cuda->ctx_pop_current(&popped);
     }
-    x->cuda->device_primary_ctx_release(device);
+    x->cuda->device_primary_ctx_release(b->device);
     return rc;
 }
 
 /* Counts the memory as that of cudaMalloc. False: the tenant may have no more. */
-static bool count(struct gpu_session *x, struct memory *m)
+static bool count(struct gpu_session *x, struct backing *b)
 {
-    struct ibx_quota *bytes = ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE);
-    if (!ibx_quota_take(entries_of(m->tenant), 1))
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    struct ibx_quota *bytes = ibx_tenant_quota(tenant, IBX_HOLD_DEVICE);
+    if (!ibx_quota_take(entries_of(tenant), 1))
         return false;
-    m->charge = x->isolation.limited ? m->n : 0;
-    while (!ibx_quota_take(bytes, m->charge)) {
+    b->charge = x->isolation.limited ? b->n : 0;
+    while (!ibx_quota_take(bytes, b->charge)) {
         if (!ibx_client_ends_wait()) {
-            ibx_quota_give(entries_of(m->tenant), 1);
+            ibx_quota_give(entries_of(tenant), 1);
             return false;
         }
     }
     return true;
 }
 
-static void count_no_more(const struct memory *m)
+static void count_no_more(const struct gpu_session *x, const struct backing *b)
 {
-    ibx_quota_give(ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE), m->charge);
-    ibx_quota_give(entries_of(m->tenant), 1);
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    ibx_quota_give(ibx_tenant_quota(tenant, IBX_HOLD_DEVICE), b->charge);
+    ibx_quota_give(entries_of(tenant), 1);
 }
 
 /* Makes the memory in CUDA, and clears it. */
-static int make(struct gpu_session *x, struct memory *m, int device)
+static int make(struct gpu_session *x, struct backing *b)
 {
-    const struct ibx_mapped_properties properties = of_device(device);
-    void *context = NULL;
-    int rc = x->cuda->ctx_get_current(&context);
+    const struct ibx_mapped_properties properties = of_new(x, b->device);
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    if (!rc)
-        rc = driver.create(&m->handle, m->n, &properties, 0);
+    int rc = ibx_virtual_driver.create(&b->handle, b->n, &properties, 0);
     while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait())
-        rc = driver.create(&m->handle, m->n, &properties, 0);
-    m->context = context;
+        rc = ibx_virtual_driver.create(&b->handle, b->n, &properties, 0);
     if (!rc && ibx_clients_were_several()) {
-        rc = clear(x, m, device);
+        rc = clear(x, b);
         if (rc)
-            driver.release(m->handle);
+            ibx_virtual_driver.release(b->handle);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
     return rc;
 }
 
-/* Enters it in the list, with a new number. False: no memory. */
-static bool enter_memory(struct memory *m)
+bool ibx_virtual_enter_memory(struct memory *m)
 {
-    const int mode = enter();
     m->number.begin = m->number.last = ++numbers;
-    const bool entered = ibx_ranges_add(&memory_tree, &m->number);
-    if (entered) {
-        m->named = true;
-        m->at = &memories;
-        m->next = memories;
-        if (m->next)
-            m->next->at = &m->next;
-        memories = m;
-    } else {
-        driver.release(m->handle);
+    if (!ibx_ranges_add(&memory_tree, &m->number))
+        return false;
+    m->is->names++;
+    m->is->users++;
+    m->named = true;
+    m->at = &memories;
+    m->next = memories;
+    if (m->next)
+        m->next->at = &m->next;
+    memories = m;
+    return true;
+}
+
+struct memory *ibx_virtual_new_memory(struct gpu_session *x, int *rc)
+{
+    void *context = NULL;
+    struct memory *m = malloc(sizeof(*m));
+    *rc = m ? x->cuda->ctx_get_current(&context) : CUDA_MEMORY_ALLOCATION;
+    if (*rc) {
+        free(m);
+        return NULL;
     }
-    leave(mode);
-    return entered;
+    *m = (struct memory){.tenant = x->isolation.tenant, .context = context};
+    return m;
+}
+
+static int create(struct gpu_session *x, struct memory *m)
+{
+    if (!count(x, m->is))
+        return CUDA_MEMORY_ALLOCATION;
+    int rc = make(x, m->is);
+    if (!rc) {
+        const int mode = ibx_virtual_enter();
+        rc = ibx_virtual_enter_memory(m) ? 0 : CUDA_MEMORY_ALLOCATION;
+        if (rc)
+            ibx_virtual_driver.release(m->is->handle);
+        ibx_virtual_leave(mode);
+    }
+    if (rc)
+        count_no_more(x, m->is);
+    return rc;
 }
 
 int ibx_virtual_create(struct gpu_session *x, size_t n, int device, uint64_t *number)
 {
-    struct memory *m = malloc(sizeof(*m));
-    if (m)
-        *m = (struct memory){.n = n, .tenant = x->isolation.tenant};
-    if (!m || !count(x, m)) {
-        free(m);
-        return CUDA_MEMORY_ALLOCATION;
-    }
-    int rc = make(x, m, device);
-    if (!rc && !enter_memory(m))
+    int rc;
+    struct backing *is = malloc(sizeof(*is));
+    struct memory *m = ibx_virtual_new_memory(x, &rc);
+    if (m && is) {
+        *is = (struct backing){.n = n, .device = device};
+        m->is = is;
+        rc = create(x, m);
+    } else if (m) {
         rc = CUDA_MEMORY_ALLOCATION;
+    }
     if (rc) {
-        count_no_more(m);
         free(m);
+        free(is);
         return rc;
     }
     *number = m->number.begin;
@@ -483,17 +497,17 @@ static bool enter_mapping(struct addresses *a, struct mapping *m)
 /* Locked. Maps all of one piece of memory: CUDA maps no parts either. */
 static int map_there(struct addresses *a, uint64_t at, struct memory *of)
 {
-    if (touched(a, at, of->n))
+    if (touched(a, at, of->is->n))
         return CUDA_INVALID_VALUE;
     struct mapping *m = malloc(sizeof(*m));
     if (!m || !ibx_quota_take(entries_of(a->tenant), 1)) {
         free(m);
         return CUDA_MEMORY_ALLOCATION;
     }
-    *m = (struct mapping){{at, at + of->n - 1}, of};
-    int rc = driver.map(at, of->n, 0, of->handle, 0);
+    *m = (struct mapping){{at, at + of->is->n - 1}, of};
+    int rc = ibx_virtual_driver.map(at, of->is->n, 0, of->is->handle, 0);
     if (!rc && !enter_mapping(a, m)) {
-        driver.unmap(at, of->n);
+        ibx_virtual_driver.unmap(at, of->is->n);
         rc = CUDA_MEMORY_ALLOCATION;
     }
     if (rc) {
@@ -505,13 +519,13 @@ static int map_there(struct addresses *a, uint64_t at, struct memory *of)
 
 int ibx_virtual_map(struct gpu_session *x, uint64_t at, uint64_t n, uint64_t number)
 {
-    const int mode = enter();
-    struct memory *of = find(number);
+    const int mode = ibx_virtual_enter();
+    struct memory *of = ibx_virtual_find(number);
     struct addresses *a = own(x, at, n);
     const int rc = !of || !of->named || !a ? CUDA_INVALID_VALUE
-                   : of->n != n            ? CUDA_NOT_SUPPORTED
+                   : of->is->n != n        ? CUDA_NOT_SUPPORTED
                                            : map_there(a, at, of);
-    leave(mode);
+    ibx_virtual_leave(mode);
     return rc;
 }
 
@@ -528,12 +542,13 @@ static void drop(struct addresses *a, struct mapping *m)
 
 int ibx_virtual_unmap(struct gpu_session *x, uint64_t at, uint64_t n)
 {
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     struct addresses *a = own(x, at, n);
-    const int rc = a && ends_are_free(a, at, n) ? driver.unmap(at, n) : CUDA_INVALID_VALUE;
+    const int rc =
+        a && ends_are_free(a, at, n) ? ibx_virtual_driver.unmap(at, n) : CUDA_INVALID_VALUE;
     for (struct mapping *m; !rc && (m = touched(a, at, n));)
         drop(a, m);
-    leave(mode);
+    ibx_virtual_leave(mode);
     return rc;
 }
 
@@ -541,11 +556,11 @@ int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int d
                            unsigned flags)
 {
     const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, flags};
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     const struct addresses *a = own(x, at, n);
-    const int rc =
-        a && are_whole(a, at, n) ? driver.set_access(at, n, &access, 1) : CUDA_INVALID_VALUE;
-    leave(mode);
+    const int rc = a && are_whole(a, at, n) ? ibx_virtual_driver.set_access(at, n, &access, 1)
+                                            : CUDA_INVALID_VALUE;
+    ibx_virtual_leave(mode);
     return rc;
 }
 
@@ -553,11 +568,11 @@ int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
                            unsigned long long *flags)
 {
     const struct ibx_mapped_location location = {IBX_MAPPED_OF_DEVICE, device};
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     const struct addresses *a = own(x, at, 1);
-    const int rc =
-        a && touched(a, at, 1) ? driver.get_access(flags, &location, at) : CUDA_INVALID_VALUE;
-    leave(mode);
+    const int rc = a && touched(a, at, 1) ? ibx_virtual_driver.get_access(flags, &location, at)
+                                          : CUDA_INVALID_VALUE;
+    ibx_virtual_leave(mode);
     return rc;
 }
 
@@ -567,7 +582,7 @@ int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
 static void end(struct addresses *a)
 {
     for (struct mapping *m; (m = touched(a, a->range.begin, a->n));) {
-        driver.unmap(m->range.begin, m->of->n);
+        ibx_virtual_driver.unmap(m->range.begin, m->of->is->n);
         drop(a, m);
     }
     give_back(a);
@@ -577,30 +592,30 @@ bool ibx_virtual_end_addresses(uint64_t begin)
 {
     if (!atomic_load(&reservations))
         return false;
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     struct addresses *a = around(begin);
     const bool is = a && a->range.begin == begin;
     if (is)
         end(a);
-    leave(mode);
+    ibx_virtual_leave(mode);
     return is;
 }
 
 bool ibx_virtual_free(struct gpu_session *x, uint64_t begin, uint64_t n)
 {
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     struct addresses *a = own(x, begin, n);
     const bool is = a && is_empty(a, begin, n);
     if (is)
         give_back(a);
-    leave(mode);
+    ibx_virtual_leave(mode);
     return is;
 }
 
 /* The handles of these go with the context as well (handles.c). */
 void ibx_virtual_forget(const void *context)
 {
-    const int mode = enter();
+    const int mode = ibx_virtual_enter();
     for (struct memory *m = memories, *next; m; m = next) {
         next = m->next;
         if (!context || m->context == context)
@@ -611,5 +626,5 @@ void ibx_virtual_forget(const void *context)
         if (!context || a->context == context)
             end(a);
     }
-    leave(mode);
+    ibx_virtual_leave(mode);
 }

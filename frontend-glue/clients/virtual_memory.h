@@ -38,6 +38,21 @@ int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int d
 int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
                            unsigned long long *flags);
 
+/* Memory that programs share. */
+struct ibx_virtual_memory {
+    uint64_t number, n;
+    int device;
+};
+/* What the client's memory is. *fd: CUDA's descriptor of it, the caller's; NULL: it is not wanted.
+ */
+int ibx_virtual_export(uint64_t number, int *fd, struct ibx_virtual_memory *is);
+/* Gives the session's client a number of its own for memory that another client of its tenant names
+ * by `number`: *is. It is given up by ibx_virtual_end_memory(). */
+int ibx_virtual_name_again(struct gpu_session *x, uint64_t number, struct ibx_virtual_memory *is);
+/* The same by the descriptor of another process, which remains the caller's, for memory of is->n
+ * bytes on is->device. */
+int ibx_virtual_import(struct gpu_session *x, int fd, struct ibx_virtual_memory *is);
+
 /* Whether the address is in a range that any client has reserved. */
 bool ibx_virtual_holds(uint64_t address);
 /* Whether the address is in a reserved range, and not all of the n bytes from there on are

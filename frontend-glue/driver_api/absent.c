@@ -12,11 +12,10 @@
 
 /* All of them, each as X(call). */
 /* clang-format off */
-/* Mapped memory that is shared with other processes or devices. */
+/* Mapped memory of arrays, and of several devices. */
 #define ABSENT_0(X) \
-    X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemMapArrayAsync) \
-    X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) X(cuMulticastBindAddr) \
-    X(cuMulticastBindMem) \
+    X(cuMemMapArrayAsync) X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) \
+    X(cuMulticastBindAddr) X(cuMulticastBindMem) \
     X(cuMulticastCreate) X(cuMulticastGetGranularity) X(cuMulticastUnbind) \
     X(cuMulticastBindAddr_v2) X(cuMulticastBindMem_v2) X(cuMemGetHandleForAddressRange)
 /* Memory and semaphores of other libraries; graphics. */

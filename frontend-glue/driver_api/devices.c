@@ -11,8 +11,9 @@
 #define DEVICES    64
 #define ATTRIBUTES 160 /* more than CUDA has */
 
-#define MAPS_MEMORY 102 /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-#define TENSOR_MAPS 127 /* TENSOR_MAP_ACCESS_SUPPORTED */
+#define EXPORTS_MEMORY 103 /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
+#define MAPS_MEMORY    102 /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define TENSOR_MAPS    127 /* TENSOR_MAP_ACCESS_SUPPORTED */
 
 #define CAPABILITY_MAJOR  75 /* COMPUTE_CAPABILITY_MAJOR */
 #define TENSOR_MAPS_SINCE 9  /* the compute capability that has them (PTX: cp.async.bulk.tensor) */
@@ -36,7 +37,6 @@ static const struct {
     {93, 0},  /* CAN_USE_64_BIT_STREAM_MEM_OPS_V1 */
     {94, 0},  /* CAN_USE_STREAM_WAIT_VALUE_NOR_V1 */
     {98, 0},  /* CAN_FLUSH_REMOTE_WRITES */
-    {103, 0}, /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, of memory that is mapped */
     {104, 0}, /* HANDLE_TYPE_WIN32_HANDLE_SUPPORTED */
     {105, 0}, /* HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED */
     {107, 0}, /* GENERIC_COMPRESSION_SUPPORTED, of memory that is mapped */
@@ -136,8 +136,10 @@ static int attribute_of(int *value, int attribute, int device)
         return CUDA_SUCCESS;
     }
     int rc = CUDA_SUCCESS;
-    if (attribute == MAPS_MEMORY) /* the runtime has no such attribute */
+    if (attribute == MAPS_MEMORY) /* the runtime has no such attribute, and not the next one */
         *value = ibx_driver_maps_memory(device);
+    else if (attribute == EXPORTS_MEMORY)
+        *value = ibx_driver_exports_memory(device);
     else if (attribute == TENSOR_MAPS)
         rc = has_tensor_maps(value, device);
     else

@@ -218,6 +218,8 @@ void ibx_driver_unpacked(struct ibx_driver_arguments *a);
 
 /* Whether the back end can map memory to reserved addresses. */
 bool ibx_driver_maps_memory(int device);
+/* ... and shares it with other processes. */
+bool ibx_driver_exports_memory(int device);
 /* What is at an address. MAPPED: *is describes the mapping. */
 enum ibx_driver_place { NOT_RESERVED, RESERVED, MAPPED };
 struct ibx_driver_mapping {

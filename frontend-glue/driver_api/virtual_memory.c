@@ -2,8 +2,9 @@
 /*
  * Memory that is mapped to reserved addresses, by extension requests, which the back end's driver
  * runs. This file notes what is mapped where, and how often a handle is held: the back end keeps
- * each piece of memory until it is neither held nor mapped. Other processes cannot share it. A
- * reset of the device gives all of it back at the back end; the next call notices that here.
+ * each piece of memory until it is neither held nor mapped. What another process has exported is
+ * another piece here, with a handle of its own. A reset of the device gives all of it back at the
+ * back end; the next call notices that here.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -12,8 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
-#define OPTIONS    2 /* CU_MEM_ALLOC_GRANULARITY_* */
+#define OPTIONS 2 /* CU_MEM_ALLOC_GRANULARITY_* */
 
 struct memory {
     struct memory *next;
@@ -151,13 +151,11 @@ enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_map
 
 /* ------------------------------------------------------------------------------- granularity */
 
-/* Programs ask for memory that can be exported, and mostly do not export it: only the export
- * fails. */
 static int check(const struct ibx_mapped_properties *p)
 {
     if (!p || p->type != IBX_MAPPED_PINNED)
         return CUDA_INVALID_VALUE;
-    return p->at.type != IBX_MAPPED_OF_DEVICE || p->handles & ~POSIX_FILE || p->rdma
+    return p->at.type != IBX_MAPPED_OF_DEVICE || p->handles & ~IBX_MAPPED_POSIX_FILE || p->rdma
                ? CUDA_NOT_SUPPORTED
                : ibx_driver_check_device(p->at.id);
 }
@@ -271,6 +269,15 @@ EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
 
 /* ------------------------------------------------------------------------------- memory */
 
+/* Notes memory that the program holds once. `made`: room for the note. */
+static void note_memory(struct memory *made, uint64_t number, size_t n, int device, int handles)
+{
+    enter();
+    *made = (struct memory){memories, number, n, device, handles, 1, 0};
+    memories = made;
+    leave();
+}
+
 static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties *p,
                   unsigned long long flags)
 {
@@ -290,10 +297,7 @@ static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties
         free(m);
         return rc;
     }
-    enter();
-    *m = (struct memory){memories, number, n, p->at.id, p->handles, 1, 0};
-    memories = m;
-    leave();
+    note_memory(m, number, n, p->at.id, p->handles);
     *handle = number;
     return CUDA_SUCCESS;
 }
@@ -371,6 +375,89 @@ EXPORTED int cuMemGetAllocationPropertiesFromHandle(struct ibx_mapped_properties
                                                     uint64_t handle)
 {
     return ANYWHERE(describe(p, handle));
+}
+
+/* ------------------------------------------------------------------------ of other processes */
+
+static void begin_export(struct extension_request *e, uint64_t number)
+{
+    ibx_frontend_request_begin(e, IBX_EXT_VIRTUAL_EXPORT, "cuMemExportToShareableHandle");
+    ibx_put_u64(&e->body, number);
+}
+
+/* A back end that can do it answers for memory that does not exist, too. */
+bool ibx_driver_exports_memory(int device)
+{
+    struct extension_request e;
+    int code;
+    begin_export(&e, 0);
+    return ibx_driver_maps_memory(device) && ibx_frontend_request_try(&e, NULL, 0, &code) &&
+           code == CUDA_INVALID_VALUE;
+}
+
+static int export_memory(int *file, uint64_t handle, int type, unsigned long long flags)
+{
+    struct extension_request e;
+    uint8_t bytes[IBX_EXT_HANDLE];
+    enter();
+    const struct memory *m = find(handle);
+    const bool can = m && m->handles & type;
+    leave();
+    if (!file || !m || flags || (type == IBX_MAPPED_POSIX_FILE && !can))
+        return CUDA_INVALID_VALUE;
+    if (type != IBX_MAPPED_POSIX_FILE)
+        return CUDA_NOT_SUPPORTED;
+    begin_export(&e, handle);
+    const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
+    const int fd = rc ? -1 : ibx_frontend_handle_file(FILE_OF_MAPPED, bytes);
+    if (rc || fd < 0)
+        return rc ? rc : CUDA_MEMORY_ALLOCATION;
+    *file = fd;
+    return CUDA_SUCCESS;
+}
+
+EXPORTED int cuMemExportToShareableHandle(void *made, uint64_t handle, int type,
+                                          unsigned long long flags)
+{
+    return ANYWHERE(export_memory(made, handle, type, flags));
+}
+
+static int ask_import(struct extension_request *e, struct memory *made, uint64_t *handle)
+{
+    uint8_t bytes[8 + 8 + 4];
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    const int rc = ibx_frontend_request_make(e, bytes, sizeof(bytes));
+    if (rc)
+        return rc == CUDA_INVALID_HANDLE ? CUDA_INVALID_VALUE : rc;
+    const uint64_t number = ibx_get_u64(&r), n = ibx_get_u64(&r);
+    note_memory(made, number, n, (int)ibx_get_u32(&r), IBX_MAPPED_POSIX_FILE);
+    *handle = number;
+    return CUDA_SUCCESS;
+}
+
+/* `file` is the descriptor itself, which remains the caller's. */
+static int import_memory(uint64_t *handle, const void *file, int type)
+{
+    struct extension_request e;
+    uint8_t bytes[IBX_EXT_HANDLE];
+    if (type != IBX_MAPPED_POSIX_FILE || !handle)
+        return handle ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
+    if (!ibx_frontend_handle_in_file(FILE_OF_MAPPED, (int)(intptr_t)file, bytes))
+        return CUDA_INVALID_VALUE;
+    struct memory *made = malloc(sizeof(*made));
+    if (!made)
+        return CUDA_MEMORY_ALLOCATION;
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_IMPORT, "cuMemImportFromShareableHandle");
+    ibx_put_bytes(&e.body, bytes, sizeof(bytes));
+    const int rc = ask_import(&e, made, handle);
+    if (rc)
+        free(made);
+    return rc;
+}
+
+EXPORTED int cuMemImportFromShareableHandle(uint64_t *handle, void *file, int type)
+{
+    return ANYWHERE(import_memory(handle, file, type));
 }
 
 /* ------------------------------------------------------------------------------- mappings */

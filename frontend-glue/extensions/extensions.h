@@ -27,6 +27,7 @@
 #define IBX_FRONTEND_GLUE_EXTENSIONS_EXTENSIONS_H
 
 #include "frontend-glue/device_calls/device_calls.h"
+#include "frontend-glue/clients/virtual_memory.h"
 #include "frontend-glue/tenants/shared_handles.h"
 #include "frontend-glue/session/extensions.h"
 
@@ -171,6 +172,9 @@ bool ibx_extension_is_pool(const struct extension_request *e, const void *pool);
 int ibx_opened_memory(struct extension_request *e, const uint8_t *handle);
 int ibx_opened_event(struct extension_request *e, const uint8_t *handle);
 int ibx_opened_pool(struct extension_request *e, const uint8_t *handle);
+/* *is: for the answer, instead. */
+int ibx_opened_mappable(const struct extension_request *e, const uint8_t *handle,
+                        struct ibx_virtual_memory *is);
 int ibx_opened_pointer(struct extension_request *e, const void *pool, const uint8_t *handle);
 /* The session's client closes what it has opened: a thing of another process, or of another client
  * of this one. */

@@ -10,7 +10,8 @@
  *
  * If each program has a process of its own, the number leads other programs' processes to CUDA's
  * handle (shared_handles.c): what they open by it is memory, an event or a pool of another process,
- * as natively. For a pool, CUDA's handle is a descriptor, which they fetch (passed_descriptors.c).
+ * as natively. For a pool, and for memory of cuMemCreate, CUDA's handle is a descriptor, which they
+ * fetch (passed_descriptors.c).
  */
 #include "frontend-glue/extensions/extensions.h"
 #include "frontend-glue/extensions/passed_descriptors.h"
@@ -34,7 +35,8 @@ struct shared {
     struct shared *next_there, **there; /* of the bucket of its value */
     uint8_t number[NUMBER];
     enum ibx_shared_kind kind;
-    uint64_t value, n;         /* an event, a pool, or memory of n bytes */
+    uint64_t value, n; /* an event, a pool, or memory of n bytes; the number of the latter */
+    int device;        /* of memory that is mapped */
     unsigned long long buffer; /* memory: CUDA's unique number of the allocation */
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
@@ -71,10 +73,16 @@ static void add(struct shared *s)
     atomic_fetch_add(&count, 1);
 }
 
-/* Ends the offer of a pool's descriptor, if there is one. */
+/* Whether other processes open it by CUDA's descriptor. */
+static bool is_descriptor(enum ibx_shared_kind kind)
+{
+    return kind == IBX_SHARED_POOL || kind == IBX_SHARED_MAPPABLE;
+}
+
+/* Ends the offer of a descriptor, if there is one. */
 static void withdraw(const struct shared *s)
 {
-    if (s->kind == IBX_SHARED_POOL && ibx_shared_handles_any())
+    if (is_descriptor(s->kind) && ibx_shared_handles_any())
         ibx_passed_withdraw(&s->cuda);
 }
 
@@ -145,8 +153,10 @@ static bool make_room(const struct ibx_tenant *tenant)
 /* False: there is no room. */
 static bool publish(struct shared *s)
 {
-    struct ibx_shared_handle handle = {
-        .kind = s->pooled ? IBX_SHARED_POINTER : s->kind, .cuda = s->cuda, .n = s->n};
+    struct ibx_shared_handle handle = {.kind = s->pooled ? IBX_SHARED_POINTER : s->kind,
+                                       .cuda = s->cuda,
+                                       .n = s->n,
+                                       .device = s->device};
     if (!ibx_shared_handles_any())
         return true;
     memcpy(handle.number, s->number, sizeof(handle.number));
@@ -177,7 +187,7 @@ void ibx_ipc_gone(uint64_t value)
     if (!atomic_load(&count))
         return;
     pthread_mutex_lock(&lock);
-    for (enum ibx_shared_kind kind = IBX_SHARED_MEMORY; kind <= IBX_SHARED_POOL; kind++)
+    for (enum ibx_shared_kind kind = IBX_SHARED_MEMORY; kind <= IBX_SHARED_MAPPABLE; kind++)
         drop_value(kind, value);
     pthread_mutex_unlock(&lock);
 }
@@ -232,9 +242,10 @@ static void *pool_of(const struct extension_request *e, uint64_t memory)
 
 static enum ibx_handle_kind handle_kind(enum ibx_shared_kind kind)
 {
-    return kind == IBX_SHARED_MEMORY  ? IBX_HANDLE_MEMORY
-           : kind == IBX_SHARED_EVENT ? IBX_HANDLE_EVENT
-                                      : IBX_HANDLE_MADE_POOL;
+    return kind == IBX_SHARED_MEMORY     ? IBX_HANDLE_MEMORY
+           : kind == IBX_SHARED_EVENT    ? IBX_HANDLE_EVENT
+           : kind == IBX_SHARED_MAPPABLE ? IBX_HANDLE_MAPPABLE
+                                         : IBX_HANDLE_MADE_POOL;
 }
 
 static int share(struct extension_request *e, struct shared *wish)
@@ -243,7 +254,8 @@ static int share(struct extension_request *e, struct shared *wish)
     uint8_t handle[IBX_EXT_HANDLE] = {0};
     wish->tenant = e->x->isolation.tenant;
     wish->maker = e->x;
-    wish->known = ibx_handles_has(e->x, handle_kind(wish->kind), wish->value);
+    wish->known = wish->kind != IBX_SHARED_MAPPABLE &&
+                  ibx_handles_has(e->x, handle_kind(wish->kind), wish->value);
     if (ibx_back_end_have_cuda(e->x) && !e->x->cuda->ctx_get_current(&context))
         wish->context = context;
     pthread_mutex_lock(&lock);
@@ -255,7 +267,7 @@ static int share(struct extension_request *e, struct shared *wish)
         memcpy(handle, s->number, NUMBER);
     }
     pthread_mutex_unlock(&lock);
-    if (s && ibx_shared_handles_any())
+    if (s && (wish->kind == IBX_SHARED_MAPPABLE || ibx_shared_handles_any()))
         ibx_handles_expose(e->x, handle_kind(wish->kind), wish->value);
     ibx_put_bytes(&e->out, handle, sizeof(handle));
     return s ? 0 : CUDA_MEMORY_ALLOCATION;
@@ -356,20 +368,25 @@ static int open_found(struct extension_request *e, const uint8_t *handle, const 
     return 0;
 }
 
-static int offer(struct extension_request *e, struct shared *wish)
+/* Takes over the descriptor. */
+static int offer(const struct extension_request *e, struct shared *wish, int fd)
+{
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    const int rc = ibx_passed_offer(fd, &wish->cuda);
+    if (rc)
+        ibx_log(
+            IBX_LOG_ERROR, "%s shares %s, which is refused: %s", ibx_session_path(e->x->s)->peer,
+            wish->kind == IBX_SHARED_POOL ? "a pool of memory" : "mapped memory", strerror(-rc));
+    return rc ? CUDA_OPERATING_SYSTEM : 0;
+}
+
+static int offer_pool(struct extension_request *e, struct shared *wish)
 {
     int (*get)(int *fd, void *pool, int type, unsigned flags) = NULL;
     int fd = -1;
     FUNCTION(e, get);
-    int rc = get(&fd, pointer_to(wish->value), IBX_POSIX_FILE, 0);
-    if (rc)
-        return rc;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    rc = ibx_passed_offer(fd, &wish->cuda);
-    if (rc)
-        ibx_log(IBX_LOG_ERROR, "%s shares a pool of memory, which is refused: %s",
-                ibx_session_path(e->x->s)->peer, strerror(-rc));
-    return rc ? CUDA_OPERATING_SYSTEM : 0;
+    const int rc = get(&fd, pointer_to(wish->value), IBX_POSIX_FILE, 0);
+    return rc ? rc : offer(e, wish, fd);
 }
 
 static int share_pool(struct extension_request *e)
@@ -377,7 +394,23 @@ static int share_pool(struct extension_request *e)
     struct shared wish = {.kind = IBX_SHARED_POOL, .value = ibx_get_u64(&e->in)};
     if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
         return CUDA_INVALID_VALUE;
-    const int rc = ibx_shared_handles_any() ? offer(e, &wish) : 0;
+    const int rc = ibx_shared_handles_any() ? offer_pool(e, &wish) : 0;
+    return rc ? rc : share(e, &wish);
+}
+
+static int share_mappable(struct extension_request *e)
+{
+    struct shared wish = {.kind = IBX_SHARED_MAPPABLE, .value = ibx_get_u64(&e->in)};
+    struct ibx_virtual_memory is;
+    int fd = -1;
+    if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MAPPABLE, wish.value))
+        return CUDA_INVALID_VALUE;
+    int rc = ibx_virtual_export(wish.value, ibx_shared_handles_any() ? &fd : NULL, &is);
+    if (rc)
+        return rc;
+    wish.n = is.n;
+    wish.device = is.device;
+    rc = fd >= 0 ? offer(e, &wish, fd) : 0;
     return rc ? rc : share(e, &wish);
 }
 
@@ -412,6 +445,30 @@ static int open_pool(struct extension_request *e)
         return ibx_opened_pool(e, handle);
     ibx_put_u64(&e->out, found.value);
     return rc;
+}
+
+/* The client gets a number of its own for the memory, and names it no longer by _VIRTUAL_RELEASE.
+ */
+static int open_mappable(struct extension_request *e)
+{
+    struct shared found = {0};
+    struct ibx_virtual_memory is;
+    const uint8_t *handle = handle_in(e);
+    if (!handle || !ready(e) || !ibx_virtual_is_known())
+        return handle ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
+    int rc = open_shared(e, IBX_SHARED_MAPPABLE, handle, &found);
+    rc = rc ? ibx_opened_mappable(e, handle, &is) : ibx_virtual_name_again(e->x, found.value, &is);
+    if (rc)
+        return rc;
+    if (!ibx_handles_add(e->x, IBX_HANDLE_MAPPABLE, is.number)) {
+        ibx_virtual_end_memory(is.number);
+        return CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_clients_share(ibx_clients_number(e->x));
+    ibx_put_u64(&e->out, is.number);
+    ibx_put_u64(&e->out, is.n);
+    ibx_put_u32(&e->out, (uint32_t)is.device);
+    return 0;
 }
 
 static int open_event(struct extension_request *e)
@@ -451,5 +508,7 @@ const struct extension_call ibx_ipc_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_IPC_POOL] = {"cudaMemPoolExportToShareableHandle", share_pool},
     [IBX_EXT_IPC_OPEN_POOL] = {"cudaMemPoolImportFromShareableHandle", open_pool},
     [IBX_EXT_IPC_OPEN_POINTER] = {"cudaMemPoolImportPointer", open_pointer},
+    [IBX_EXT_VIRTUAL_EXPORT] = {NULL, share_mappable},
+    [IBX_EXT_VIRTUAL_IMPORT] = {NULL, open_mappable},
     [IBX_EXT_IPC_CLOSE] = {"cudaIpcGetMemHandle", close_shared},
 };

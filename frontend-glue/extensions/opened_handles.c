@@ -126,15 +126,16 @@ void ibx_opened_give_back(enum ibx_handle_kind kind, uint64_t value)
     pthread_mutex_unlock(&opening);
 }
 
-static int fetch(const struct extension_request *e, const struct ibx_cuda_handle *where, int *fd)
+static int fetch(const struct extension_request *e, const struct ibx_shared_handle *theirs, int *fd)
 {
-    *fd = ibx_passed_fetch(where);
+    *fd = ibx_passed_fetch(&theirs->cuda);
     if (*fd >= 0 || *fd == -ENOENT)
         return *fd < 0 ? CUDA_INVALID_HANDLE : 0;
     ibx_log(IBX_LOG_ERROR,
-            "%s opens a pool of memory of another program, which is refused: its descriptor does "
-            "not come from the process of the back end that has it: %s",
-            ibx_session_path(e->x->s)->peer, strerror(-*fd));
+            "%s opens %s of another program, which is refused: its descriptor does not come from "
+            "the process of the back end that has it: %s",
+            ibx_session_path(e->x->s)->peer,
+            theirs->kind == IBX_SHARED_POOL ? "a pool of memory" : "mapped memory", strerror(-*fd));
     return CUDA_OPERATING_SYSTEM;
 }
 
@@ -162,7 +163,7 @@ int ibx_opened_pool(struct extension_request *e, const uint8_t *handle)
     int fd = -1, rc = find(e, IBX_SHARED_POOL, handle, &theirs);
     if (!rc && !ready(e))
         rc = CUDA_INVALID_HANDLE;
-    rc = rc ? rc : fetch(e, &theirs.cuda, &fd);
+    rc = rc ? rc : fetch(e, &theirs, &fd);
     if (!rc && !ibx_room_take(e->x, IBX_HOLD_POOLS, 1))
         rc = CUDA_MEMORY_ALLOCATION;
     if (!rc) {
@@ -172,6 +173,20 @@ int ibx_opened_pool(struct extension_request *e, const uint8_t *handle)
     if (fd >= 0)
         close(fd);
     ibx_put_u64(&e->out, pool);
+    return rc;
+}
+
+int ibx_opened_mappable(const struct extension_request *e, const uint8_t *handle,
+                        struct ibx_virtual_memory *is)
+{
+    struct ibx_shared_handle theirs;
+    int fd = -1, rc = find(e, IBX_SHARED_MAPPABLE, handle, &theirs);
+    rc = rc ? rc : fetch(e, &theirs, &fd);
+    if (rc)
+        return rc;
+    *is = (struct ibx_virtual_memory){.n = theirs.n, .device = theirs.device};
+    rc = ibx_virtual_import(e->x, fd, is);
+    close(fd);
     return rc;
 }
 

@@ -170,6 +170,8 @@ enum ibx_extension {
     IBX_EXT_LINK,                /* cuLinkComplete, of several images */
     IBX_EXT_RECORD,              /* cudaEventRecordWithFlags, in a stream that is captured */
     IBX_EXT_LAUNCH_QUEUED,       /* cudaLaunchKernelExC, in a stream that is not captured */
+    IBX_EXT_VIRTUAL_EXPORT,      /* cuMemExportToShareableHandle */
+    IBX_EXT_VIRTUAL_IMPORT,      /* cuMemImportFromShareableHandle */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 

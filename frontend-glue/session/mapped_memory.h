@@ -12,6 +12,8 @@
 #define IBX_MAPPED_PINNED    1 /* CU_MEM_ALLOCATION_TYPE_PINNED */
 #define IBX_MAPPED_OF_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
 
+#define IBX_MAPPED_POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
+
 /* CUmemLocation */
 struct ibx_mapped_location {
     int type, id;

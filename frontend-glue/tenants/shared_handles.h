@@ -19,11 +19,12 @@ enum ibx_shared_kind {
     IBX_SHARED_MEMORY, /* this and the next as in IPC_CLOSE */
     IBX_SHARED_EVENT,
     IBX_SHARED_POOL,
-    IBX_SHARED_POINTER, /* memory of a pool */
+    IBX_SHARED_POINTER,  /* memory of a pool */
+    IBX_SHARED_MAPPABLE, /* memory that is mapped apart from its addresses */
 };
 
-/* CUDA's handle for other processes; for a pool, where its descriptor can be fetched
- * (passed_descriptors.h). */
+/* CUDA's handle for other processes; for a pool, and for memory that is mapped apart from its
+ * addresses, where its descriptor can be fetched (passed_descriptors.h). */
 struct ibx_cuda_handle {
     _Alignas(8) uint8_t bytes[IBX_SHARED_HANDLE];
 };
@@ -33,6 +34,7 @@ struct ibx_shared_handle {
     enum ibx_shared_kind kind;
     struct ibx_cuda_handle cuda;
     uint64_t n; /* bytes of memory */
+    int device; /* of memory that is mapped */
 };
 
 static inline bool ibx_shared_is_number(const uint8_t *handle)

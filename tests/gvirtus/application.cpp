@@ -294,6 +294,7 @@ int main(int argc, char **argv)
         {"processes", processes},
         {"programs", programs},
         {"processes-and-pools", processes_and_pools},
+        {"processes-and-mapped", processes_and_mapped},
         {"processes-apart", processes_apart},
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},

@@ -457,6 +457,7 @@ bool calls_as_process_ends();
 bool processes();
 bool programs();
 bool processes_and_pools();
+bool processes_and_mapped();
 bool processes_apart();
 
 // application_async.cpp

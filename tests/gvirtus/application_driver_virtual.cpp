@@ -189,7 +189,7 @@ bool driver_maps_nothing()
                0ull) == 801);
     REQUIRE(cu("cuMemCreate", &none, each, static_cast<const MappedProperties *>(&of_host), 0ull) ==
             801);
-    to_share.handles = 1; // by a descriptor, as PyTorch wants it: its export alone fails
+    to_share.handles = 1; // by a descriptor, as PyTorch wants it
     REQUIRE(cu("cuMemCreate", &none, each, static_cast<const MappedProperties *>(&to_share),
                0ull) == 0);
     REQUIRE(cu("cuMemGetAllocationPropertiesFromHandle", &of_host, none) == 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Memory and events that two processes of one tenant share.
-#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_driver.h"
 #include "tests/fixtures/patience.h"
 
 #include <cstring>
@@ -330,6 +330,149 @@ bool parent_of_pool(const Meeting &meeting)
 bool processes_and_pools()
 {
     return both(child_of_pool, parent_of_pool);
+}
+
+namespace
+{
+
+constexpr std::size_t mapped_bytes = 2u << 20;
+
+// CUmemAllocationProp, CUmemAccessDesc
+struct MappedProperties {
+    int type = 1, handles = 1, at = 1, device = 0;
+    void *rest[2] = {};
+};
+struct MappedAccess {
+    int at = 1, device = 0, flags = 3;
+};
+
+// Memory of cuMemCreate at addresses of its own.
+struct Mapped {
+    Address at = 0, handle = 0;
+
+    bool create(int handles)
+    {
+        MappedProperties wish;
+        wish.handles = handles;
+        return cu("cuMemCreate", &handle, mapped_bytes,
+                  static_cast<const MappedProperties *>(&wish), 0ull) == 0;
+    }
+    int import(int file)
+    {
+        return cu("cuMemImportFromShareableHandle", &handle,
+                  reinterpret_cast<void *>(std::intptr_t(file)), 1);
+    }
+    bool map()
+    {
+        const MappedAccess access;
+        return cu("cuMemAddressReserve", &at, mapped_bytes, std::size_t{0}, Address{0}, 0ull) ==
+                   0 &&
+               cu("cuMemMap", at, mapped_bytes, std::size_t{0}, handle, 0ull) == 0 &&
+               cu("cuMemSetAccess", at, mapped_bytes, &access, std::size_t{1}) == 0;
+    }
+    int export_it(int *file, int type = 1, unsigned long long flags = 0) const
+    {
+        return cu("cuMemExportToShareableHandle", static_cast<void *>(file), handle, type, flags);
+    }
+    bool fill(char byte) const
+    {
+        return cu("cuMemsetD8_v2", at, static_cast<unsigned char>(byte), mapped_bytes) == 0;
+    }
+    bool has(char byte) const
+    {
+        return device_has(reinterpret_cast<char *>(at), std::string(mapped_bytes, byte).c_str(),
+                          mapped_bytes);
+    }
+    bool release() const { return cu("cuMemRelease", handle) == 0; }
+    bool unmap() const
+    {
+        return cu("cuMemUnmap", at, mapped_bytes) == 0 &&
+               cu("cuMemAddressFree", at, mapped_bytes) == 0;
+    }
+};
+
+// The back end gives back what a process has left a little later.
+void wait_until_nothing_is_mapped()
+{
+    for (auto stats = stub_remote()->stats(); stats.mappable || stats.reservations;) {
+        usleep(1000);
+        stats = stub_remote()->stats();
+    }
+}
+
+// What is no handle, or not one of this memory.
+bool exports_nothing(const Mapped &memory)
+{
+    Mapped plain, none;
+    int file = -1, supported = 0;
+    REQUIRE(cu("cuDeviceGetAttribute", &supported, 103, 0) == 0 && supported == 1);
+    REQUIRE(plain.create(0) && plain.export_it(&file) == 1 && plain.release());
+    REQUIRE(plain.export_it(&file) == 1 && none.export_it(&file) == 1);
+    REQUIRE(memory.export_it(nullptr) == 1 && memory.export_it(&file, 1, 1) == 1);
+    REQUIRE(memory.export_it(&file, 8) == 801 && memory.export_it(&file, 2) == 801 && file == -1);
+    REQUIRE(none.import(-1) == 1 && none.import(0) == 1 && !none.handle);
+    REQUIRE(cu("cuMemImportFromShareableHandle", static_cast<Address *>(nullptr),
+               static_cast<void *>(nullptr), 1) == 1);
+    return HOLDS(
+        cu("cuMemImportFromShareableHandle", &none.handle, static_cast<void *>(&file), 8) == 801);
+}
+
+// Memory that the process has exported is the same memory where it imports it itself.
+bool imports_its_own(const Mapped &memory, int file)
+{
+    Mapped same, again;
+    REQUIRE(same.import(file) == 0 && again.import(file) == 0 && same.handle && again.release());
+    MappedProperties is;
+    is.device = 9;
+    REQUIRE(cu("cuMemGetAllocationPropertiesFromHandle", &is, same.handle) == 0);
+    REQUIRE(is.handles == 1 && is.device == 0);
+    REQUIRE(same.map() && same.at != memory.at && same.fill('o') && memory.has('o'));
+    REQUIRE(same.release() && memory.fill('p') && same.has('p'));
+    return HOLDS(same.unmap() && memory.has('p'));
+}
+
+bool child_of_mapped(const Meeting &meeting)
+{
+    SharedPool shared;
+    void *context = nullptr;
+    Mapped memory, again;
+    char go;
+    REQUIRE(driver_has_context(&context) && meeting.hear(false, &shared));
+    const std::string path =
+        "/proc/" + std::to_string(shared.parent) + "/fd/" + std::to_string(shared.file);
+    const int file = open(path.c_str(), O_RDONLY), other = open("/proc/self/stat", O_RDONLY);
+    REQUIRE(memory.import(other) == 1 && memory.import(file) == 0 && memory.map());
+    REQUIRE(memory.has('p') && memory.fill('c') && meeting.tell(false, 'f'));
+    // It stays when the process that has made it no longer has it; others cannot import it then.
+    REQUIRE(meeting.hear(false, &go) && memory.has('c') && again.import(file) == 1);
+    REQUIRE(memory.release() && memory.fill('d') && memory.has('d') && memory.unmap());
+    wait_until_nothing_is_mapped();
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0);
+}
+
+bool parent_of_mapped(const Meeting &meeting)
+{
+    SharedPool shared = {};
+    void *context = nullptr;
+    Mapped memory;
+    int second = -1;
+    char go;
+    shared.parent = getpid();
+    REQUIRE(driver_has_context(&context) && memory.create(1) && exports_nothing(memory));
+    REQUIRE(memory.map() && memory.fill('p') && memory.export_it(&shared.file) == 0);
+    REQUIRE(memory.export_it(&second) == 0 && second != shared.file && close(second) == 0);
+    REQUIRE(imports_its_own(memory, shared.file));
+    REQUIRE(meeting.tell(true, shared) && meeting.hear(true, &go) && memory.has('c'));
+    REQUIRE(memory.release() && memory.has('c') && memory.unmap() && meeting.tell(true, 'g'));
+    wait_until_nothing_is_mapped();
+    return HOLDS(cudaGetLastError() == 0);
+}
+
+} // namespace
+
+bool processes_and_mapped()
+{
+    return both(child_of_mapped, parent_of_mapped);
 }
 
 namespace

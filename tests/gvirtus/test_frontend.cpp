@@ -606,10 +606,13 @@ void check_what_it_does_not()
     check("memory and events of another process", [] { return run("processes", true); });
     check("memory and events of another program", between_programs);
     check("pools of another process", [] { return run("processes-and-pools", true); });
+    check("mapped memory of another process", [] { return run("processes-and-mapped", true); });
     // ... whose programs share a process.
     check("... that shares a process of the back end",
           [] { return run("processes", true, one_process); });
     check("pools of one that does", [] { return run("processes-and-pools", true, one_process); });
+    check("mapped memory of one that does",
+          [] { return run("processes-and-mapped", true, one_process); });
     check("what one that does has made", [] { return run("processes-apart", true, one_process); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });

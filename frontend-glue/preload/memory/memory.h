@@ -8,6 +8,7 @@
  *   kernel_reach.c   page-locked memory that kernels use
  *   small_memory.c   short page-locked memory
  *   pools.c, host_pools.c  memory pools
+ *   handle_files.c  descriptors for other processes
  *   device_objects.c  the list of arrays, textures and surfaces, and their end at a reset
  *   ipc.c            memory and events of other processes
  *   managed.h        lists the files of cudaMallocManaged
@@ -234,5 +235,17 @@ bool ibx_frontend_pointer_opened(void *memory, size_t n);
 /* Forgets it; false: it was not opened. */
 bool ibx_frontend_pool_closed(const void *pool);
 bool ibx_frontend_pointer_closed(const void *memory);
+
+/* ------------------------------------------------------------------------------- handle_files.c */
+
+enum handle_file {
+    FILE_OF_POOL,
+    FILE_OF_MAPPED /* memory of cuMemCreate */
+};
+/* Makes a file with a handle of IBX_EXT_HANDLE bytes. -1: there is no memory for it, or this
+ * process may have no such file. */
+int ibx_frontend_handle_file(enum handle_file kind, const uint8_t *handle);
+/* False: it is no such file. */
+bool ibx_frontend_handle_in_file(enum handle_file kind, int fd, uint8_t *handle);
 
 #endif

@@ -3,27 +3,21 @@
  * Memory pools, as extension requests. The current pool of a device is a setting of this
  * process, and kept here, because to CUDA all clients of a process of the back end are one process.
  * Pools of this host's memory are not the back end's: see host_pools.c.
- * A pool that this process exports has a handle by which another process opens it (ipc.c). CUDA's
- * file descriptor for it is here one of a file that contains the handle.
+ * A pool that this process exports has a handle by which another process opens it (ipc.c,
+ * handle_files.c).
  */
 #include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-#include "common/thread.h"
-
 #include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define DEVICES      64
 #define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
 #define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
 #define MANAGED      2  /* cudaMemAllocationTypeManaged */
 #define HANDLE_TYPES 15 /* all of cudaMemAllocationHandleType */
-
-static const char magic[8] = "ibxpool1";
 
 static _Atomic(void *) set_for[DEVICES]; /* NULL: the default pool */
 static atomic_bool any_set;              /* at some time */
@@ -325,43 +319,19 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
 
 /* ------------------------------------------------------------------------- of other processes */
 
-/* -1: there is no memory for it, or this process may have no such file. */
-static int file_with(const void *bytes, size_t n)
-{
-    if (!ibx_frontend_file_is_in_limit(n))
-        return -1;
-    const int cancel = ibx_thread_hold_cancel();
-    int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
-    if (fd >= 0 && pwrite(fd, bytes, n, 0) != (ssize_t)n) {
-        close(fd);
-        fd = -1;
-    }
-    ibx_thread_release_cancel(cancel);
-    return fd;
-}
-
-static bool read_from(int fd, void *bytes, size_t n)
-{
-    const int cancel = ibx_thread_hold_cancel();
-    const ssize_t got = pread(fd, bytes, n, 0);
-    ibx_thread_release_cancel(cancel);
-    return got == (ssize_t)n;
-}
-
 int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags)
 {
     struct extension_request e;
-    uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
+    uint8_t handle[IBX_EXT_HANDLE];
     ibx_frontend_request_begin(&e, IBX_EXT_IPC_POOL, "cudaMemPoolExportToShareableHandle");
     const bool wrong = !made || flags || ibx_host_pool_is(pool);
     if (wrong || type != POSIX_FILE)
         return ibx_frontend_fail(wrong ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     ibx_put_u64(&e.body, (uintptr_t)pool);
-    memcpy(bytes, magic, sizeof(magic));
-    const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_EXT_HANDLE);
+    const int rc = ibx_frontend_request_make(&e, handle, sizeof(handle));
     if (rc)
         return rc;
-    const int fd = file_with(bytes, sizeof(bytes));
+    const int fd = ibx_frontend_handle_file(FILE_OF_POOL, handle);
     if (fd < 0)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     memcpy(made, &fd, sizeof(fd));
@@ -373,14 +343,13 @@ int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, un
 {
     struct extension_request e;
     uint64_t found = 0;
-    uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
+    uint8_t bytes[IBX_EXT_HANDLE];
     ibx_frontend_request_begin(&e, IBX_EXT_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
     if (!pool || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!pool || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
-    if (!read_from((int)(intptr_t)handle, bytes, sizeof(bytes)) ||
-        memcmp(bytes, magic, sizeof(magic)) != 0)
+    if (!ibx_frontend_handle_in_file(FILE_OF_POOL, (int)(intptr_t)handle, bytes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_EXT_HANDLE);
+    ibx_put_bytes(&e.body, bytes, sizeof(bytes));
     int rc = ibx_frontend_request_ask(&e, &found);
     if (!rc && !ibx_frontend_pool_opened((void *)(uintptr_t)found))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);

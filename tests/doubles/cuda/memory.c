@@ -18,6 +18,7 @@
 /* CUdevice_attribute */
 #define PCI_BUS         33
 #define MAPS_MEMORY     102
+#define EXPORTS_MEMORY  103
 #define GPU_DIRECT_RDMA 116
 
 static struct context contexts[2] = {{0}, {1}};
@@ -244,6 +245,7 @@ EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device
 static int attributes[ATTRIBUTES] = {
     [PCI_BUS] = 3,
     [MAPS_MEMORY] = 1,
+    [EXPORTS_MEMORY] = 1,
     [GPU_DIRECT_RDMA] = 1,
     [IBX_CUDA_DEVICE_DMA_BUF] = 1,
     [IBX_CUDA_DEVICE_RDMA_ORDERING] = IBX_CUDA_ORDERING_OWNER,

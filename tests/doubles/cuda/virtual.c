@@ -5,17 +5,21 @@
  */
 #include "tests/doubles/cuda/internal.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define GRANULE ((size_t)2 << 20)
+#define GRANULE    ((size_t)2 << 20)
+#define POSIX_FILE 1
 
 struct piece {
     struct piece *next;
     size_t n;
     int fd, device;
     bool held;
+    bool exportable, shared; /* shared: with another process, or with another piece of this one */
     unsigned mappings;
 };
 
@@ -135,11 +139,23 @@ static void drop(struct piece *p)
         at = &(*at)->next;
     *at = p->next;
     stats.mappable--;
-    if (spare) {
-        close(spare->fd);
-        free(spare);
+    struct piece *gone = p;
+    if (!p->shared) {
+        gone = spare;
+        spare = p;
     }
-    spare = p;
+    if (gone) {
+        close(gone->fd);
+        free(gone);
+    }
+}
+
+static void enter_piece(struct piece *p)
+{
+    p->next = pieces;
+    p->held = true;
+    pieces = p;
+    stats.mappable++;
 }
 
 EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct properties *p,
@@ -157,9 +173,9 @@ EXPORT int cuMemCreate(unsigned long long *handle, size_t n, const struct proper
         made->fd = memfd_create("mapped", MFD_CLOEXEC);
     if (ftruncate(made->fd, (off_t)n))
         abort();
-    *made = (struct piece){pieces, n, made->fd, p->device, true, 0};
-    pieces = made;
-    stats.mappable++;
+    *made = (struct piece){
+        .n = n, .fd = made->fd, .device = p->device, .exportable = p->handles == POSIX_FILE};
+    enter_piece(made);
     *handle = (uintptr_t)made;
     return leave(SUCCESS);
 }
@@ -172,6 +188,42 @@ static struct piece *piece_of(unsigned long long handle)
     if (!p)
         abort();
     return p;
+}
+
+EXPORT int cuMemExportToShareableHandle(int *fd, unsigned long long handle, int type,
+                                        unsigned long long flags)
+{
+    int code = enter("cuMemExportToShareableHandle");
+    if (code)
+        return code;
+    struct piece *p = piece_of(handle);
+    const int made =
+        p->exportable && type == POSIX_FILE && !flags ? fcntl(p->fd, F_DUPFD_CLOEXEC, 3) : -1;
+    if (made >= 0) {
+        p->shared = true;
+        *fd = made;
+    }
+    return leave(made >= 0 ? SUCCESS : INVALID_VALUE);
+}
+
+/* Another piece, with the same bytes. */
+EXPORT int cuMemImportFromShareableHandle(unsigned long long *handle, void *fd, int type)
+{
+    struct stat is;
+    int code = enter("cuMemImportFromShareableHandle");
+    if (code)
+        return code;
+    const int file = (int)(intptr_t)fd;
+    if (type != POSIX_FILE || fcntl(file, F_GET_SEALS) < 0 || fstat(file, &is))
+        return leave(INVALID_VALUE);
+    struct piece *made = calloc(1, sizeof(*made));
+    if (!made)
+        abort();
+    *made = (struct piece){
+        .n = (size_t)is.st_size, .fd = fcntl(file, F_DUPFD_CLOEXEC, 3), .shared = true};
+    enter_piece(made);
+    *handle = (uintptr_t)made;
+    return leave(SUCCESS);
 }
 
 EXPORT int cuMemRelease(unsigned long long handle)

@@ -53,6 +53,39 @@ static int unmap(struct client *c, uint64_t at, uint64_t n)
     return ext_call(c, IBX_EXT_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
 }
 
+static int export_piece(struct client *c, uint64_t piece, uint8_t handle[IBX_EXT_HANDLE])
+{
+    uint8_t bytes[16], out[IBX_EXT_OUT_MAX];
+    size_t n;
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_EXPORT);
+    ibx_put_u64(&w, piece);
+    const int code = ext_answer(c, &w, out, &n);
+    if (!code)
+        assert_int_equal(n, IBX_EXT_HANDLE);
+    memcpy(handle, out, IBX_EXT_HANDLE);
+    return code;
+}
+
+static int import_piece(struct client *c, const uint8_t handle[IBX_EXT_HANDLE], uint64_t *piece)
+{
+    uint8_t bytes[IBX_EXT_HANDLE + 8], out[IBX_EXT_OUT_MAX];
+    size_t n;
+    struct ibx_reader r = ibx_reader_of(out, sizeof(out));
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_IMPORT);
+    ibx_put_bytes(&w, handle, IBX_EXT_HANDLE);
+    const int code = ext_answer(c, &w, out, &n);
+    *piece = ibx_get_u64(&r);
+    if (code)
+        return code;
+    assert_true(n == 20 && ibx_get_u64(&r) == PIECE && !ibx_get_u32(&r));
+    return 0;
+}
+
+static int release(struct client *c, uint64_t piece)
+{
+    return ext_call_one(c, IBX_EXT_VIRTUAL_RELEASE, piece, NULL);
+}
+
 /* Asks the question that each copy asks, many times. */
 static double seconds_to_ask(uint64_t address, uint64_t n, bool lacks)
 {
@@ -101,7 +134,7 @@ static void test_much_that_is_mapped(void **state)
     seconds_to_ask(at, n, true);
     seconds_to_ask(at, MANY / 2 * PIECE, false);
     assert_int_equal(unmap(&alice, at, n), 0);
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(release(&alice, piece), 0);
     assert_int_equal(free_addresses(&alice, at, n), 0);
     if (last > 20 * first + 0.002)
         fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
@@ -123,6 +156,50 @@ static void test_too_many_addresses(void **state)
     assert_int_equal(free_addresses(&alice, reserve(&alice, PIECE), PIECE), 0);
     ibx_quota_give(quota, left - PIECE);
     assert_true(ibx_quota_left(quota) == left);
+}
+
+/* A client of the same tenant gets the memory by its handle, and a number of its own, which counts
+ * as an entry and takes no more memory. Another tenant gets nothing. */
+static void test_imported(void **state)
+{
+    struct ibx_quota *entries = ext_quota(&alice, IBX_HOLD_ALLOCATIONS);
+    const unsigned long pieces = cuda_stats().mappable;
+    const uint64_t left = ibx_quota_left(entries), piece = create(&alice),
+                   at = reserve(&alice, PIECE);
+    uint8_t handle[IBX_EXT_HANDLE], same[IBX_EXT_HANDLE], other[IBX_EXT_HANDLE];
+    uint64_t imported, none;
+    (void)state;
+    assert_int_equal(export_piece(&alice, piece, handle), 0);
+    assert_int_equal(export_piece(&alice, piece, same), 0);
+    assert_memory_equal(same, handle, sizeof(handle));
+    assert_int_equal(export_piece(&bob, piece, other), 1);
+    assert_int_equal(export_piece(&alice, piece + 1, other), 1);
+    assert_int_equal(import_piece(&bob, handle, &none), 400);
+    for (unsigned i = 0; i < IBX_EXT_HANDLE; i += 21) { /* also bytes that must be zero */
+        memcpy(other, handle, sizeof(handle));
+        other[i] ^= 1;
+        assert_int_equal(import_piece(&alice, other, &none), 400);
+    }
+    const uint64_t held = ibx_quota_left(entries),
+                   before = ext_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
+    assert_int_equal(import_piece(&alice, handle, &none), 2);
+    atomic_store(&entries->most, before);
+    assert_true(ibx_quota_left(entries) == held);
+    assert_int_equal(import_piece(&alice, handle, &imported), 0);
+    assert_true(imported != piece && cuda_stats().mappable == pieces + 1);
+    assert_true(ibx_quota_left(entries) == held - 1);
+    /* The memory stays when its maker no longer names it, and its handle does not. */
+    assert_int_equal(release(&alice, piece), 0);
+    assert_int_equal(import_piece(&alice, handle, &none), 400);
+    assert_int_equal(map(&alice, at, piece), 1);
+    assert_int_equal(map(&alice, at, imported), 0);
+    assert_int_equal(release(&alice, imported), 0);
+    assert_int_equal(release(&alice, imported), 1);
+    assert_true(cuda_stats().mappable == pieces + 1);
+    assert_int_equal(unmap(&alice, at, PIECE), 0);
+    assert_true(cuda_stats().mappable == pieces);
+    assert_int_equal(free_addresses(&alice, at, PIECE), 0);
+    assert_true(ibx_quota_left(entries) == left);
 }
 
 /* ---------------------------------------------------------------------- two threads of a client */
@@ -167,7 +244,7 @@ static void test_freed_while_it_is_mapped(void **state)
     atomic_store(&f.done, true);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(free_addresses(&alice, f.at, PIECE), 0);
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(release(&alice, piece), 0);
     assert_true(mapped && f.freed);
     assert_int_equal(lost, 0);
 }
@@ -205,8 +282,18 @@ static void replace_some(struct crowd *c)
         free_addresses(&c->own, before, 3 * PIECE);
     } else {
         const uint64_t before = atomic_exchange(&c->shared->pieces[i], create(&c->own));
-        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, before, NULL);
+        release(&c->own, before);
     }
+}
+
+/* The memory takes the place of another piece. */
+static void import_some(struct crowd *c, uint64_t piece)
+{
+    uint8_t handle[IBX_EXT_HANDLE];
+    uint64_t imported;
+    if (export_piece(&c->own, piece, handle) || import_piece(&c->own, handle, &imported))
+        return;
+    release(&c->own, atomic_exchange(&c->shared->pieces[next_random(c, PLACES)], imported));
 }
 
 static void do_something(struct crowd *c, const struct shared *named)
@@ -215,7 +302,7 @@ static void do_something(struct crowd *c, const struct shared *named)
     const uint64_t n = (1 + next_random(c, 3)) * PIECE;
     uint8_t bytes[64];
     struct ibx_writer w;
-    switch (next_random(c, 8)) {
+    switch (next_random(c, 9)) {
     case 0:
         replace_some(c);
         break;
@@ -238,8 +325,10 @@ static void do_something(struct crowd *c, const struct shared *named)
         free_addresses(&c->own, at, 3 * PIECE);
         break;
     case 6:
-        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE,
-                     atomic_load(&named->pieces[next_random(c, PLACES)]), NULL);
+        release(&c->own, atomic_load(&named->pieces[next_random(c, PLACES)]));
+        break;
+    case 7:
+        import_some(c, atomic_load(&named->pieces[next_random(c, PLACES)]));
         break;
     default:
         ibx_virtual_lacks(at, n);
@@ -265,7 +354,7 @@ static void end_all(struct crowd *c)
         free_addresses(&c->own, c->reserved[i], 3 * PIECE);
     }
     for (unsigned i = 0; i < PLACES; i++)
-        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
+        release(&c->own, c->shared->pieces[i]);
 }
 
 /* Nobody is harmed, and each tenant can have its whole limit again. */
@@ -339,6 +428,7 @@ int main(void)
         cmocka_unit_test(test_much_that_is_reserved),
         cmocka_unit_test(test_much_that_is_mapped),
         cmocka_unit_test(test_too_many_addresses),
+        cmocka_unit_test(test_imported),
         cmocka_unit_test(test_freed_while_it_is_mapped),
         cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_covers),
