@@ -4,6 +4,7 @@
 #include "tests/gvirtus/graph_calls.h"
 
 #include <atomic>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -407,6 +408,8 @@ bool objects_of_graphs()
     };
     // Without graphs.
     REQUIRE(make(&object, &one, 2) == 0);
+    for (unsigned none : {0u, INT_MAX + 1u, UINT_MAX})
+        REQUIRE((fails(run<void *, unsigned>("cudaUserObjectRetain", object, none), 1)));
     REQUIRE((run<void *, unsigned>("cudaUserObjectRetain", object, 1) == 0));
     REQUIRE(fails(release(object, 4), 1) && release(object, 2) == 0 && ended == 0);
     REQUIRE(release(object, 1) == 0 && ended == 1 && fails(release(object, 1), 1));
@@ -419,6 +422,7 @@ bool objects_of_graphs()
     REQUIRE(cudaStreamCreate(&stream) == 0 && graph.add("cudaGraphAddHostNode", {}, &host) == 0);
     REQUIRE(make(&object, &one, 1) == 0 && make(&other, &ten, 1) == 0);
     REQUIRE(fails(retain(stream, object, 1, 1), 1) && fails(retain(graph.handle, object, 2, 1), 1));
+    REQUIRE(fails(retain(graph.handle, object, INT_MAX + 1u, 0), 1));
     REQUIRE(retain(graph.handle, object, 1, 1) == 0 && fails(release(object, 1), 1));
     REQUIRE(retain(graph.handle, other, 2, 0) == 0 && release(other, 1) == 0 && ended == 1);
     REQUIRE(

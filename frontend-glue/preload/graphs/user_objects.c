@@ -17,6 +17,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -383,10 +384,16 @@ int cudaUserObjectCreate(void **object, void *what, void (*destroy)(void *what),
     return CUDA_SUCCESS;
 }
 
+/* Of references that are retained or released. */
+static bool is_count(unsigned count)
+{
+    return count && count <= INT_MAX;
+}
+
 int cudaUserObjectRetain(void *object, unsigned count)
 {
     pthread_mutex_lock(&lock);
-    struct object *o = count ? object_of(object) : NULL;
+    struct object *o = is_count(count) ? object_of(object) : NULL;
     if (o) {
         o->references += count;
         o->program += count;
@@ -399,7 +406,7 @@ int cudaUserObjectRelease(void *object, unsigned count)
 {
     struct object *over = NULL;
     pthread_mutex_lock(&lock);
-    struct object *o = count ? object_of(object) : NULL;
+    struct object *o = is_count(count) ? object_of(object) : NULL;
     const bool has = o && count <= o->program;
     if (has) {
         o->program -= count;
@@ -414,8 +421,8 @@ int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigne
 {
     size_t nodes = 0;
     /* Checks that it is a graph. */
-    int rc = count && flags <= MOVE ? cudaGraphGetNodes(graph, NULL, &nodes)
-                                    : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = is_count(count) && flags <= MOVE ? cudaGraphGetNodes(graph, NULL, &nodes)
+                                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     pthread_mutex_lock(&lock);
@@ -436,7 +443,7 @@ int cudaGraphReleaseUserObject(void *graph, void *object, unsigned count)
     struct object *over = NULL;
     struct holding *gone = NULL;
     pthread_mutex_lock(&lock);
-    struct object *o = count ? object_of(object) : NULL;
+    struct object *o = is_count(count) ? object_of(object) : NULL;
     struct holding **at = o ? place_of(holder_of(graph), o) : NULL, *h = at ? *at : NULL;
     const bool has = h && count <= h->count;
     if (has && !(h->count -= count)) {
