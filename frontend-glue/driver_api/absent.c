@@ -78,7 +78,7 @@
     X(cuCoredumpSetAttribute) X(cuCoredumpSetAttributeGlobal) \
     X(cuDeviceGetHostAtomicCapabilities) X(cuDeviceGetP2PAtomicCapabilities) \
     X(cuDeviceRegisterAsyncNotification) X(cuDeviceUnregisterAsyncNotification) \
-    X(cuFlushGPUDirectRDMAWrites) X(cuLibraryGetManaged) X(cuLibraryGetUnifiedFunction) \
+    X(cuFlushGPUDirectRDMAWrites) X(cuLibraryGetUnifiedFunction) \
     X(cuLogsCurrent) X(cuLogsDumpToFile) X(cuLogsDumpToMemory) X(cuLogsRegisterCallback) \
     X(cuLogsUnregisterCallback) X(cuProfilerInitialize) \
     X(cuCoredumpDeregisterCompleteCallback) X(cuCoredumpDeregisterStartCallback) \

@@ -164,12 +164,13 @@ EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *
     return ANYWHERE(cudaLibraryEnumerateKernels(functions, count, module));
 }
 
-static int variable(uint64_t *address, size_t *n, void *library, const char *name)
+static int variable(uint64_t *address, size_t *n, void *library, const char *name, bool managed)
 {
     void *at = NULL;
     if (!name || (!address && !n))
         return CUDA_INVALID_VALUE;
-    const int rc = cudaLibraryGetGlobal(&at, n, library, name);
+    const int rc = managed ? cudaLibraryGetManaged(&at, n, library, name)
+                           : cudaLibraryGetGlobal(&at, n, library, name);
     if (address) /* the driver clears these on an error, too */
         *address = (uintptr_t)at;
     if (rc && n)
@@ -179,7 +180,7 @@ static int variable(uint64_t *address, size_t *n, void *library, const char *nam
 
 EXPORTED int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name)
 {
-    return ANYWHERE(variable(address, n, module, name));
+    return ANYWHERE(variable(address, n, module, name, false));
 }
 
 /* ------------------------------------------------------------------------------- libraries */
@@ -234,7 +235,12 @@ EXPORTED int cuLibraryGetModule(void **module, void *library)
 
 EXPORTED int cuLibraryGetGlobal(uint64_t *address, size_t *n, void *library, const char *name)
 {
-    return IN_CONTEXT(variable(address, n, library, name));
+    return IN_CONTEXT(variable(address, n, library, name, false));
+}
+
+EXPORTED int cuLibraryGetManaged(uint64_t *address, size_t *n, void *library, const char *name)
+{
+    return IN_CONTEXT(variable(address, n, library, name, true));
 }
 
 /* ------------------------------------------------------------------------------- kernels */

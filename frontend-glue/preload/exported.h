@@ -309,6 +309,7 @@ int cudaLibraryGetKernel(void **kernel, void *library, const char *name);
 int cudaLibraryGetKernelCount(unsigned *count, void *library);
 int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library);
 int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *name);
+int cudaLibraryGetManaged(void **address, size_t *n, void *library, const char *name);
 int cudaFuncGetName(const char **name, const void *function);
 int cudaGetKernel(void **kernel, const void *function);
 int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);

@@ -19,12 +19,13 @@ struct bounds {
 static void measure_parameters(const char *name, size_t length, const uint8_t *fat, size_t n);
 static void find_bytes(const char *name, size_t length, size_t bytes, const struct bounds *b);
 
-static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
+static void note(const char *name, size_t length, size_t n, enum ibx_image_part what,
+                 void *argument)
 {
     struct bounds *b = argument;
     const uint8_t *at = (const uint8_t *)name;
     require(length && at >= b->begin && length <= b->n && at + length <= b->begin + b->n);
-    require(!constant || n);
+    require((what == IBX_IMAGE_KERNEL) == !n);
     if (!n && !b->kernels++)
         measure_parameters(name, length, b->begin, b->n);
     if (n && b->variables++ < 4)

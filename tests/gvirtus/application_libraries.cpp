@@ -153,10 +153,11 @@ bool registers(const void *fat)
     return true;
 }
 
+using GetVariable = int(void **, std::size_t *, void *, const char *);
+
 bool has_variable(void *library)
 {
-    using Get = int(void **, std::size_t *, void *, const char *);
-    auto *global = preloaded<Get>("cudaLibraryGetGlobal");
+    auto *global = preloaded<GetVariable>("cudaLibraryGetGlobal");
     void *at = nullptr;
     std::size_t bytes = 0;
     char back[8] = {};
@@ -167,6 +168,51 @@ bool has_variable(void *library)
                  fails(global(nullptr, nullptr, library, "other"), 1));
 }
 
+// Those that are declared __managed__ (in a cubin by the bit 4 of a symbol): the program reads and
+// writes them, and so do kernels.
+bool has_managed()
+{
+    Cubin cubin;
+    const Elf64_Section code = cubin.section(".text", SHT_PROGBITS, std::string(8, '\0')),
+                        zeros = cubin.section(".nv.global", SHT_NOBITS, std::string(20000, '\0'));
+    cubin.symbol(STUB_LIBRARY_KERNEL, STT_FUNC, code, 8, 0, Cubin::entry);
+    cubin.symbol("l5.8192.5000", STT_OBJECT, zeros, 5000, 0, 4);
+    cubin.symbol("l5.16000.9", STT_OBJECT, zeros, 9, 5000, 4);
+    cubin.symbol("v5.100.8", STT_OBJECT, zeros, 8, 5016);
+    const std::vector<char> image = cubin.image(), bytes = random_bytes(5000, 4);
+    void *library = nullptr, *kernel = nullptr, *at = nullptr, *small = nullptr, *same = nullptr;
+    std::size_t n = 0;
+    auto *managed = preloaded<GetVariable>("cudaLibraryGetManaged");
+    REQUIRE(load(&library, image.data()) == 0);
+    REQUIRE(kernel_of(&kernel, library, STUB_LIBRARY_KERNEL) == 0);
+    REQUIRE(fails(managed(&at, &n, library, "v5.100.8"), 500) && !at);
+    REQUIRE(fails(managed(&at, &n, library, "other"), 500));
+    REQUIRE(fails(managed(nullptr, nullptr, library, "l5.8192.5000"), 1));
+    REQUIRE(fails(managed(&at, &n, library, nullptr), 1));
+    REQUIRE(managed(&at, &n, library, "l5.8192.5000") == 0 && at && n == 5000);
+    REQUIRE(managed(nullptr, &n, library, "l5.16000.9") == 0 && n == 9);
+    REQUIRE(managed(&small, nullptr, library, "l5.16000.9") == 0);
+    REQUIRE(static_cast<char *>(small) == static_cast<char *>(at) + 16000 - 8192);
+    REQUIRE(managed(&same, nullptr, library, "l5.8192.5000") == 0 && same == at);
+    std::uint64_t address = 0;
+    REQUIRE(preloaded<int(std::uint64_t *, std::size_t *, void *, const char *)>(
+                "cuLibraryGetManaged")(&address, &n, library, "l5.16000.9") == 0);
+    REQUIRE(address == reinterpret_cast<std::uintptr_t>(small) && n == 9);
+    // What the program writes a kernel reads, and the other way round.
+    char *device = device_memory(5000);
+    std::memcpy(at, bytes.data(), bytes.size());
+    n = bytes.size();
+    void *forth[] = {&device, &at, &n}, *back[] = {&at, &device, &n};
+    REQUIRE(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, forth, 0, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device, bytes.data(), n));
+    REQUIRE(cudaMemset(device, 'k', n) == 0);
+    REQUIRE(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, back, 0, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 &&
+            has(static_cast<char *>(at), std::vector<char>(n, 'k')));
+    REQUIRE(unload(library) == 0 && cudaFree(device) == 0);
+    return HOLDS(fails(managed(&at, &n, library, "l5.8192.5000"), 400));
+}
+
 // As natively, it has no kernels, and who wants one or a variable is told why.
 bool does_not_work(void *library)
 {
@@ -175,8 +221,7 @@ bool does_not_work(void *library)
     unsigned count = 9;
     const int why = kernel_of(&kernel, library, STUB_STRANGE_KERNEL);
     REQUIRE(why != 0 && cudaGetLastError() == why && !kernel);
-    REQUIRE(fails(preloaded<int(void **, std::size_t *, void *, const char *)>(
-                      "cudaLibraryGetGlobal")(&kernel, &bytes, library, "other"),
+    REQUIRE(fails(preloaded<GetVariable>("cudaLibraryGetGlobal")(&kernel, &bytes, library, "other"),
                   why));
     REQUIRE(count_of(&count, library) == 0 && count == 0);
     REQUIRE(preloaded<int(void **, unsigned, void *)>("cudaLibraryEnumerateKernels")(&kernel, 1,
@@ -231,6 +276,7 @@ bool libraries()
     std::ofstream(path) << std::string(ptx);
     REQUIRE(load_file(&library, path.c_str()) == 0 && unload(library) == 0);
     REQUIRE(unlink(path.c_str()) == 0 && fails(load_file(&library, path.c_str()), 301));
+    REQUIRE(has_managed());
     // What is wrong.
     REQUIRE(fails(load(&library, "junk junk"), 200) && fails(load(&library, image.data(), 1), 801));
     REQUIRE(fails(load(nullptr, image.data()), 1) && fails(load(&library, nullptr), 1));

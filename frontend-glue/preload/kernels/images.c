@@ -13,6 +13,7 @@
 #define OPTIONS           16u   /* bytes of an (empty) options entry after the header of PTX */
 #define FLAGS             0x11u /* 64 bits, Linux */
 #define CUDA_ENTRY        0x10u /* st_other: a kernel, not a device function */
+#define CUDA_MANAGED      0x04u /* st_other: a variable that is declared __managed__ */
 #define INFO_SIZED        4u    /* format of an entry of .nv.info whose data follows it */
 #define INFO_PARAMETER    0x17u
 #define INFO_PARAMETER_V2 0x45u /* used for kernels with more than 4 KiB of parameters */
@@ -198,9 +199,13 @@ static void look_at_symbol(const struct cubin *c, const Elf64_Sym *symbol, const
     const char *section = text_at(c->image, c->names, c->sections[symbol->st_shndx].sh_name);
     const bool constant = begins(section, ".nv.constant");
     if (type == STT_FUNC && symbol->st_other & CUDA_ENTRY)
-        found(name, strlen(name), 0, false, argument);
+        found(name, strlen(name), 0, IBX_IMAGE_KERNEL, argument);
     else if (type == STT_OBJECT && symbol->st_size && (constant || begins(section, ".nv.global")))
-        found(name, strlen(name), symbol->st_size, constant, argument);
+        found(name, strlen(name), symbol->st_size,
+              constant                          ? IBX_IMAGE_CONSTANT
+              : symbol->st_other & CUDA_MANAGED ? IBX_IMAGE_MANAGED
+                                                : IBX_IMAGE_VARIABLE,
+              argument);
 }
 
 static bool open_cubin(const uint8_t *image, size_t n, struct cubin *opened)
@@ -352,7 +357,7 @@ static size_t bytes_of(struct token type)
 
 /* Parses what follows ".global" or ".const": ".align 4 .attribute(.managed) .v2 .u32 NAME[3][2]".
  */
-static void look_at_variable(const char **text, bool constant, ibx_image_found *found,
+static void look_at_variable(const char **text, enum ibx_image_part what, ibx_image_found *found,
                              void *argument)
 {
     struct token t, name = {NULL, 0};
@@ -362,8 +367,8 @@ static void look_at_variable(const char **text, bool constant, ibx_image_found *
         if (is(t, ".align")) {
             next_token(text);
         } else if (is(t, "(")) {
-            while (t.n && !is(t, ")"))
-                t = next_token(text);
+            for (; t.n && !is(t, ")"); t = next_token(text))
+                what = is(t, ".managed") ? IBX_IMAGE_MANAGED : what;
         } else if (is(t, "[")) {
             t = next_token(text);
             if (__builtin_mul_overflow(n, is(t, "]") ? 0 : strtoull(t.at, NULL, 0), &n))
@@ -377,7 +382,7 @@ static void look_at_variable(const char **text, bool constant, ibx_image_found *
         }
     }
     if (t.n && name.n && n)
-        found(name.at, name.n, n, constant, argument);
+        found(name.at, name.n, n, what, argument);
 }
 
 /* Finds kernels (".entry NAME") and the module's own variables in PTX. */
@@ -400,9 +405,10 @@ static void look_at_ptx(const char *text, ibx_image_found *found, void *argument
         else if (is(t, ".entry") && !elsewhere) {
             t = next_token(&text);
             if (t.n && is_of_word(*t.at))
-                found(t.at, t.n, 0, false, argument);
+                found(t.at, t.n, 0, IBX_IMAGE_KERNEL, argument);
         } else if ((constant || is(t, ".global")) && !elsewhere) {
-            look_at_variable(&text, constant, found, argument);
+            look_at_variable(&text, constant ? IBX_IMAGE_CONSTANT : IBX_IMAGE_VARIABLE, found,
+                             argument);
         }
     }
 }

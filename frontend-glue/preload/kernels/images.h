@@ -73,8 +73,10 @@ void ibx_image_free_wrapped(struct ibx_image_wrapper *wrapper);
 /* Whether none of the images is a cubin. GVirtuS reads kernels' arguments from cubins only. */
 bool ibx_image_lacks_cubin(const struct ibx_image_wrapper *wrapper);
 
+enum ibx_image_part { IBX_IMAGE_KERNEL, IBX_IMAGE_VARIABLE, IBX_IMAGE_CONSTANT, IBX_IMAGE_MANAGED };
+
 /* Called for each kernel (n is 0) and each variable of n bytes. */
-typedef void ibx_image_found(const char *name, size_t length, size_t n, bool constant,
+typedef void ibx_image_found(const char *name, size_t length, size_t n, enum ibx_image_part what,
                              void *argument);
 /* Calls `found` for all kernels and variables in a fat binary of n bytes. False: it is malformed
  * or, with *compressed, an image is compressed in an unknown way. */

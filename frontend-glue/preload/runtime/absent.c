@@ -82,7 +82,6 @@ ABSENT(cudaWaitExternalSemaphoresAsync_v2_ptsz)
 
 /* Libraries of kernels, functions of the driver, kernels on several devices. */
 ABSENT(cudaGetExportTable)
-ABSENT(cudaLibraryGetManaged)
 ABSENT(cudaLibraryGetUnifiedFunction)
 ABSENT(cudaLaunchCooperativeKernelMultiDevice)
 

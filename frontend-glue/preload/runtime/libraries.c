@@ -25,12 +25,14 @@
 #define UNSUPPORTED_PTX 222
 #define ATTRIBUTES_MAX  512u
 
-/* A kernel (n is 0) or a variable of n bytes. Its own address is its handle in CUDA. */
+/* A kernel (n is 0) or a variable of n bytes. Its own address is its handle in CUDA; that of one
+ * that is declared __managed__ is the pointer to it, which comes first. */
 struct part {
+    void *at; /* of a managed one, when the program has asked for it */
     struct part *next;
     struct variable_memory *memory; /* the memory of a variable whose library has no kernel */
     size_t n;
-    bool constant;
+    enum ibx_image_part what;
     char name[];
 };
 
@@ -79,7 +81,8 @@ static struct part *part_of(const struct library *l, const char *name, size_t le
 }
 
 /* The same name may come once for each architecture. */
-static void add_part(const char *name, size_t length, size_t n, bool constant, void *library)
+static void add_part(const char *name, size_t length, size_t n, enum ibx_image_part what,
+                     void *library)
 {
     struct library *l = library;
     if (length > NAME_MAX_BYTES || part_of(l, name, length, !n))
@@ -90,7 +93,7 @@ static void add_part(const char *name, size_t length, size_t n, bool constant, v
         return;
     memcpy(p->name, name, length);
     p->n = n;
-    p->constant = constant;
+    p->what = what;
     *l->last = p;
     l->last = &p->next;
     l->kernels += !n;
@@ -149,8 +152,11 @@ static bool register_module(struct library *l)
     if (!l->module)
         return false;
     for (struct part *p = l->parts; p; p = p->next) {
-        if (p->n)
-            __cudaRegisterVar(l->module, (char *)p, p->name, p->name, 0, p->n, p->constant, 0);
+        if (p->what == IBX_IMAGE_MANAGED && l->kernels)
+            __cudaRegisterManagedVar(l->module, &p->at, NULL, p->name, 0, p->n, 0, 0);
+        else if (p->n)
+            __cudaRegisterVar(l->module, (char *)p, p->name, p->name, 0, p->n,
+                              p->what == IBX_IMAGE_CONSTANT, 0);
         else
             __cudaRegisterFunction(l->module, (char *)p, p->name, p->name, -1, NULL, NULL, NULL,
                                    NULL, NULL);
@@ -434,6 +440,30 @@ int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
             kernels[i++] = p;
     pthread_mutex_unlock(&lock);
     return l ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_HANDLE);
+}
+
+/* The program has the managed variables of a library from when it first asks for one on. `address`
+ * or `n` may be NULL. */
+int cudaLibraryGetManaged(void **address, size_t *n, void *library, const char *name)
+{
+    int rc;
+    if (!name || (!address && !n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct part *found = find(library, name, false, &rc);
+    const struct library *l = library; /* found: so `library` is one */
+    if (!found)
+        return rc;
+    if (found->what != IBX_IMAGE_MANAGED)
+        return ibx_frontend_fail(CUDA_SYMBOL_NOT_FOUND);
+    if (!found->at)
+        __cudaInitModule(l->module);
+    if (!found->at)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (address)
+        *address = found->at;
+    if (n)
+        *n = found->n;
+    return CUDA_SUCCESS;
 }
 
 /* `address` or `n` may be NULL. */

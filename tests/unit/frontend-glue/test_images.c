@@ -68,14 +68,18 @@ static struct cubin cubin(void)
     return c;
 }
 
-static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
+static void note(const char *name, size_t length, size_t n, enum ibx_image_part what,
+                 void *argument)
 {
     char *all = argument;
     const size_t at = strlen(all);
     assert_true(length == strnlen(name, length));
     if (at < 200)
         snprintf(all + at, 256 - at, "%.*s:%zu%s ", (int)(length < 20 ? length : 20), name, n,
-                 constant ? "c" : "");
+                 what == IBX_IMAGE_CONSTANT  ? "c"
+                 : what == IBX_IMAGE_MANAGED ? "m"
+                                             : "");
+    assert_true((what == IBX_IMAGE_KERNEL) == !n);
 }
 
 /* Makes a fat binary that contains this image. The caller frees it. */
@@ -103,6 +107,14 @@ static void test_contents_of_an_image(void **state)
     uint8_t *fat = fat_of(&c, &n);
     assert_true(ibx_image_look(fat, n, note, found, &compressed) && !compressed);
     assert_string_equal(found, "kernel:0 var:12 con:16c ");
+    struct cubin managed = c;
+    managed.symbols[2].st_other = 4;
+    n = sizeof(c);
+    uint8_t *other = fat_of(&managed, &n);
+    found[0] = 0;
+    assert_true(ibx_image_look(other, n, note, found, &compressed));
+    assert_string_equal(found, "kernel:0 var:12m con:16c ");
+    free(other);
     assert_int_equal(fat[16 + 28], 100); /* its architecture, and its ABI */
     assert_int_equal(fat[16 + 24], 8);
     const struct ibx_image_wrapper wrapper = ibx_image_wrap(fat);
@@ -127,7 +139,7 @@ static void test_contents_of_an_image(void **state)
     n = sizeof(ptx_variables);
     uint8_t *more = fat_of(ptx_variables, &n);
     assert_true(ibx_image_look(more, n, note, variables, &compressed));
-    assert_string_equal(variables, "one:4 four:96 con:8c last:8c k:0 ");
+    assert_string_equal(variables, "one:4 four:96m con:8c last:8c k:0 ");
     free(more);
     fat[16 + 56] = 1; /* the uncompressed length */
     assert_true(!ibx_image_look(fat, n, note, found, &compressed) && compressed);
