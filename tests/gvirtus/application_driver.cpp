@@ -121,6 +121,10 @@ bool driver_begins()
     int again = -1;
     REQUIRE(attribute(&again, 33, 1) == 0 && again == value && stub_calls() == calls);
     REQUIRE(attribute(&value, 102, 0) == 0 && value == 1);
+    // Pools of the host's memory, of a node of it and of all, exist where the runtime has them.
+    for (const int pools : {142, 144})
+        for (device = 0; device < 2; device++)
+            REQUIRE(attribute(&value, pools, device) == 0 && value == device);
     REQUIRE(attribute(nullptr, 33, 0) == 1 && attribute(&value, 33, 7) == 101);
     (void)name;
     // There is no context yet.
