@@ -48,11 +48,9 @@
     X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent) \
     X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuStreamGetGreenCtx) \
     X(cuDevSmResourceSplit) X(cuStreamGetDevResource)
-/* Texture and surface references, and launches before CUDA 4. */
+/* Texture and surface references; cooperative launches on several devices. */
 #define ABSENT_4(X) \
-    X(cuFuncSetBlockShape) X(cuFuncSetSharedSize) X(cuLaunch) X(cuLaunchGrid) \
-    X(cuLaunchGridAsync) X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetSize) \
-    X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) X(cuParamSetv) X(cuSurfRefGetArray) \
+    X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetTexRef) X(cuSurfRefGetArray) \
     X(cuSurfRefSetArray) X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress) \
     X(cuTexRefGetAddressMode) \
     X(cuTexRefGetAddress_v2) X(cuTexRefGetArray) X(cuTexRefGetBorderColor) \

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Launches, which the runtime's launch makes. Arguments come one by one, or in one buffer in the
- * kernel's layout (`extra`), which the runtime's launch knows.
+ * kernel's layout (`extra`), which the runtime's launch knows. Calls from before CUDA 4, which
+ * gpu-burn still makes, fill such a buffer, which stays with the kernel.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -112,4 +113,163 @@ EXPORTED int cuLaunchCooperativeKernel(const void *function, unsigned grid_x, un
     return IN_CONTEXT_OF(stream, function ? cudaLaunchCooperativeKernel(function, grid, block,
                                                                         arguments, shared, stream)
                                           : CUDA_INVALID_HANDLE);
+}
+
+/* ---------------------------------------------------------------- launches before CUDA 4 */
+
+#define SET_BYTES 4096u /* of a kernel's arguments */
+
+/* What the next launches of a kernel take. */
+struct set_launch {
+    struct set_launch *next;
+    const void *function;
+    struct dim3 block;
+    unsigned shared;
+    unsigned n; /* bytes of arguments */
+    uint8_t bytes[SET_BYTES];
+};
+
+static struct set_launch *set_launches; /* protected by the lock of ranges */
+
+/* With the lock. NULL: nothing was set. */
+static struct set_launch *find_set(const void *function)
+{
+    struct set_launch *s = set_launches;
+    while (s && s->function != function)
+        s = s->next;
+    return s;
+}
+
+/* Returns with the lock, except on an error. */
+static int begin_set(struct set_launch **set, const void *function)
+{
+    if (!function)
+        return CUDA_INVALID_HANDLE;
+    const int rc = ibx_frontend_no_kernel(function);
+    if (rc)
+        return rc;
+    ibx_frontend_ranges_lock();
+    *set = find_set(function);
+    if (*set)
+        return CUDA_SUCCESS;
+    *set = calloc(1, sizeof(**set));
+    if (!*set) {
+        ibx_frontend_ranges_unlock();
+        return CUDA_MEMORY_ALLOCATION;
+    }
+    (*set)->function = function;
+    (*set)->next = set_launches;
+    set_launches = *set;
+    return CUDA_SUCCESS;
+}
+
+static int set_block(const void *function, int x, int y, int z)
+{
+    struct set_launch *set;
+    if (x <= 0 || y <= 0 || z <= 0)
+        return CUDA_INVALID_VALUE;
+    const int rc = begin_set(&set, function);
+    if (rc)
+        return rc;
+    set->block = (struct dim3){(unsigned)x, (unsigned)y, (unsigned)z};
+    ibx_frontend_ranges_unlock();
+    return CUDA_SUCCESS;
+}
+
+static int set_shared(const void *function, unsigned n)
+{
+    struct set_launch *set;
+    const int rc = begin_set(&set, function);
+    if (rc)
+        return rc;
+    set->shared = n;
+    ibx_frontend_ranges_unlock();
+    return CUDA_SUCCESS;
+}
+
+static int set_size(const void *function, unsigned n)
+{
+    struct set_launch *set;
+    const int rc = n <= SET_BYTES ? begin_set(&set, function) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    set->n = n;
+    ibx_frontend_ranges_unlock();
+    return CUDA_SUCCESS;
+}
+
+static int set_argument(const void *function, int at, const void *bytes, unsigned n)
+{
+    struct set_launch *set;
+    if (at < 0 || (unsigned)at > SET_BYTES || n > SET_BYTES - (unsigned)at || (!bytes && n))
+        return CUDA_INVALID_VALUE;
+    const int rc = begin_set(&set, function);
+    if (rc)
+        return rc;
+    if (n)
+        memcpy(set->bytes + at, bytes, n);
+    ibx_frontend_ranges_unlock();
+    return CUDA_SUCCESS;
+}
+
+static int launch_set(const void *function, int width, int height, void *stream)
+{
+    struct set_launch set = {0};
+    if (width <= 0 || height <= 0)
+        return CUDA_INVALID_VALUE;
+    ibx_frontend_ranges_lock();
+    const struct set_launch *is = find_set(function);
+    if (is)
+        set = *is;
+    ibx_frontend_ranges_unlock();
+    const struct launch_config config = {
+        {(unsigned)width, (unsigned)height, 1}, set.block, set.shared, stream, NULL, 0};
+    size_t n = set.n;
+    void *extra[] = {EXTRA_BUFFER, set.bytes, EXTRA_SIZE, &n, EXTRA_END};
+    return launch(&config, function, NULL, extra);
+}
+
+EXPORTED int cuFuncSetBlockShape(const void *function, int x, int y, int z)
+{
+    return ANYWHERE(set_block(function, x, y, z));
+}
+
+EXPORTED int cuFuncSetSharedSize(const void *function, unsigned n)
+{
+    return ANYWHERE(set_shared(function, n));
+}
+
+EXPORTED int cuParamSetSize(const void *function, unsigned n)
+{
+    return ANYWHERE(set_size(function, n));
+}
+
+EXPORTED int cuParamSeti(const void *function, int at, unsigned value)
+{
+    return ANYWHERE(set_argument(function, at, &value, sizeof(value)));
+}
+
+EXPORTED int cuParamSetf(const void *function, int at, float value)
+{
+    return ANYWHERE(set_argument(function, at, &value, sizeof(value)));
+}
+
+EXPORTED int cuParamSetv(const void *function, int at, const void *value, unsigned n)
+{
+    return ANYWHERE(set_argument(function, at, value, n));
+}
+
+EXPORTED int cuLaunch(const void *function)
+{
+    return IN_CONTEXT(launch_set(function, 1, 1, NULL));
+}
+
+EXPORTED int cuLaunchGrid(const void *function, int width, int height)
+{
+    return IN_CONTEXT(launch_set(function, width, height, NULL));
+}
+
+EXPORTED int cuLaunchGridAsync(const void *function, int width, int height, void *stream)
+{
+    return IN_CONTEXT_OF(stream, launch_set(function, width, height, stream));
 }

@@ -102,6 +102,55 @@ bool driver_launch_answers()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// Launches before CUDA 4: what is set stays with the kernel.
+bool driver_launches_what_is_set()
+{
+    void *context = nullptr, *module = nullptr, *function = nullptr, *stream = nullptr;
+    void *const none = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 1000;
+    const std::vector<char> image = library_cubin();
+    std::vector<char> bytes = random_bytes(n, 31), back(n);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(cu("cuModuleGetFunction", &function, module,
+               static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    const auto set = [&](int at, Address value) {
+        return cu("cuParamSetv", function, at, static_cast<void *>(&value), 8u);
+    };
+    const auto in_grid = [&](int width, int height) {
+        return cu("cuLaunchGrid", function, width, height);
+    };
+    REQUIRE(cu("cuLaunch", function) == 1); // nothing is set
+    REQUIRE(cu("cuFuncSetBlockShape", function, 1, 1, 1) == 0);
+    REQUIRE(cu("cuFuncSetSharedSize", function, 64u) == 0);
+    REQUIRE(set(0, memory + n) == 0 && set(8, memory) == 0);
+    REQUIRE(cu("cuParamSeti", function, 16, unsigned(n)) == 0);
+    REQUIRE(cu("cuParamSetf", function, 20, 0.0f) == 0);
+    REQUIRE(cu("cuLaunch", function) == 1); // 0 bytes of arguments
+    REQUIRE(cu("cuParamSetSize", function, 24u) == 0);
+    REQUIRE(cu("cuLaunch", function) == 1); // more shared memory than the double has
+    REQUIRE(cu("cuFuncSetSharedSize", function, 0u) == 0);
+    for (int i = 0; i < 3; i++) {
+        bytes[0]++;
+        REQUIRE(cu("cuMemcpyHtoD_v2", memory, static_cast<const void *>(bytes.data()), n) == 0);
+        REQUIRE((i == 0   ? cu("cuLaunch", function)
+                 : i == 1 ? in_grid(1, 1)
+                          : cu("cuLaunchGridAsync", function, 1, 1, stream)) == 0);
+        REQUIRE(cu("cuCtxSynchronize") == 0);
+        REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory + n, n) == 0);
+        REQUIRE(back == bytes);
+    }
+    REQUIRE(cu("cuLaunch", none) == 400 && in_grid(0, 1) == 1 && in_grid(1, -1) == 1);
+    REQUIRE(cu("cuFuncSetBlockShape", function, 0, 1, 1) == 1);
+    REQUIRE(cu("cuFuncSetBlockShape", none, 1, 1, 1) == 400);
+    REQUIRE(cu("cuParamSetSize", function, 4097u) == 1);
+    REQUIRE(cu("cuParamSeti", function, 4093, 1u) == 1 && cu("cuParamSeti", function, -1, 1u) == 1);
+    REQUIRE(cu("cuParamSetv", function, 0, none, 1u) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
 // Elements that no byte alone makes: one call of the back end's, in one row or several.
 bool driver_sets_elements()
 {

@@ -566,6 +566,7 @@ void check_what_it_does_not()
                              "driver-pointer-answers",
                              "driver-odd-answers",
                              "driver-launch-answers",
+                             "driver-launches-what-is-set",
                              "driver-sets-elements",
                              "driver-maps-memory",
                              "driver-maps-tensors",
