@@ -478,15 +478,24 @@ bool drawings_of_graphs()
     REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
                                                               graph.handle, &graph.nodes[0], 1,
                                                               inner.handle) == 0));
+    unsigned flags = 0;
     const auto print = [&](void *of, const char *where) {
-        return run<void *, const char *, unsigned>("cudaGraphDebugDotPrint", of, where, 1);
+        return run<void *, const char *, unsigned>("cudaGraphDebugDotPrint", of, where, flags);
     };
     const int file = mkstemp(path);
-    REQUIRE(file >= 0 && print(graph.handle, path) == 0);
-    const ssize_t n = read(file, text, sizeof(text) - 1);
+    REQUIRE(file >= 0);
+    for (const unsigned with : {0u, 1u << 10, 1u}) { // the latter two have handles
+        flags = with;
+        REQUIRE(print(graph.handle, path) == 0);
+        const ssize_t n = pread(file, text, sizeof(text) - 1, 0);
+        REQUIRE(n > 0);
+        text[n] = 0;
+        REQUIRE(!std::strstr(text, "node handle: 0x") == !with &&
+                !std::strstr(text, "func handle: 0x") == !with);
+    }
     close(file);
     unlink(path);
-    REQUIRE(n > 0 && std::strstr(text, "KERNEL") && std::strstr(text, "(7,1,1)"));
+    REQUIRE(std::strstr(text, "KERNEL") && std::strstr(text, "(7,1,1)"));
     REQUIRE(std::strstr(text, "cluster_1") && std::strstr(text, "MEMSET"));
     REQUIRE(std::strstr(text, "\"graph_0_node_0\" -> \"graph_0_node_1\";"));
     REQUIRE(fails(print(graph.handle, nullptr), 1) && fails(print(device, path), 1));

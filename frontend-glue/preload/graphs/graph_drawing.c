@@ -6,10 +6,12 @@
 
 #include "common/thread.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #define CUDA_OPERATING_SYSTEM 304
+#define SHOWS_HANDLES         (1u | 1u << 10) /* cudaGraphDebugDotFlagsVerbose, ...FlagsHandles */
 
 static const char *name_of(int type)
 {
@@ -28,11 +30,17 @@ static size_t index_of(void *const *nodes, size_t count, const void *node)
     return i;
 }
 
-/* *number: the next number of a graph in the drawing. */
-static int draw(FILE *file, void *graph, unsigned *number, unsigned depth);
+struct drawing {
+    FILE *file;
+    unsigned number; /* of the next graph in it */
+    bool handles;
+};
 
-static int draw_node(FILE *file, void *node, const char *id, unsigned *number, unsigned depth)
+static int draw(struct drawing *d, void *graph, unsigned depth);
+
+static int draw_node(struct drawing *d, void *node, const char *id, unsigned depth)
 {
+    FILE *const file = d->file;
     struct kernel_node kernel = {.function = NULL};
     void *child = NULL;
     int type = 0, rc = cudaGraphNodeGetType(node, &type);
@@ -46,10 +54,14 @@ static int draw_node(FILE *file, void *node, const char *id, unsigned *number, u
         fprintf(file, "\\n%s\\n\\<\\<\\<(%u,%u,%u),(%u,%u,%u),%u\\>\\>\\>", called ? called : "",
                 kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.block.x, kernel.block.y,
                 kernel.block.z, kernel.shared);
+    if (d->handles)
+        fprintf(file, "\\nnode handle: 0x%016" PRIxPTR, (uintptr_t)node);
+    if (d->handles && asks)
+        fprintf(file, "\\nfunc handle: 0x%016" PRIxPTR, (uintptr_t)kernel.function);
     fprintf(file, "\"];\n");
     if (type == IBX_FRONTEND_NODE_GRAPH && depth < IBX_EXT_GRAPHS_DEEP &&
         !(rc = cudaGraphChildGraphNodeGetGraph(node, &child)))
-        rc = draw(file, child, number, depth + 1);
+        rc = draw(d, child, depth + 1);
     return rc;
 }
 
@@ -69,9 +81,10 @@ static int draw_edges(FILE *file, void *graph, void *const *nodes, size_t count,
     return rc;
 }
 
-static int draw(FILE *file, void *graph, unsigned *number, unsigned depth)
+static int draw(struct drawing *d, void *graph, unsigned depth)
 {
-    const unsigned self = (*number)++;
+    FILE *const file = d->file;
+    const unsigned self = d->number++;
     size_t count = 0;
     int rc = cudaGraphGetNodes(graph, NULL, &count);
     void **nodes = rc ? NULL : calloc(count + 1, sizeof(*nodes));
@@ -84,7 +97,7 @@ static int draw(FILE *file, void *graph, unsigned *number, unsigned depth)
     for (size_t i = 0; !rc && i < count; i++) {
         char id[64];
         snprintf(id, sizeof(id), "graph_%u_node_%zu", self, i);
-        rc = draw_node(file, nodes[i], id, number, depth);
+        rc = draw_node(d, nodes[i], id, depth);
     }
     if (!rc)
         rc = draw_edges(file, graph, nodes, count, self);
@@ -93,29 +106,28 @@ static int draw(FILE *file, void *graph, unsigned *number, unsigned depth)
     return rc;
 }
 
-static int draw_into(const char *path, void *graph)
+static int draw_into(const char *path, void *graph, unsigned flags)
 {
-    unsigned number = 0;
     FILE *file = fopen(path, "we");
+    struct drawing d = {.file = file, .handles = flags & SHOWS_HANDLES};
     if (!file)
         return ibx_frontend_fail(CUDA_OPERATING_SYSTEM);
     fprintf(file, "digraph dot {\n");
-    const int rc = draw(file, graph, &number, 0);
+    const int rc = draw(&d, graph, 0);
     fprintf(file, "}\n");
     const bool written = !ferror(file);
     return fclose(file) || !written ? ibx_frontend_fail(CUDA_OPERATING_SYSTEM) : rc;
 }
 
-/* The flags ask for more or less in a node. */
+/* Of the flags, which ask for more in a node, those for handles count. */
 int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags)
 {
     size_t count = 0;
-    (void)flags;
     int rc = path ? cudaGraphGetNodes(graph, NULL, &count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     const int cancel = ibx_thread_hold_cancel();
-    rc = draw_into(path, graph);
+    rc = draw_into(path, graph, flags);
     ibx_thread_release_cancel(cancel);
     return rc;
 }
