@@ -158,6 +158,7 @@ static int begin_set(struct set_launch **set, const void *function)
         return CUDA_MEMORY_ALLOCATION;
     }
     (*set)->function = function;
+    (*set)->block = (struct dim3){1, 1, 1};
     (*set)->next = set_launches;
     set_launches = *set;
     return CUDA_SUCCESS;
@@ -214,7 +215,7 @@ static int set_argument(const void *function, int at, const void *bytes, unsigne
 
 static int launch_set(const void *function, int width, int height, void *stream)
 {
-    struct set_launch set = {0};
+    struct set_launch set = {.block = {1, 1, 1}};
     if (width <= 0 || height <= 0)
         return CUDA_INVALID_VALUE;
     ibx_frontend_ranges_lock();
@@ -231,32 +232,32 @@ static int launch_set(const void *function, int width, int height, void *stream)
 
 EXPORTED int cuFuncSetBlockShape(const void *function, int x, int y, int z)
 {
-    return ANYWHERE(set_block(function, x, y, z));
+    return IN_CONTEXT(set_block(function, x, y, z));
 }
 
 EXPORTED int cuFuncSetSharedSize(const void *function, unsigned n)
 {
-    return ANYWHERE(set_shared(function, n));
+    return IN_CONTEXT(set_shared(function, n));
 }
 
 EXPORTED int cuParamSetSize(const void *function, unsigned n)
 {
-    return ANYWHERE(set_size(function, n));
+    return IN_CONTEXT(set_size(function, n));
 }
 
 EXPORTED int cuParamSeti(const void *function, int at, unsigned value)
 {
-    return ANYWHERE(set_argument(function, at, &value, sizeof(value)));
+    return IN_CONTEXT(set_argument(function, at, &value, sizeof(value)));
 }
 
 EXPORTED int cuParamSetf(const void *function, int at, float value)
 {
-    return ANYWHERE(set_argument(function, at, &value, sizeof(value)));
+    return IN_CONTEXT(set_argument(function, at, &value, sizeof(value)));
 }
 
 EXPORTED int cuParamSetv(const void *function, int at, const void *value, unsigned n)
 {
-    return ANYWHERE(set_argument(function, at, value, n));
+    return IN_CONTEXT(set_argument(function, at, value, n));
 }
 
 EXPORTED int cuLaunch(const void *function)
