@@ -307,7 +307,9 @@ EXPORTED int cuCtxCreate_v4(void **context, const struct create_parameters *p, u
 
 EXPORTED int cuCtxDestroy_v2(void *context)
 {
-    return ANYWHERE(ibx_driver_is_context(context) ? destroy(context) : CUDA_INVALID_CONTEXT);
+    return ANYWHERE(!context                         ? CUDA_INVALID_VALUE
+                    : ibx_driver_is_context(context) ? destroy(context)
+                                                     : CUDA_INVALID_CONTEXT);
 }
 
 static int attach(void **context, unsigned flags)

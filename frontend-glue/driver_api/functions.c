@@ -101,7 +101,8 @@ EXPORTED int cuFuncSetSharedMemConfig(const void *function, int config)
 
 EXPORTED int cuFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *n)
 {
-    return ANYWHERE(cudaFuncGetParamInfo(function, index, offset, n));
+    return ANYWHERE(function ? cudaFuncGetParamInfo(function, index, offset, n)
+                             : CUDA_INVALID_VALUE);
 }
 
 /* The attribute on a device that need not be the current one. */
@@ -136,7 +137,7 @@ EXPORTED int cuKernelSetCacheConfig(const void *kernel, int config, int device)
 
 EXPORTED int cuKernelGetParamInfo(const void *kernel, size_t index, size_t *offset, size_t *n)
 {
-    return ANYWHERE(cudaFuncGetParamInfo(kernel, index, offset, n));
+    return ANYWHERE(kernel ? cudaFuncGetParamInfo(kernel, index, offset, n) : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuFuncGetParamCount(const void *function, size_t *count)

@@ -245,14 +245,24 @@ EXPORTED int cuLibraryGetManaged(uint64_t *address, size_t *n, void *library, co
 
 /* ------------------------------------------------------------------------------- kernels */
 
+static int function_of(void **function, void *kernel)
+{
+    if (!function)
+        return CUDA_INVALID_VALUE;
+    if (!kernel)
+        return CUDA_INVALID_HANDLE;
+    *function = kernel;
+    return CUDA_SUCCESS;
+}
+
 EXPORTED int cuKernelGetFunction(void **function, void *kernel)
 {
-    return IN_CONTEXT(function && kernel ? (*function = kernel, CUDA_SUCCESS) : CUDA_INVALID_VALUE);
+    return IN_CONTEXT(function_of(function, kernel));
 }
 
 EXPORTED int cuKernelGetName(const char **name, const void *kernel)
 {
-    return ANYWHERE(cudaFuncGetName(name, kernel));
+    return ANYWHERE(kernel ? cudaFuncGetName(name, kernel) : CUDA_INVALID_VALUE);
 }
 
 static int library_of(void **library, const void *kernel)
@@ -271,23 +281,32 @@ EXPORTED int cuKernelGetLibrary(void **library, const void *kernel)
 
 EXPORTED int cuFuncGetModule(void **module, const void *function)
 {
-    return ANYWHERE(library_of(module, function));
+    return ANYWHERE(function ? library_of(module, function) : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuFuncGetName(const char **name, const void *function)
 {
-    return ANYWHERE(cudaFuncGetName(name, function));
+    return ANYWHERE(function ? cudaFuncGetName(name, function) : CUDA_INVALID_VALUE);
+}
+
+static int is_loaded(int *state, const void *function)
+{
+    if (!function)
+        return CUDA_INVALID_HANDLE;
+    if (!state)
+        return CUDA_INVALID_VALUE;
+    *state = FUNCTION_IS_LOADED;
+    return CUDA_SUCCESS;
 }
 
 EXPORTED int cuFuncIsLoaded(int *state, const void *function)
 {
-    return ANYWHERE(state && function ? (*state = FUNCTION_IS_LOADED, CUDA_SUCCESS)
-                                      : CUDA_INVALID_VALUE);
+    return ANYWHERE(is_loaded(state, function));
 }
 
 EXPORTED int cuFuncLoad(const void *function)
 {
-    return ANYWHERE(function ? CUDA_SUCCESS : CUDA_INVALID_VALUE);
+    return ANYWHERE(function ? CUDA_SUCCESS : CUDA_INVALID_HANDLE);
 }
 
 SAME_AS(cuModuleGetGlobal, cuModuleGetGlobal_v2)

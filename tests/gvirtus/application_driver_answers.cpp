@@ -86,6 +86,22 @@ bool driver_launch_answers()
                static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
     REQUIRE(cu("cuModuleGetGlobal_v2", static_cast<Address *>(nullptr),
                static_cast<std::size_t *>(nullptr), module, "v1.16.8") == 1);
+    // Questions about no function, and for no functions.
+    void *is = nullptr;
+    const void *const none = nullptr;
+    const char *name = nullptr;
+    std::size_t at = 0, length = 0;
+    int state = 0;
+    REQUIRE(cu("cuFuncGetName", &name, none) == 1 && cu("cuFuncGetModule", &is, none) == 1);
+    REQUIRE(cu("cuFuncLoad", none) == 400 && cu("cuFuncIsLoaded", &state, none) == 400);
+    REQUIRE(cu("cuFuncGetParamInfo", none, std::size_t{0}, &at, &length) == 1);
+    REQUIRE(cu("cuKernelGetName", &name, none) == 1 && cu("cuKernelGetLibrary", &is, none) == 400);
+    REQUIRE(cu("cuKernelGetFunction", &is, static_cast<void *>(nullptr)) == 400);
+    REQUIRE(cu("cuKernelGetParamInfo", none, std::size_t{0}, &at, &length) == 1);
+    REQUIRE(cu("cuModuleEnumerateFunctions", &is, 0u, module) == 0 && !is);
+    REQUIRE(cu("cuModuleEnumerateFunctions", static_cast<void **>(nullptr), 0u, module) == 1);
+    REQUIRE(cu("cuModuleEnumerateFunctions", &is, 0u, static_cast<void *>(nullptr)) == 400);
+    REQUIRE(cu("cuCtxDestroy_v2", static_cast<void *>(nullptr)) == 1);
     Address to = memory + n, from = memory;
     void *arguments[] = {&to, &from, &n}, *end[] = {nullptr};
     const auto launch = [&](void **given, void **extra) {

@@ -430,7 +430,7 @@ int cudaLibraryGetKernelCount(unsigned *count, void *library)
 int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
 {
     unsigned i = 0;
-    if (!kernels || !count)
+    if (!kernels)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const bool has_none = is_of_image(ibx_frontend_library_use(library));
     pthread_mutex_lock(&lock);
