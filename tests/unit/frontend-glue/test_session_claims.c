@@ -154,10 +154,9 @@ static void client_comes_again(void **state)
     hand_close(&hand);
 }
 
-/* A client that has proven its key and claim, and then gets stuck: once the server has offered a
- * provider, or over tcp, with `joined`, once it has reported all of its lanes, which the server
- * does not see yet. */
-static struct raw claim_and_stop(const struct hand *hand, bool joined)
+/* A client that has sent HELLO with a claim, in whose proof `wrong` bits of one byte are others,
+ * and its PROOF. */
+static struct raw claim_by_hand(const struct hand *hand, unsigned byte, uint8_t wrong)
 {
     const char *port = strrchr(ibx_session_uri(hand->scene.listening), ':') + 1;
     const char *to = scene_host ? scene_host : "127.0.0.1";
@@ -171,20 +170,32 @@ static struct raw claim_and_stop(const struct hand *hand, bool joined)
                                        {raw.own_public, sizeof(raw.own_public)}};
     memcpy(hello + n, hand->id, IBX_CLAIM_ID_BYTES);
     ibx_hmac(hand->secret, pieces, 4, hello + n + IBX_CLAIM_ID_BYTES);
+    hello[n + IBX_CLAIM_ID_BYTES + byte] ^= wrong;
     raw_send_frame(&raw, HELLO, hello, n + IBX_CLAIM_ID_BYTES + RAW_HASH);
     raw_expect(&raw, CHALLENGE, &frame);
     raw_take_opening(&raw, &frame);
     raw_derive(&raw, ours, theirs);
     raw_send_proof(&raw, ours);
+    return raw;
+}
+
+/* A client that has proven its key and claim, and then gets stuck: once the server has offered a
+ * provider, or over tcp, with `joined`, once it has reported all of its lanes, which the server
+ * does not see yet. */
+static struct raw claim_and_stop(const struct hand *hand, bool joined)
+{
+    struct raw raw = claim_by_hand(hand, 0, 0);
+    struct raw_frame frame;
+    uint8_t payload[300];
     raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
-    raw_send_frame(&raw, TRY, hello, raw_string(hello, scene_provider));
+    raw_send_frame(&raw, TRY, payload, raw_string(payload, scene_provider));
     raw_expect(&raw, OFFER, &frame);
     if (joined) { /* the answer's terms are those with which the offer starts */
         const int on = 1;
         assert_int_equal(setsockopt(raw.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
         raw_send_frame(&raw, ANSWER, frame.payload, 11);
-        raw_send_frame(&raw, RESULT, hello, raw_result(hello, 0, ""));
+        raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
     }
     return raw;
 }
@@ -244,6 +255,24 @@ static void impostors(void **state)
     wrong.secret = secret;
     assert_int_equal(claim(&hand, &wrong, &none), -ESTALE);
     assert_true(!wrong.reached && wrong.refused);
+    send_message(hand.conn, ASKS("A"), 10); /* the session is unchanged */
+    expect_message(hand.conn, SAYS("B"), 14);
+    send_message(hand.conn, "\14", 1);
+    hand_close(&hand);
+}
+
+/* They have the whole proof but for one bit, in any of its bytes. */
+static void impostors_with_nearly_the_proof(void **state)
+{
+    struct hand hand;
+    struct raw_frame frame;
+    (void)state;
+    hand_open(&hand, SECONDS, SECONDS);
+    for (unsigned byte = 0; byte < RAW_HASH; byte++) {
+        struct raw raw = claim_by_hand(&hand, byte, (uint8_t)(1u << byte % 8));
+        raw_expect(&raw, REFUSE, &frame);
+        raw_close(&raw);
+    }
     send_message(hand.conn, ASKS("A"), 10); /* the session is unchanged */
     expect_message(hand.conn, SAYS("B"), 14);
     send_message(hand.conn, "\14", 1);
@@ -678,6 +707,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(replaced_in_its_handshake),
         cmocka_unit_test(replaced_after_its_result),
         cmocka_unit_test(impostors),
+        cmocka_unit_test(impostors_with_nearly_the_proof),
         cmocka_unit_test(impossible_numbers),
         cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(keys_are_replaced),
