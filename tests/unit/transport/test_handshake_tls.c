@@ -4,6 +4,9 @@
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/patience.h"
 
+#include "common/clock.h"
+#include "transport/handshake/handshake.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -159,6 +162,48 @@ static void a_fabric_in_plain_text_is_not_used(void **state)
     }
 }
 
+static int refusal;
+static char refusal_reason[256];
+
+/* A client asks for a fabric that it may not use, and reads the answer. */
+static void ask_for_verbs(struct ibx_link *link)
+{
+    const struct ibx_conn *conn =
+        (struct ibx_conn *)((char *)link - offsetof(struct ibx_conn, link));
+    struct ibx_handshake *h = (struct ibx_handshake *)conn->setup;
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
+    struct frame frame;
+    if (conn->role != IBX_ROLE_CLIENT)
+        return;
+    ibx_handshake_frame_begin(&frame, FRAME_TRY);
+    ibx_put_string(&frame.out, "verbs");
+    assert_int_equal(ibx_handshake_frame_send(h, &frame, deadline, NULL), 0);
+    assert_int_equal(ibx_handshake_frame_expect(h, &frame, FRAME_RESULT, deadline, NULL), 0);
+    refusal = ibx_handshake_reason_get(&frame.payload, refusal_reason, sizeof(refusal_reason));
+}
+
+/* The server does not rely on the client for that. */
+static void a_client_that_asks_for_one_is_refused(void **state)
+{
+    (void)state;
+    struct ibx_conn *conn;
+    struct ibx_error err = {0};
+    handshake_open(&s.server, true, 10000);
+    s.server.options.encryption = IBX_ENCRYPTION_REQUIRED;
+    handshake_listen_again(&s.server);
+    s.server.options.encryption = IBX_ENCRYPTION_AUTO; /* the client's */
+    memory_control.when_open = ask_for_verbs;
+    pthread_create(&s.server.thread, NULL, handshake_serve, &s.server);
+    if (ibx_connect(ibx_listener_uri(s.server.listener), &s.server.options, &conn, &err))
+        fail_msg("%s", err.message);
+    memory_control.when_open = NULL;
+    ibx_close(conn);
+    assert_int_equal(handshake_result(&s.server), 0);
+    assert_string_equal(refusal_reason, "rdma.encryption : required, and verbs does not encrypt");
+    assert_int_equal(refusal, -EPERM);
+    handshake_close(&s.server);
+}
+
 /* Two cloned virtual machines with the same boot id behind proxies look like these two ends:
  * each sees the other at 127.0.0.1. They are not on one host. */
 static void ends_with_a_relay_between_them_are_not_on_one_host(void **state)
@@ -204,6 +249,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_after_the_proofs_are_in_tls),
         cmocka_unit_test(a_fabric_in_plain_text_is_not_used),
+        cmocka_unit_test(a_client_that_asks_for_one_is_refused),
         cmocka_unit_test(ends_with_a_relay_between_them_are_not_on_one_host),
         cmocka_unit_test(no_byte_can_be_changed),
     };
