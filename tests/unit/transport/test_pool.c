@@ -21,6 +21,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -458,6 +459,36 @@ static void a_child_keeps_no_client(void **state)
     pool_close();
 }
 
+/* A child that was made without the handlers of fork(2) has the sockets of clients open. They see
+ * the end all the same. */
+static void a_child_delays_no_end(void **state)
+{
+    (void)state;
+    struct raw_frame frame;
+    static const uint8_t wrong[RAW_HASH];
+    uint8_t ours[RAW_HASH], theirs[RAW_HASH], byte;
+    int until[2];
+    pool_open();
+    pool_come(0, 1, false);
+    assert_int_equal(pipe(until), 0);
+    const long child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (!child) {
+        close(until[1]);
+        _exit(read(until[0], &byte, 1) != 0); /* until the parent says so */
+    }
+    assert_true(child > 0);
+    close(until[0]);
+    raw_derive(&pool_raws[0], ours, theirs);
+    raw_send_proof(&pool_raws[0], wrong);
+    while (!poll(&(struct pollfd){.fd = pool_raws[0].fd, .events = POLLIN}, 1, 0))
+        pool_step();
+    raw_expect(&pool_raws[0], REFUSE, &frame);
+    assert_true(raw_receives_end(&pool_raws[0]));
+    close(until[1]);
+    waitpid((pid_t)child, NULL, 0);
+    pool_close();
+}
+
 /* ------------------------------------------------------------------------- IPv6 */
 
 /* Moves this process into a network namespace of its own. Returns false if that is not
@@ -583,6 +614,7 @@ int main(void)
         cmocka_unit_test(parent_and_child_accept_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
         cmocka_unit_test(a_child_keeps_no_client),
+        cmocka_unit_test(a_child_delays_no_end),
         cmocka_unit_test(one_line_says_why),
         cmocka_unit_test(addresses_of_one_network), /* must be last: it changes the network */
     };
