@@ -477,6 +477,61 @@ static void test_memory_that_may_not_be_locked(void **state)
     may_lock(true);
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 }
+
+static struct tcp_post *held[64];
+static unsigned held_count;
+static bool holds; /* the kernel's words that it is done with memory are held back */
+
+void __real_ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post);
+void __wrap_ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post);
+
+void __wrap_ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post)
+{
+    assert_true(held_count < sizeof(held) / sizeof(held[0]));
+    if (holds)
+        held[held_count++] = post;
+    else
+        __real_ibx_tcp_on_post_released(tcp, post);
+}
+
+/* The peer has all bytes of a WRITE and has said so. Its memory stays in use until the kernel no
+ * longer has pages of it either: the bytes may have to be sent once more. */
+static void test_memory_that_the_kernel_still_has(void **state)
+{
+    (void)state;
+    const size_t length = 64u << 10; /* the socket takes it all before the peer reads */
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    struct ibx_mr *mr = end_register(&server, NULL, length, BOTH);
+    struct ibx_mr *local = end_register(&client, NULL, length, 0);
+    uint8_t *to = mr->span.address, *from = local->span.address;
+    memset(from, 7, length);
+    struct ibx_chunk chunk = read_of(mr, local, length);
+    chunk.kind = IBX_RDMA_WRITE;
+    holds = true;
+    const struct tcp_post *post = client.tcp->posts_free;
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    while (post->state.now == TCP_POST_QUEUED && ibx_now_ns() < deadline)
+        end_turn(&client);
+    while (memcmp(to, from, length) && ibx_now_ns() < deadline)
+        end_turn(&server);
+    assert_memory_equal(to, from, length);
+    end_settle(&server);
+    end_settle(&client);
+    holds = false;
+    const bool without_copies = held_count > 0;
+    if (without_copies)
+        assert_int_equal(client.count, 0);
+    while (held_count)
+        __real_ibx_tcp_on_post_released(client.tcp, held[--held_count]);
+    assert_true(end_await(&client, &server, 1));
+    assert_int_equal(client.notes[0].status, 0);
+    end_deregister(&client, local);
+    end_deregister(&server, mr);
+    ends_close(&server, &client);
+    if (!without_copies)
+        skip();
+}
 #endif
 
 int main(int argc, char **argv)
@@ -501,6 +556,7 @@ int main(int argc, char **argv)
 #ifdef IBX_WITH_URING
     const struct CMUnitTest ring_tests[] = {cmocka_unit_test(test_work_that_the_kernel_refuses)};
     const struct CMUnitTest zerocopy_tests[] = {
+        cmocka_unit_test(test_memory_that_the_kernel_still_has),
         cmocka_unit_test(test_memory_that_may_not_be_locked)};
     if (argc > 1 && !strcmp(argv[1], "uring")) {
         failed += cmocka_run_group_tests(ring_tests, NULL, NULL);
