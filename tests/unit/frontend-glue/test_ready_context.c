@@ -94,11 +94,17 @@ static int process_of(int (*body)(void))
     return WEXITSTATUS(status);
 }
 
+static bool has_pool(void)
+{
+    return ibx_pinned_count() > 0;
+}
+
 static int ends_when_it_breaks(void)
 {
     make();
-    if (!in_time(has_context))
+    if (!in_time(has_context) || !in_time(has_pool))
         return 2;
+    ibx_pinned_settle(); /* else ThreadSanitizer reports its thread when the process ends */
     inject("cuStreamQuery", ECC);
     return in_time(thread_is_gone) ? 3 : 4; /* it has not ended */
 }
