@@ -161,6 +161,26 @@ def a_program_without_a_case_counts_for_nothing(scene):
 
 
 @test
+def a_report_of_a_sanitizer_is_a_failure(scene):
+    """A process may have made it whose exit code nobody looks at."""
+    counts = os.path.join(os.path.dirname(scene.program), "count-results")
+    reports = ("==41==ERROR: AddressSanitizer: heap-use-after-free on address 0x602000000010",
+               "==41==ERROR: LeakSanitizer: detected memory leaks",
+               "WARNING: ThreadSanitizer: data race (pid=41)",
+               "../common/wire.c:41:9: runtime error: index 4 out of bounds for type 'int[4]'")
+    for report in reports:
+        for result in ("OK", "SKIP"):
+            with open(scene.path("log"), "w", encoding="ascii") as log:
+                json.dump({"name": "gpu", "stdout": "ok copies\n", "stderr": f"{report}\n",
+                           "result": result}, log)
+            said = subprocess.run([counts, scene.path("log")], capture_output=True, text=True,
+                                  check=True).stdout.splitlines()
+            equal((said[0], said[1].strip(), said[-1]),
+                  (f"FAILED  gpu ({result.lower()}): a sanitizer reported an error", "ok copies",
+                   "1 1 0"))
+
+
+@test
 def a_test_that_does_not_exist_fails(_):
     ran, said = [], io.StringIO()
     with contextlib.redirect_stdout(said):
