@@ -234,20 +234,101 @@ def turns_run_everything(_):
         equal(done.returncode, 2)
 
 
+@contextlib.contextmanager
+def runner_elsewhere():
+    """A folder with tests/run and what it calls, whose parts and other scripts a test replaces."""
+    tests = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    with tempfile.TemporaryDirectory() as folder:
+        os.makedirs(f"{folder}/tests")
+        for name in ("run", "count-results", "timeout-multiplier"):
+            shutil.copy(f"{tests}/{name}", f"{folder}/tests/{name}")
+        shutil.copytree(f"{tests}/parts", f"{folder}/tests/parts")
+        put_script(folder, "tests/sweep", "exit 0")
+        yield folder
+
+
+def put_script(folder, name, body):
+    path = f"{folder}/{name}"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/bash\n{body}\n")
+    os.chmod(path, 0o755)
+
+
+def run_elsewhere(folder, *arguments, **environment):
+    """The exit code and the sum of the tests; None: it says no sum."""
+    done = subprocess.run([f"{folder}/tests/run", *arguments], capture_output=True, text=True,
+                          check=False, env={**os.environ, "IBX_NO_INSTALL": "1", **environment})
+    last = done.stdout.splitlines()[-1] if done.stdout else ""
+    return done.returncode, last if " passed, " in last else None
+
+
 @test
 def no_turn_is_no_success(_):
-    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-    with tempfile.TemporaryDirectory() as folder:
-        os.mkdir(f"{folder}/tests")
-        shutil.copy(f"{root}/tests/run", f"{folder}/tests/run")
-        shutil.copytree(f"{root}/tests/parts", f"{folder}/tests/parts")
+    with runner_elsewhere() as folder:
         for turn in ("exit 1", "echo", "echo 1/6 1/10"):
-            with open(f"{folder}/tests/turn", "w", encoding="ascii") as file:
-                file.write(f"#!/bin/sh\n{turn}\n")
-            os.chmod(f"{folder}/tests/turn", 0o755)
-            done = subprocess.run([f"{folder}/tests/run"], capture_output=True, text=True,
-                                  check=False, env={**os.environ, "IBX_NO_INSTALL": "1"})
-            equal((done.returncode, "passed" in done.stdout), (2, False))
+            put_script(folder, "tests/turn", turn)
+            equal(run_elsewhere(folder), (2, None))
+
+
+MESON_TESTS = """project('some')
+sh = find_program('sh')
+foreach name, body : {
+  'good': 'echo ok a',
+  'skips': 'exit 77',
+  'fails': 'echo FAIL a; exit 1',
+  'says so only': 'echo FAIL a',
+  'is killed': 'kill -KILL $$',
+  'hangs': 'exec sleep 60',
+  'has a child with a report': 'echo ==41==ERROR: AddressSanitizer: SEGV >&2',
+}
+  test(name, sh, args: ['-c', body], timeout: 1)
+endforeach
+"""
+
+
+@test
+def each_way_to_fail_makes_the_run_fail(_):
+    with runner_elsewhere() as folder:
+        some = f"{folder}/build-tests/some"
+        put_script(folder, "tests/timeout-multiplier", "echo 1")
+        os.makedirs(f"{folder}/some")
+        with open(f"{folder}/some/meson.build", "w", encoding="ascii") as file:
+            file.write(MESON_TESTS)
+        subprocess.run(["meson", "setup", some, f"{folder}/some"], capture_output=True, check=True)
+        for tests, wanted in (
+                ("60 good skips", (0, "1 passed, 0 failed, 1 skipped")),
+                ("60", (1, "1 passed, 5 failed, 1 skipped")),
+                ("60 'no such test'", (1, "0 passed, 1 failed, 0 skipped"))):
+            put_script(folder, "tests/parts/migrations.sh",
+                       f"part_lint() {{ tests_of some {tests}; }}")
+            equal(run_elsewhere(folder, "lint"), wanted)
+
+
+@test
+def other_ways_to_fail_make_the_run_fail(_):
+    failed = (1, "0 passed, 1 failed, 0 skipped")
+    with runner_elsewhere() as folder:
+        for body, wanted in (
+                (":", failed),                             # no test ran
+                ("fuzz_each inputs", failed),              # there is no parser
+                ("quietly a 9 false || return 0", failed),  # it does not compile
+                ("check a 9 no-such-program", failed),
+                ("check a 1 sleep 60", failed),
+                ("program a 9 bash -c 'echo ok b; kill -SEGV $$'",
+                 (1, "1 passed, 1 failed, 0 skipped")),
+                ("counted a 9 echo 2 passed, 0 failed", (0, "2 passed, 0 failed, 0 skipped")),
+                ("counted a 9 echo", failed),
+                ("counted a 9 sh -c 'echo 2 passed, 0 failed; exit 1'",
+                 (1, "2 passed, 1 failed, 0 skipped")),
+                ("false", (1, None))):
+            put_script(folder, "tests/parts/migrations.sh",
+                       f"build_asan() {{ :; }}; patient() {{ echo \"$1\"; }}; FUZZ_SECONDS=0;"
+                       f" part_lint() {{ {body}; }}")
+            equal((body, *run_elsewhere(folder, "lint")), (body, *wanted))
+        put_script(folder, "tests/parts/migrations.sh", "part_lint() { ok a; }")
+        put_script(folder, "tools/packages", "exit 1")
+        equal(run_elsewhere(folder, "lint", IBX_NO_INSTALL=""), (1, None))
 
 
 @test
