@@ -70,8 +70,6 @@ compile_ahead() {
 # away where that is allowed.
 tsan_runner() {
     local probe=$out/tsan-probe
-    echo 'int main(void) { return 0; }' | clang -fsanitize=thread -x c - -o "$probe" 2>/dev/null ||
-        return 1
     if "$probe" >/dev/null 2>&1; then echo env; return; fi
     if setarch -R "$probe" >/dev/null 2>&1; then echo 'setarch -R'; return; fi
     return 1
@@ -79,6 +77,9 @@ tsan_runner() {
 
 part_tsan() {
     local runner
+    echo 'int main(void) { return 0; }' >"$out/tsan-probe.c"
+    quietly 'compile with ThreadSanitizer' 60 clang -fsanitize=thread -o "$out/tsan-probe" \
+        "$out/tsan-probe.c" || return 0
     if ! runner=$(tsan_runner); then
         skip "tsan: programs with ThreadSanitizer do not start on this kernel, and setarch -R is" \
             'not allowed'
