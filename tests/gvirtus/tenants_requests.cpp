@@ -192,6 +192,17 @@ bool bodies_of_ours()
     };
     const std::uint64_t graph = made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0)),
                         handle = made(a, extra(IBX_EXT_GRAPH_CONDITION).u64(graph).i32(1).i32(1));
+    const Body condition = extra(IBX_EXT_GRAPH_CONDITION).u64(graph).i32(1).i32(1);
+    REQUIRE(b->call(extra_name, condition) == 1);
+    const std::uint64_t theirs = made(b, extra(IBX_EXT_GRAPH_CREATE).i32(0));
+    Body on_ours = extra(IBX_EXT_NODE_CONDITIONAL).u64(theirs);
+    on_ours.put(static_cast<std::uint16_t>(0));
+    REQUIRE(theirs && b->call(extra_name, on_ours.u64(handle).i32(0).i32(2)) == 1);
+    for (int number : {IBX_EXT_NODE_CHILD, IBX_EXT_NODE_MOVED}) {
+        Body part = extra(number).u64(theirs);
+        part.put(static_cast<std::uint16_t>(0));
+        REQUIRE(b->call(extra_name, part.u64(graph)) == 1);
+    }
     Body node = extra(IBX_EXT_NODE_CONDITIONAL).u64(graph);
     node.put(static_cast<std::uint16_t>(0));
     REQUIRE(graph && handle && !a->call(extra_name, node.u64(handle).i32(0).i32(2)));
@@ -208,6 +219,7 @@ bool bodies_of_ours()
     REQUIRE(a->call(extra_name, extra(IBX_EXT_GRAPH_DESTROY).u64(graph)) == 0);
     for (std::uint64_t body : bodies)
         REQUIRE(a->call(extra_name, empty_in(body)) == bad_pointer);
+    REQUIRE(a->call(extra_name, condition) == 1);
     return HOLDS(made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0)));
 }
 
