@@ -8,9 +8,10 @@
 #include <string.h>
 #include <strings.h>
 
-#define COMMUNICATOR "communicator"
-#define LETTERS      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-#define PREFIX_CHARS (sizeof(IBX_GLUE_PREFIX) - 1)
+#define COMMUNICATOR    "communicator"
+#define BYTE_ORDER_MARK "\xef\xbb\xbf" /* of UTF-8 */
+#define LETTERS         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+#define PREFIX_CHARS    (sizeof(IBX_GLUE_PREFIX) - 1)
 /* Shorter words are not compared: they are similar to too many others. */
 #define LONG_WORD 5
 /* Without the prefix, a shorter word may be a key of somebody else. */
@@ -110,12 +111,16 @@ static int write_instead(const char *key, struct ibx_error *err)
 static int check_communicator(const char *key, struct ibx_error *err)
 {
     const size_t chars = sizeof(COMMUNICATOR) - 1;
+    const char *word = skip(key); /* after a quote, or a byte order mark */
     if (!strcmp(key, COMMUNICATOR) ||
-        (strncasecmp(key, COMMUNICATOR, chars) && !is_nearly(key, strlen(key), COMMUNICATOR)))
+        (strncasecmp(word, COMMUNICATOR, chars) && !is_nearly(word, strlen(word), COMMUNICATOR)))
         return 0;
     return ibx_error_set(err, -EINVAL,
-                         "this is no key: write communicator : scheme://host:port, in lower case "
-                         "and with a colon");
+                         "this is no key: write communicator : scheme://host:port, in lower case, "
+                         "with a colon, and with nothing before it%s",
+                         strncmp(key, BYTE_ORDER_MARK, sizeof(BYTE_ORDER_MARK) - 1)
+                             ? ""
+                             : " (the file begins with a byte order mark)");
 }
 
 /* "rdmaencryption": since nothing separates the words, the rest has to be almost a key. */

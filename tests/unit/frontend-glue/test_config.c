@@ -323,6 +323,13 @@ static void test_keys_that_are_almost_right(void **state)
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
         expect_refused(entries[i], "line 1 (", "write rdma.encryption");
     expect_refused("rdma : 1\n", "line 1 (rdma)", "write rdma.encryption, for example");
+    static const char *const ahead[] = {"\"communicator\"", "\302\240communicator",
+                                        "\357\273\277communicator", "\357\273\277Comunicator"};
+    for (size_t i = 0; i < sizeof(ahead) / sizeof(ahead[0]); i++) {
+        char text[96];
+        snprintf(text, sizeof(text), "%s : rdma://h:1?encryption=required\n", ahead[i]);
+        expect_refused(text, "nothing before it", i < 2 ? "line 1 (" : "byte order mark");
+    }
     expect_refused("comunicator : rdma://h:1?encryption=required\n", "line 1 (comunicator)",
                    "write communicator : ");
     load_text("communicator : rdma://h:1\nplugins : cudart\nport : 1\nserver_address : h\n"
