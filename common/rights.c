@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 /* A kernel without namespaces has no such file. In a namespace without a mapping it is empty. */
-bool ibx_in_first_user_namespace(void)
+static bool is_first_map(const char *file)
 {
-    FILE *map = fopen("/proc/self/uid_map", "re");
+    FILE *map = fopen(file, "re");
     uint64_t first = 0, to = 0, count = UINT32_MAX;
     const bool read =
         map && fscanf(map, "%" SCNu64 " %" SCNu64 " %" SCNu64, &first, &to, &count) == 3;
@@ -19,6 +19,18 @@ bool ibx_in_first_user_namespace(void)
         return true;
     fclose(map);
     return read && !first && !to && count == UINT32_MAX;
+}
+
+bool ibx_in_first_user_namespace(void)
+{
+    return is_first_map("/proc/self/uid_map");
+}
+
+bool ibx_process_in_first_user_namespace(pid_t pid)
+{
+    char file[64];
+    snprintf(file, sizeof(file), "/proc/%d/uid_map", (int)pid);
+    return is_first_map(file);
 }
 
 bool ibx_capable_in_namespace(unsigned capability)

@@ -5,6 +5,7 @@
 #include "userfaultfd/fault.h"
 
 #include "common/clock.h"
+#include "common/rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,14 +47,14 @@ static int open_device(struct ibx_error *err)
     int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (fd >= 0)
         return fd;
-    return ibx_error_set(err, -errno,
-                         "QEMU is not allowed to create a userfaultfd, and " DEVICE
-                         " cannot be opened "
-                         "for it: %s; run this tool as root on Linux 6.1 or later (in a container "
-                         "started with --device " DEVICE "), give its user access to " DEVICE
-                         ", or set sysctl vm.unprivileged_userfaultfd=1 and start QEMU without "
-                         "-sandbox",
-                         strerror(errno));
+    return ibx_error_set(
+        err, -errno,
+        "QEMU is not allowed to create a userfaultfd, and " DEVICE " cannot be opened "
+        "for it: %s; run this tool as the host's root on Linux 6.1 or later (in a container "
+        "started with --device " DEVICE "), give its user access to " DEVICE
+        ", or set sysctl vm.unprivileged_userfaultfd=1 and start QEMU without "
+        "-sandbox",
+        strerror(errno));
 }
 
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
@@ -71,8 +72,11 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
     if (rc)
         return rc;
     /* A seccomp filter (-sandbox on) may kill QEMU for userfaultfd(2), but not for an ioctl. A
-     * userfaultfd that also gets faults of the kernel needs CAP_SYS_PTRACE, or the sysctl. */
-    const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || unprivileged_may());
+     * userfaultfd that also gets faults of the kernel needs the host's CAP_SYS_PTRACE, which root
+     * of a container's own users has not, or the sysctl. */
+    const bool capable =
+        capabilities >> CAP_SYS_PTRACE & 1 && ibx_process_in_first_user_namespace(pid);
+    const bool direct = !filter && (capable || unprivileged_may());
     if (!direct) {
         int device = open_device(err);
         if (device < 0)

@@ -609,13 +609,39 @@ static void test_sandboxed_qemu_by_device(void)
     closes(&uffd);
 }
 
-static void test_unprivileged_qemu_may_not(void)
+static void skip_unless_the_sysctl_is_0(void)
 {
     int fd = open("/proc/sys/vm/unprivileged_userfaultfd", O_RDONLY | O_CLOEXEC);
     char value = '1';
     if (fd < 0 || read(fd, &value, 1) != 1 || value != '0')
         skip();
     close(fd);
+}
+
+/* All capabilities there, and none that counts for the host. */
+static void test_root_of_a_user_namespace(void)
+{
+    skip_unless_the_sysctl_is_0();
+    enum ibx_uffd_way way = IBX_UFFD_ANY;
+    int status;
+    const pid_t child = fork();
+    if (!child)
+        _exit(unshare(CLONE_NEWUSER) || raise(SIGSTOP));
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    if (!WIFSTOPPED(status))
+        skip();
+    const int rc = ibx_uffd_possible(child, &way, &vm_error);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    if (access("/dev/userfaultfd", R_OK | W_OK))
+        vm_refused(rc, -errno, "is not allowed to create a userfaultfd");
+    else
+        assert_int_equal(way, IBX_UFFD_DEVICE);
+}
+
+static void test_unprivileged_qemu_may_not(void)
+{
+    skip_unless_the_sysctl_is_0();
     vm_start(&vm, &(struct vm_options){.incoming = true, .nobody = true});
     struct ibx_uffd uffd = {.fd = 77};
     vm_refused(ibx_uffd_make(vm.pid, vm.qmp, IBX_UFFD_SYSCALL, &uffd, vm_soon(), &vm_error), -EPERM,
@@ -662,6 +688,7 @@ int main(void)
                                            VM_TEST(test_tool_is_killed),
                                            VM_TEST(test_qemu_by_system_call),
                                            VM_TEST(test_sandboxed_qemu_by_device),
+                                           VM_TEST(test_root_of_a_user_namespace),
                                            VM_TEST(test_unprivileged_qemu_may_not),
                                            VM_TEST(test_running_vm_goes_on),
                                            {0}};
