@@ -119,8 +119,11 @@ static int check_way(const char *folder, bool missing, struct ibx_error *err)
     if (!rc && fd >= 0)
         rc = check_folder(fd, folder, err);
     else if (!rc && !missing)
-        rc = ibx_error_set(err, fd, "folder %s for records of migrations: %s", folder,
-                           strerror(-fd));
+        rc = ibx_error_set(err, fd,
+                           "folder %s for records of migrations cannot be opened: %s; do this as "
+                           "the user who started the migration, or choose another with "
+                           "--state-dir",
+                           folder, strerror(-fd));
     if (!rc)
         choose(folder, fd);
     if (fd >= 0)

@@ -257,6 +257,12 @@ static int as_a_user(void)
           !strcmp(chosen, expected));
     CHECK(ibx_journal_folder("/proc/1/ibx", true, chosen, sizeof(chosen), &error) < 0);
     CHECK(strstr(error.message, "/proc/1/ibx") && strstr(error.message, "--state-dir"));
+    /* As where HOME is that of another user: sudo -u without -H. */
+    snprintf(expected, sizeof(expected), "%s/closed", folder);
+    CHECK(!mkdir(expected, 0));
+    strcat(expected, "/ibx");
+    const int rc = ibx_journal_folder(expected, false, chosen, sizeof(chosen), &error);
+    CHECK(rc == -EACCES && strstr(error.message, expected) && strstr(error.message, "--state-dir"));
     return 0;
 }
 
