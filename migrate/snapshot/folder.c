@@ -198,6 +198,14 @@ int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folde
 
 /* ------------------------------------------------------------ files */
 
+/* What to do about a file of the folder that cannot be opened. */
+static const char *remedy_of(int code, const char *missing)
+{
+    return code == ENOENT  ? missing
+           : code == ELOOP ? "; put the file itself there, and no link to it"
+                           : "";
+}
+
 int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, enum ibx_snapshot_files how,
                               struct ibx_error *err)
 {
@@ -218,9 +226,7 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, enum ibx_snaps
         if (folder->fds[i] < 0)
             rc = ibx_error_set(err, -errno, "%s/%s cannot be %s: %s%s", folder->path, name,
                                create ? "made" : "opened", strerror(errno),
-                               create            ? "; choose another place"
-                               : errno == ENOENT ? "; " AGAIN
-                                                 : "");
+                               create ? "; choose another place" : remedy_of(errno, "; " AGAIN));
         if (!rc && create && ftruncate(folder->fds[i], (off_t)blocks[i].size))
             rc = ibx_error_set(
                 err, -errno, "%s/%s cannot have %llu bytes: %s; choose another place", folder->path,
@@ -250,10 +256,8 @@ static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *e
     struct ibx_error broken = {0};
     struct stat st;
     if (fd < 0)
-        return ibx_error_set(err, -errno,
-                             "%s/" MANIFEST ": %s; a snapshot is made by ib-migrate "
-                             "freeze",
-                             path, strerror(errno));
+        return ibx_error_set(err, -errno, "%s/" MANIFEST ": %s%s", path, strerror(errno),
+                             remedy_of(errno, "; a snapshot is made by ib-migrate freeze"));
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > IBX_SNAPSHOT_TEXT_MAX) {
         close(fd);
         return ibx_error_set(err, -EINVAL,

@@ -153,14 +153,19 @@ static void test_another_folder_in_its_place_stays(NO_STATE)
 /* A link to a file of the right size is not accepted as one of the snapshot's files. */
 static void test_link_to_a_file_is_refused(NO_STATE)
 {
+    static const char *const files[] = {"ram.0", "manifest.json"};
     struct ibx_snapshot_folder again = {.count = 0};
     char link[80], target[80];
     snapshot_make();
-    snprintf(link, sizeof(link), "%s/ram.0", path);
-    snprintf(target, sizeof(target), "%s/ram", other);
-    assert_int_equal(rename(link, target), 0);
-    assert_int_equal(symlink(target, link), 0);
-    assert_int_equal(ibx_snapshot_folder_open(path, false, &again, &error), -ELOOP);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        snprintf(link, sizeof(link), "%s/%s", path, files[i]);
+        snprintf(target, sizeof(target), "%s/%s", other, files[i]);
+        assert_int_equal(rename(link, target), 0);
+        assert_int_equal(symlink(target, link), 0);
+        assert_int_equal(ibx_snapshot_folder_open(path, false, &again, &error), -ELOOP);
+        assert_non_null(strstr(error.message, files[i]));
+        assert_non_null(strstr(error.message, "put the file itself there"));
+    }
 }
 
 static void in_theirs(const char *file)
