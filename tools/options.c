@@ -415,3 +415,9 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     if (uri)
         *uri = line.uri;
 }
+
+bool ibx_tool_terminal(int fd)
+{
+    const char *kind = secure_getenv("TERM");
+    return isatty(fd) && !(kind && !strcmp(kind, "dumb"));
+}

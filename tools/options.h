@@ -99,6 +99,9 @@ void ibx_tool_end(const char *format, ...) __attribute__((noreturn, format(print
 /* Writes what is still to be printed on standard output. -EIO: that fails, or an earlier write
  * has. */
 int ibx_tool_flush(struct ibx_error *err);
+/* Whether the descriptor is a terminal on which lines can be replaced and coloured: TERM=dumb says
+ * that it is none, as in an editor's window. */
+bool ibx_tool_terminal(int fd);
 /* Prints a line in which control characters, including those of UTF-8 (C2 80 to C2 9F), are
  * replaced by question marks. */
 void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)

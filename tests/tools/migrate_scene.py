@@ -243,12 +243,13 @@ def let_go(scene, destination):
 class Terminal:
     """The tool on a terminal of this many columns."""
 
-    def __init__(self, scene, line, *more, columns=80):
+    def __init__(self, scene, line, *more, columns=80, kind="xterm"):
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, columns))
         self.seen = ""
         self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
-                                        stdout=slave, stderr=slave, start_new_session=True)
+                                        stdout=slave, stderr=slave, start_new_session=True,
+                                        env={**os.environ, "TERM": kind})
         scene.started.append(self.process)
         os.close(slave)
 

@@ -464,9 +464,9 @@ def refused_paths_do_not_stop_the_others(scene):
 class Terminal:
     """A process whose standard error is a terminal, as one sees the progress of a measurement."""
 
-    def __init__(self, scene, *args):
+    def __init__(self, scene, *args, kind="xterm"):
         self.master, slave = pty.openpty()
-        self.process = scene.start(*args, stderr=slave)
+        self.process = scene.start(*args, stderr=slave, env={**os.environ, "TERM": kind})
         os.close(slave)
         self.seen = ""
         self.lines = []
@@ -512,6 +512,13 @@ def ctrl_c_prints_what_there_is(scene):
     equal(parsed["complete"], False)
     cells = {(one["op"], one["bytes"]) for one in parsed["results"]}
     assert ("h2d", 4) in cells and ("d2h", 4) not in cells, cells
+
+
+@test
+def a_dumb_terminal_shows_no_progress(scene):
+    client = Terminal(scene, "self", *QUICK, "--paths", "stock", kind="dumb")
+    client.finish()
+    equal((client.process.returncode, client.seen), (0, ""))
 
 
 @test

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import pty
 import resource
 import shutil
 import subprocess
@@ -126,6 +127,15 @@ class Doctor(unittest.TestCase):
         for check in report["checks"]:
             self.assertIn(check["name"], page)
         self.assertNotIn("\033", page, "colour into a pipe")
+        for kind, colours in (("xterm", True), ("dumb", False)):
+            master, slave = pty.openpty()
+            with subprocess.Popen([DOCTOR], stdout=slave, env={**os.environ, "TERM": kind}) as one:
+                os.close(slave)
+                shown = b""
+                while b"rdma:// uses" not in shown:
+                    shown += os.read(master, 4096)
+                self.assertEqual((one.wait(), b"\033" in shown), (0, colours))
+            os.close(master)
         # rdma:// uses only native providers of libfabric: any other is not ok.
         native = next(p for p in report["paths"] if p["provider"] == "ofi")["usable"]
         check = self.check_of(report, "libfabric")

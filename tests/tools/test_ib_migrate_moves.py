@@ -515,6 +515,17 @@ def a_terminal_shows_one_line_that_fits(scene):
 
 
 @case
+def a_dumb_terminal_shows_lines(scene):
+    source, destination = halted(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    sender = Terminal(scene, "send", *source.qmp, uri, kind="dumb")
+    equal((sender.finish()[0], finish(waiting)[0]), (0, 0))
+    assert sender.seen.startswith("ib-migrate: preparing"), sender.seen
+    assert "\033" not in sender.seen, sender.seen
+    same_memory(source, destination)
+
+
+@case
 def a_reader_that_does_not_read_delays_nothing(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The order in which cells are filled, and what a terminal shows of it. */
 #include "tools/ib-bw/ib-bw.h"
+#include "tools/options.h"
 
 #include "common/clock.h"
 
@@ -17,7 +18,7 @@
 void ibx_bw_progress(const char *format, ...)
 {
     va_list args;
-    if (!isatty(STDERR_FILENO))
+    if (!ibx_tool_terminal(STDERR_FILENO))
         return;
     fputs("\r\033[K", stderr);
     va_start(args, format);

@@ -52,7 +52,7 @@ static const char *colour(enum doctor_status status, bool on)
 
 static void print_page(const struct path_answer *answers)
 {
-    bool tty = isatty(STDOUT_FILENO);
+    const bool tty = ibx_tool_terminal(STDOUT_FILENO);
     const char *area = "";
     for (unsigned i = 0; i < ibx_doctor_check_count; i++) {
         const struct doctor_check *c = &ibx_doctor_checks[i];

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
+#include "tools/options.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -203,7 +204,7 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
     p->on_leaving = args->on_leaving;
     p->json = args->json;
     p->quiet = args->quiet;
-    p->terminal = isatty(STDERR_FILENO);
+    p->terminal = ibx_tool_terminal(STDERR_FILENO);
     p->last_phase = -1;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->more, NULL);
