@@ -312,6 +312,8 @@ struct destination {
     bool zeros_unknown;     /* pages come again that the guest has given back: it may take them for
                              * zeros, and QEMU has not told yet */
     uint64_t told_away_ns;  /* when the operator was last told that the source is away */
+    uint64_t loaded_ns;     /* since when QEMU has what it needs to run the VM, or 0 */
+    bool told_loaded;       /* that it has not run it for a while */
     uint64_t retry_ns;      /* when to try again what failed at the end: the record, letting go */
     uint64_t record_end_ns; /* when to try again to write the last record; 0: it has not failed */
     uint64_t let_go_by_ns;  /* until when to try to close QEMU's descriptor */

@@ -10,6 +10,7 @@
 
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
 #define AWAY_TIMES  60            /* times timeout_ms, between notices that the source is away */
+#define RUNS_MS     10000u        /* for QEMU to run a VM that it has been given */
 #define RATE_MIN    (10ull << 20) /* bytes per second: slower links are not expected */
 
 static bool awaits_something(const struct destination *d)
@@ -92,9 +93,31 @@ static void check_away(struct destination *d)
         ibx_destination_tell_away(d);
 }
 
+/* A QEMU that is stopped, or whose disk does not answer, reports nothing. Told once: it may go on
+ * by itself, and nobody but it can run the VM now. */
+static void check_qemu(struct destination *d)
+{
+    const uint64_t now = ibx_now_ns();
+    const int pid = (int)d->status.record.pid;
+    if (d->state.now != DESTINATION_RESUMING || d->qemu.managed || d->ram.waiting) {
+        d->loaded_ns = 0;
+        return;
+    }
+    d->loaded_ns = d->loaded_ns ? d->loaded_ns : now;
+    if (d->told_loaded || now - d->loaded_ns < RUNS_MS * IBX_NS_PER_MS)
+        return;
+    d->told_loaded = true;
+    ibx_migration_notify(&d->options->observer,
+                         "QEMU (process %d) has been given the whole VM, and for %u s has not "
+                         "reported that it runs: it may be stopped (kill -CONT %d continues it) "
+                         "or wait for a disk; the source keeps all pages meanwhile",
+                         pid, RUNS_MS / 1000, pid);
+}
+
 void ibx_destination_check_silence(struct destination *d)
 {
     check_away(d);
+    check_qemu(d);
     const struct migration_expectation expected = {
         .awaited = destination_linked(&d->link) && awaits_something(d),
         .count = d->status.bytes + d->status.present,

@@ -282,7 +282,7 @@ static void test_qemu_killed_before_it_runs_the_vm(void)
     pair_run_to("destination:resuming", NULL);
     kill(vms[1].pid, SIGSTOP);
     mover_kill(&receiver, SIGCONT);
-    mover_await_asleep(&receiver);
+    mover_await_words(&receiver, "has not reported that it runs: it may be stopped");
     vm_kill(&vms[1]);
     mover_ends(&receiver, 3);
     mover_must_print(&receiver, "the VM was taken over here, may have run, and");
