@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -175,13 +176,27 @@ static void close_descriptors(struct reader *reader)
     }
 }
 
+/* A reader that ends has closed its userfaultfd before it notes that: by then the number may be
+ * another file's. It takes no lock for that, since a fork may wait for whoever waits for the
+ * reader. */
+static bool is_userfaultfd(int fd)
+{
+    char link[32], target[64];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(link, target, sizeof(target));
+    return n > 0 && memmem(target, (size_t)n, "[userfaultfd]", 13);
+}
+
 /* A child has no reader, and the userfaultfd is not for its memory: it starts again. As long as it
  * had that open, threads of the parent would wait for a reader that has ended. Even the lock is
  * new, because any thread may have held it. */
 static void forked(void)
 {
-    for (struct reader *reader = watch.readers; reader; reader = reader->next)
+    for (struct reader *reader = watch.readers; reader; reader = reader->next) {
+        if (!is_userfaultfd(reader->fd))
+            reader->fd = -1;
         close_descriptors(reader);
+    }
     watch.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     watch.reader = NULL;
     watch.readers = NULL;

@@ -5,6 +5,7 @@
 #include "transport/core/regcache_watch.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -350,6 +351,8 @@ static int readers_descriptors(void)
 
 static int forks_status = -1;
 static _Atomic bool forks, has_forked;
+static _Atomic bool takes_number; /* of the userfaultfd that is closed next */
+static int taken = -1;
 
 static void note_fork(void)
 {
@@ -360,7 +363,7 @@ static void *fork_aside(void *unused)
 {
     const pid_t child = fork();
     if (!child)
-        _exit(10 + readers_descriptors());
+        _exit(10 + readers_descriptors() + (taken >= 0 && fcntl(taken, F_GETFD) < 0));
     has_forked = true;
     waitpid(child, &forks_status, 0);
     return unused;
@@ -376,6 +379,25 @@ static void fork_in_another_thread(void)
         sched_yield();
     for (int i = 0; i < 100 && !has_forked; i++)
         usleep(1000);
+}
+
+/* Another thread opens a file, and forks, when the reader has closed its userfaultfd. */
+int __real_close(int fd);
+int __wrap_close(int fd);
+int __wrap_close(int fd)
+{
+    char link[32], target[64] = "";
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const bool takes = takes_number && readlink(link, target, sizeof(target) - 1) > 0 &&
+                       strstr(target, "[userfaultfd]");
+    const int rc = __real_close(fd);
+    if (takes) {
+        takes_number = false;
+        taken = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, fd);
+        assert_int_equal(taken, fd);
+        fork_in_another_thread();
+    }
+    return rc;
 }
 
 static void check_fork(void)
@@ -406,6 +428,25 @@ static void test_a_child_inherits_no_descriptors(void **state)
     ibx_regcache_destroy(cache);
     check_fork();
     assert_int_equal(readers_descriptors(), 0);
+    munmap(memory, PAGE);
+}
+
+/* The file that has the number of the userfaultfd by then stays open in a child. */
+static void test_a_child_keeps_other_descriptors(void **state)
+{
+    (void)state;
+    need_fork(true);
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    char *memory = map(1);
+    get_and_put(cache, memory, PAGE);
+    takes_number = true;
+    ibx_regcache_destroy(cache);
+    assert_false(takes_number);
+    check_fork();
+    assert_int_equal(readers_descriptors(), 0);
+    __real_close(taken);
+    taken = -1;
     munmap(memory, PAGE);
 }
 
@@ -486,6 +527,7 @@ int main(void)
         cmocka_unit_test(test_forked_child),
         cmocka_unit_test(test_fork_amid_threads),
         cmocka_unit_test(test_a_child_inherits_no_descriptors),
+        cmocka_unit_test(test_a_child_keeps_other_descriptors),
         cmocka_unit_test(test_a_start_does_not_wait_for_a_fork),
     };
     if (!watch_works()) {
