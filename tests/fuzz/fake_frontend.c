@@ -391,6 +391,11 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
     return CUDA_SUCCESS;
 }
 
+int ibx_frontend_set_check(const struct ibx_cuda_memset *set)
+{
+    (void)set;
+    return 0;
+}
 int ibx_frontend_set_reach(const void *address)
 {
     (void)address;
@@ -572,6 +577,11 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 bool ibx_frontend_is_short(const void *address, size_t n)
 {
     (void)address, (void)n;
+    return false;
+}
+bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
+{
+    (void)bytes;
     return false;
 }
 bool ibx_frontend_host_is_short(const void *address, size_t n)

@@ -267,6 +267,49 @@ bool parameters(char *device, void *stream)
     return HOLDS(run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
+// Nodes that go beyond page-locked or registered memory cannot be added, nor can others become
+// such, as on an H200.
+bool beyond_memory(char *device)
+{
+    constexpr std::size_t n = 4000, pitch = 100;
+    void *pinned = nullptr;
+    std::vector<char> registered(n + 1);
+    REQUIRE(cudaMallocHost(&pinned, n) == 0 && host_register(registered.data(), n) == 0);
+    for (char *memory : {static_cast<char *>(pinned), registered.data()}) {
+        Graph graph;
+        const Planes whole = copy_of(device, memory, n, H2D);
+        const auto add = [&](const Planes &p) {
+            return graph.add("cudaGraphAddMemcpyNode", {}, &p);
+        };
+        REQUIRE(add(whole) == 0);
+        void *exec = graph.made();
+        for (const bool from : {true, false}) {
+            Planes p =
+                from ? copy_of(device, memory, n + 1, H2D) : copy_of(memory, device, n + 1, 4);
+            REQUIRE(fails(add(p), 1));
+            REQUIRE(fails(
+                run<void *, const Planes *>("cudaGraphMemcpyNodeSetParams", graph.nodes[0], &p),
+                1));
+            REQUIRE((fails(run<void *, void *, const Planes *>("cudaGraphExecMemcpyNodeSetParams",
+                                                               exec, graph.nodes[0], &p),
+                           1)));
+            p.from.pitch = p.to.pitch = pitch, p.from.y = p.to.y = 10;
+            p.extent = {pitch, 10, 4};
+            REQUIRE(add(p) == 0);
+            (from ? p.from_at : p.to_at).depth = 1;
+            REQUIRE(fails(add(p), 1));
+        }
+        Set set = {device, 0, 5, 4, n / 4 + 1, 1};
+        REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &set) == 0);
+        void *node = graph.nodes.back();
+        set.at = memory;
+        REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {}, &set), 1));
+        REQUIRE(fails(run<void *, const Set *>("cudaGraphMemsetNodeSetParams", node, &set), 1));
+        REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && graph.destroy() == 0);
+    }
+    return HOLDS(host_unregister(registered.data()) == 0 && cudaFreeHost(pinned) == 0);
+}
+
 // An executable graph is updated by a graph with other memory of the host, and that graph is
 // changed then.
 bool changed_after_update(char *device, void *stream)
@@ -597,6 +640,7 @@ bool copies_in_graphs()
     }
     REQUIRE(one_by_one(device, stream) && rows_and_planes(device, stream));
     REQUIRE(parameters(device, stream) && changed_after_update(device, stream));
+    REQUIRE(beyond_memory(device));
     REQUIRE(in_turns(device, stream) && one_trip((64u << 20) + 5, stream, true));
     char *more = device_memory(28000000);
     REQUIRE(many_at_a_time(more, stream) && cudaFree(more) == 0);

@@ -453,23 +453,7 @@ static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
            !ibx_frontend_is_managed(device) && !ibx_frontend_host_known(device, &of, &flags);
 }
 
-/* Whether it is device memory or page-locked memory, and shorter than the copy; `p`: in bytes. */
-static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                     const struct ibx_cuda_memcpy3d *p)
-{
-    struct ibx_cuda_extent all; /* with what is before the copy's first byte */
-    if (!memory->at)
-        return false;
-    const size_t n = __builtin_add_overflow(at->width, p->extent.width, &all.width) ||
-                             __builtin_add_overflow(at->height, p->extent.height, &all.height) ||
-                             __builtin_add_overflow(at->depth, p->extent.depth, &all.depth)
-                         ? SIZE_MAX
-                         : ibx_frontend_planes_extent(memory->pitch, memory->y, &all);
-    return ibx_frontend_only_device(memory->at) ? ibx_frontend_goes_beyond((uintptr_t)memory->at, n)
-                                                : ibx_frontend_host_is_short(memory->at, n);
-}
-
-/* The same of planes, which count in elements. */
+/* Whether the copy goes beyond the array. */
 static bool is_beyond(const void *array, const struct ibx_cuda_extent *at,
                       const struct ibx_cuda_extent *n)
 {
@@ -496,8 +480,7 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
     int rc = within(&bytes->from, &bytes->from_at, bytes, known);
     if (!rc)
         rc = within(&bytes->to, &bytes->to_at, bytes, known);
-    return !rc && (is_short(&bytes->from, &bytes->from_at, bytes) ||
-                   is_short(&bytes->to, &bytes->to_at, bytes) ||
+    return !rc && (ibx_frontend_planes_are_short(bytes) ||
                    is_beyond(p->from_array, &p->from_at, &p->extent) ||
                    is_beyond(p->to_array, &p->to_at, &p->extent))
                ? CUDA_INVALID_VALUE

@@ -122,13 +122,20 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
     return add_slot_copy(node, graph, NULL, 0, copy, rc);
 }
 
+/* What CUDA refuses at once. */
+static bool is_no_copy(const struct ibx_cuda_memcpy3d *p)
+{
+    return !p || !p->from_array == !p->from.at || !p->to_array == !p->to.at ||
+           (p->from.at && p->to.at && ibx_frontend_planes_are_short(p));
+}
+
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
     int rc;
     uint64_t queue;
-    if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at)
+    if (is_no_copy(copy))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p)) {
@@ -176,7 +183,7 @@ static int set_slot_copy(const char *call, void *exec, void *node,
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
-    if (!copy)
+    if (!copy || (copy->from.at && copy->to.at && ibx_frontend_planes_are_short(copy)))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
@@ -224,9 +231,7 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
 {
     struct extension_request e;
     int rc;
-    if (!set)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if ((rc = ibx_frontend_set_reach(set->at)))
+    if ((rc = ibx_frontend_set_check(set)))
         return rc;
     if (!begin(&e, IBX_EXT_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
         return rc;
@@ -237,7 +242,7 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
 static int set_memset(const char *call, void *exec, void *node, const struct ibx_cuda_memset *set)
 {
     struct extension_request e;
-    const int rc = set ? ibx_frontend_set_reach(set->at) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = ibx_frontend_set_check(set);
     if (rc)
         return rc;
     ibx_frontend_node_begin(&e, IBX_EXT_SET_MEMSET, call, exec, node);

@@ -89,6 +89,8 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n);
 /* To be called before the device sets memory: gives it access if this is page-locked memory.
  * Returns a CUDA error. */
 int ibx_frontend_set_reach(const void *address);
+/* The same before a node sets memory, and what CUDA refuses at once. */
+int ibx_frontend_set_check(const struct ibx_cuda_memset *set);
 /* Sets elements of 2 or 4 bytes in the order of a stream that is not captured. False: the back end
  * does not know the request. */
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);
@@ -133,6 +135,9 @@ bool ibx_frontend_is_short(const void *address, size_t n);
  * SIZE_MAX if they are more than there can be. */
 size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height);
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent);
+/* Whether device memory or page-locked memory is shorter than the copy, all of which is in bytes.
+ */
+bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes);
 /* The device on which it was allocated; if unknown, the current one. */
 int ibx_frontend_device_of(const void *address);
 /* Notes device memory that another call than cudaMalloc has returned, and its end. */

@@ -41,6 +41,15 @@ int ibx_frontend_set_reach(const void *address)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
+int ibx_frontend_set_check(const struct ibx_cuda_memset *set)
+{
+    size_t width;
+    if (!set || __builtin_mul_overflow(set->width, set->element, &width) ||
+        is_nowhere(set->at, ibx_frontend_extent(set->pitch, width, set->height)))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_set_reach(set->at);
+}
+
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
