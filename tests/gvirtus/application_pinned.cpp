@@ -288,6 +288,34 @@ bool sides_are_confused(char *device, char *page_locked)
     return HOLDS(page_locked[0] == 7 && page_locked[999] == 7);
 }
 
+// The same of copies that call all memory the device's.
+bool host_is_called_device(char *device, char *page_locked, char *registered)
+{
+    char *const all[] = {device, page_locked, registered};
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (char *to : all) {
+        for (char *from : all) {
+            for (int how = 0; how < 4 && to != from; how++) {
+                REQUIRE(cudaMemset(device, 'd', 1000) == 0);
+                std::memset(page_locked, 'p', 1000);
+                std::memset(registered, 'r', 1000);
+                REQUIRE((how == 0   ? cudaMemcpy(to, from, 1000, D2D)
+                         : how == 1 ? cudaMemcpyAsync(to, from, 1000, D2D, stream)
+                         : how == 2
+                             ? cudaMemcpy2D(to, 100, from, 100, 100, 10, D2D)
+                             : cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, D2D, stream)) == 0);
+                REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaGetLastError() == 0);
+                const char letter = from == device ? 'd' : from == page_locked ? 'p' : 'r';
+                const std::vector<char> expected(how == 3 ? 90 : 1000, letter);
+                REQUIRE(to == device ? device_has(device, expected.data(), expected.size())
+                                     : !std::memcmp(to, expected.data(), expected.size()));
+            }
+        }
+    }
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
 bool after()
 {
     unsigned long pins;
@@ -331,6 +359,9 @@ bool registrations()
     REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
     REQUIRE(fails(host_register(page_locked, 10, 0), 1)); // as CUDA does (H200, driver 580)
     REQUIRE(sides_are_confused(device, static_cast<char *>(page_locked)));
+    REQUIRE(host_register(at, 1000, 0) == 0);
+    REQUIRE(host_is_called_device(device, static_cast<char *>(page_locked), at));
+    REQUIRE(host_unregister(at) == 0);
     REQUIRE(host_unregister(page_locked) == 713);
     return HOLDS(cudaFreeHost(page_locked) == 0);
 }

@@ -108,13 +108,33 @@ int ibx_frontend_device_of(const void *address)
     return device;
 }
 
-/* The kind of a copy whose kind names a host's and a device's side. CUDA goes by the addresses, if
- * it knows both: also if both sides are device memory, or if they are confused, and the host's is
- * page-locked. */
+/* Whether it is page-locked memory; no device memory that has the same address. */
+static bool is_page_locked(const void *address)
+{
+    struct range range;
+    return ibx_frontend_host_range(address, &range) && !ibx_frontend_given_out(address);
+}
+
+/* The kind of a copy that calls both sides the device's. */
+static int kind_within_device(const void *to, const void *from)
+{
+    if (!ibx_frontend_host_any())
+        return CUDA_MEMCPY_ON_DEVICE;
+    const bool to_host = is_page_locked(to), from_host = is_page_locked(from);
+    return to_host && from_host ? CUDA_MEMCPY_ON_HOST
+           : to_host            ? CUDA_MEMCPY_FROM_DEVICE
+           : from_host          ? CUDA_MEMCPY_TO_DEVICE
+                                : CUDA_MEMCPY_ON_DEVICE;
+}
+
+/* The kind of a copy whose kind names each side's. CUDA goes by the addresses, if it knows both:
+ * also if both sides are device memory, or if they are confused, and the host's is page-locked. */
 static int kind_by_sides(const void *to, const void *from, int kind)
 {
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     struct range range;
+    if (kind == CUDA_MEMCPY_ON_DEVICE)
+        return kind_within_device(to, from);
     if ((!to_device && kind != CUDA_MEMCPY_FROM_DEVICE) ||
         !ibx_frontend_only_device(to_device ? from : to))
         return kind;
