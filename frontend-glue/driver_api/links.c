@@ -12,10 +12,9 @@
 #include "common/log.h"
 #include "common/thread.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define MARK 0x4b4e494cu
 
 #define RESULT_LEAST (1u << 20) /* room for what is linked, beside that of the images */
 
@@ -29,17 +28,61 @@ struct part {
 };
 
 struct link {
-    unsigned mark, images;
+    struct link *next;
+    unsigned images;
     struct ibx_compiler compiler; /* its values belong to the program, until the link ends */
     struct part parts[IBX_EXT_LINKED];
     void *image; /* of several, once they are linked */
     size_t n;
 };
 
-static struct link *link_of(void *state)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
+static struct link *links;
+
+static void in_child(void)
 {
-    struct link *l = state;
-    return l && l->mark == MARK ? l : NULL;
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Called under the lock. */
+static struct link **place_of(const void *state)
+{
+    struct link **at = &links;
+    while (*at && *at != state)
+        at = &(*at)->next;
+    return at;
+}
+
+/* NULL: there is no such link, or no longer. */
+static struct link *link_of(const void *state)
+{
+    pthread_mutex_lock(&lock);
+    struct link *l = *place_of(state);
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+static void note(struct link *l)
+{
+    pthread_mutex_lock(&lock);
+    l->next = links;
+    links = l;
+    pthread_mutex_unlock(&lock);
+}
+
+static struct link *take_out(const void *state)
+{
+    pthread_mutex_lock(&lock);
+    struct link **at = place_of(state), *l = *at;
+    if (l)
+        *at = l->next;
+    pthread_mutex_unlock(&lock);
+    return l;
 }
 
 EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, void **state)
@@ -47,15 +90,16 @@ EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, 
     struct link *l = state ? calloc(1, sizeof(*l)) : NULL;
     if (!l)
         return IN_CONTEXT(state ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
-    l->mark = MARK;
     l->compiler = ibx_frontend_compiler_of(count, options, values);
     ibx_frontend_compiler_is_silent(&l->compiler);
     const int rc = IN_CONTEXT(CUDA_SUCCESS);
-    if (rc)
+    if (rc) {
         free(l);
-    else
-        *state = l;
-    return rc;
+        return rc;
+    }
+    note(l);
+    *state = l;
+    return CUDA_SUCCESS;
 }
 
 /* The driver compiles PTX when it is added, and says then what is wrong. It is compiled here only
@@ -248,10 +292,9 @@ EXPORTED int cuLinkComplete(void *state, void **image, size_t *n)
 
 EXPORTED int cuLinkDestroy(void *state)
 {
-    struct link *l = link_of(state);
+    struct link *l = take_out(state);
     const int rc = IN_CONTEXT(l ? CUDA_SUCCESS : CUDA_INVALID_HANDLE);
     if (l) {
-        l->mark = 0;
         for (unsigned i = 0; i < l->images; i++)
             free(l->parts[i].image);
         free(l->image);

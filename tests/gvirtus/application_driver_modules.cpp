@@ -408,6 +408,23 @@ static bool adds_what_lacks(bool logs)
     return HOLDS(cu("cuLinkDestroy", state) == 0);
 }
 
+// A link that has ended is none, and neither is what was never one.
+static bool ends_links_once()
+{
+    std::uint64_t none[300] = {0x4b4e494c}; // as a link that has ended may begin
+    void *image = nullptr;
+    std::size_t n = 0;
+    for (int i = 0; i < 3; i++) {
+        void *state = nullptr;
+        REQUIRE(cu("cuLinkCreate_v2", 0u, static_cast<int *>(nullptr),
+                   static_cast<void **>(nullptr), &state) == 0);
+        REQUIRE(cu("cuLinkDestroy", state) == 0 && cu("cuLinkDestroy", state) == 400);
+        REQUIRE(cu("cuLinkComplete", state, &image, &n) == 400 && !image);
+    }
+    return HOLDS(cu("cuLinkDestroy", static_cast<void *>(none)) == 400 &&
+                 cu("cuLinkDestroy", static_cast<void *>(nullptr)) == 400);
+}
+
 // Several images are linked by the back end, which says what is wrong when they are.
 static bool links_several()
 {
@@ -567,7 +584,7 @@ bool driver_compiler_says()
         REQUIRE(!loaded);
     }
     REQUIRE(adds_what_lacks(true) && adds_what_lacks(false) && stays_loaded() &&
-            options_are_checked());
+            options_are_checked() && ends_links_once());
     REQUIRE(!taken || (lacks_something() && loads_late() && links_several()));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
