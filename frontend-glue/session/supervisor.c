@@ -19,6 +19,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define OWN_THREADS 2 /* the sanitizer has one in each process */
+#else
+#define OWN_THREADS 1
+#endif
 #define BEGIN_AGAIN   75     /* exit status of a process that asks for the next one */
 #define LONG_MS       60000u /* a process that has served for so long did not fail at once */
 #define PAUSE_MOST_MS 32000u /* the longest pause between two that did */
@@ -71,7 +79,7 @@ static bool is_gpu(const char *path)
  */
 static const char *obstacle(void)
 {
-    if (count("/proc/self/task", is_any) > 1)
+    if (count("/proc/self/task", is_any) > OWN_THREADS)
         return "it has other threads already";
     if (count("/proc/self/fd", is_gpu))
         return "it uses a GPU already";

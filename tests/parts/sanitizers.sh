@@ -97,6 +97,7 @@ part_tsan() {
 
 build_tsan() {
     local suite=threads
+    ! comes_later rest || suite+=' threads-rest'
     end_ahead tsan wait
     build tsan clang clang++ -Dbuildtype=debug -Db_sanitize=thread -Db_lundef=false \
         -Dc_args="$lines" -Dcpp_args="$lines" "${everything[@]}"
