@@ -128,6 +128,9 @@ static int take_transport(const struct ibx_tool_option *option, const char *text
                           struct ibx_options *options, struct ibx_error *err)
 {
     char key[32];
+    /* An unset variable of a script, for instance: it must not mean no key, nor every name. */
+    if (!*text)
+        return ibx_error_set(err, -EINVAL, "\"\" is empty: give a value, or leave the option out");
     snprintf(key, sizeof(key), "%s", option->name);
     for (char *dash = key; (dash = strchr(dash, '-'));)
         *dash = '_';
