@@ -132,6 +132,14 @@ static void check_groups(void)
         ibx_doctor_add("memory", "control group", DOCTOR_OK, NULL, "no limit of memory");
 }
 
+/* Guest memory that is in none of hugetlbfs has these pages. */
+static void check_pages(void)
+{
+    const long kib = sysconf(_SC_PAGESIZE) / 1024;
+    ibx_doctor_add("memory", "pages", kib == 4 ? DOCTOR_OK : DOCTOR_LIMITED,
+                   "ib-migrate needs guests in huge pages of 2 MiB here", "%ld KiB", kib);
+}
+
 static void check_numa(void)
 {
     char nodes[128];
@@ -143,10 +151,9 @@ static void check_numa(void)
 void ibx_doctor_check_memory(void)
 {
     check_memlock();
+    check_pages();
     check_huge_pages("huge pages of 2 MiB", "hugepages-2048kB",
                      "for guests backed by them: sysctl vm.nr_hugepages=N");
-    check_huge_pages("huge pages of 1 GiB", "hugepages-1048576kB",
-                     "for large guests: hugepagesz=1G hugepages=N on the kernel's command line");
     check_shm();
     check_groups();
     check_numa();

@@ -30,6 +30,18 @@
 
 /* ------------------------------------------------------------------ KVM, QEMU */
 
+#ifdef __aarch64__
+#define PROGRAM "qemu-system-aarch64"
+#define PACKAGE "qemu-system-arm"
+#define FOR_KVM                                                                                    \
+    "with Linux that the firmware starts at EL2, or nested virtualization of the outer VM"
+#else
+#define PROGRAM "qemu-system-x86_64"
+#define PACKAGE "qemu-system-x86"
+#define FOR_KVM                                                                                    \
+    "modprobe kvm_intel or kvm_amd, with virtualization on in the firmware or the outer VM"
+#endif
+
 static void check_kvm(void)
 {
     const char *path = ibx_doctor_path("/dev/kvm");
@@ -46,17 +58,15 @@ static void check_kvm(void)
                        strerror(code));
     else
         ibx_doctor_add("vm", "KVM", DOCTOR_LIMITED,
-                       "VMs run in emulation (-accel tcg), many times slower: modprobe kvm_intel "
-                       "or kvm_amd, with virtualization on in the firmware or the outer VM",
-                       "%s", there ? strerror(code) : "there is no /dev/kvm");
+                       "VMs run in emulation (-accel tcg), many times slower: " FOR_KVM, "%s",
+                       there ? strerror(code) : "there is no /dev/kvm");
 }
 
 /* Asks the first QEMU that is found for its version: "QEMU emulator version 7.2.22 (Debian ...)".
  */
 static const char *ask_qemu(char *answer, int size)
 {
-    static const char *const programs[] = {"qemu-system-x86_64", "qemu-kvm",
-                                           "/usr/libexec/qemu-kvm"};
+    static const char *const programs[] = {PROGRAM, "qemu-kvm", "/usr/libexec/qemu-kvm"};
     for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++) {
         char command[80];
         snprintf(command, sizeof(command), "%s --version 2>/dev/null </dev/null", programs[i]);
@@ -78,8 +88,8 @@ static void check_qemu(void)
     const char *version = program ? strstr(answer, "version ") : NULL;
     if (!program)
         ibx_doctor_add("vm", "QEMU", DOCTOR_MISSING,
-                       "for ib-migrate: apt install qemu-system-x86, or QEMU 4.0 or later",
-                       "qemu-system-x86_64 is not in the PATH");
+                       "for ib-migrate: apt install " PACKAGE ", or QEMU 4.0 or later",
+                       PROGRAM " is not in the PATH");
     else if (!version || sscanf(version, "version %u.%u", &major, &minor) != 2)
         ibx_doctor_add("vm", "QEMU", DOCTOR_LIMITED, "ib-migrate needs QEMU 4.0 or later",
                        "%s does not tell its version", program);
