@@ -47,13 +47,14 @@ static void forget(struct allocation *a)
 /* The first address with room for so many bytes: where mmap(2) should put them. */
 static void *room_for(size_t n)
 {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE); /* of the kernel, 4 KiB or more */
     uintptr_t at = DEVICE_BASE, from = 0;
     while (at != from) {
         from = at;
         for (const struct allocation *a = allocations; a; a = a->next) {
             uintptr_t begin = (uintptr_t)a->address;
             uintptr_t end = begin + a->mapped + PAGE;
-            at = begin && begin < at + n && at < end ? end : at;
+            at = begin && begin < at + n && at < end ? (end + page - 1) / page * page : at;
         }
     }
     return (void *)at;
