@@ -248,6 +248,8 @@ void ibx_snapshot_holes_find(const struct ibx_snapshot_folder *folder,
 /* Adds a blocker unless the folder's tmpfs has room for all other zero pages. */
 void ibx_snapshot_holes_room(const struct ibx_snapshot_folder *folder,
                              const struct snapshot_holes *holes, struct ibx_blockers *blockers);
+/* Warns if this memory backend has a NUMA policy, since a child's memory does not have it. */
+void ibx_snapshot_say_policy(struct ibx_qmp *qmp, const char *id, uint64_t deadline_ns);
 /* Such parts by a page map, as JSON, for a child of a cache that is not whole; NULL: no memory. And
  * the reverse, which finds no parts if they do not fit this folder. */
 json_t *ibx_snapshot_holes_json(const struct ibx_page_map *map, unsigned blocks);

@@ -318,8 +318,7 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return rc;
 }
 
-/* For a complete folder, whose children nobody serves: checks again, as check() does, that zero
- * pages find room. */
+/* The children of a complete folder have no server: checks again that zero pages find room. */
 static int check_room(struct cloning *c, struct ibx_error *err)
 {
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
@@ -427,6 +426,7 @@ static int finish_block(struct cloning *c, unsigned i, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     bool dumped = true, merged = false;
     int rc = c->folder.manifest.complete ? 0 : unlock_block(c, i, err);
+    ibx_snapshot_say_policy(c->qmp, id, deadline);
     rc = rc ? rc : inject(c, SYS_madvise, alone, 0, "madvise", err);
     rc = rc ? rc : ibx_guest_block_ask_flag(c->qmp, id, "dump", &dumped, deadline, err);
     rc = rc || dumped ? rc : inject(c, SYS_madvise, secret, 0, "madvise", err);

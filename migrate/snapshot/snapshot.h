@@ -17,6 +17,7 @@
  *   clone.c     makes a QEMU that waits for a VM a child of a snapshot
  *   holes.c     the parts of a child's memory that are zero
  *   network.c   a child's network cards
+ *   policy.c    a NUMA policy that a child's memory does not get
  *   cache.h     a host's cache of a snapshot that is served elsewhere: cache.c, children.c, child.c
  *   serve.c     ib-migrate serve: a folder and a server, until it is told to end
  *   host_cache.c  makes this host's cache of a served snapshot, when it is needed

@@ -97,6 +97,21 @@ static void test_memory_is_dumped_and_merged_as_qemu_was_told(void)
                      access("/sys/kernel/mm/ksm", F_OK) ? unmerged : 0);
 }
 
+/* The kernel would keep it with the file, for all children at once. */
+static void test_a_numa_policy_is_said_to_have_no_effect(void)
+{
+    freeze();
+    vm_start(&children[0], &(struct vm_options){.append = MIB,
+                                                .ram = PRIVATE ",policy=bind,host-nodes=0",
+                                                .incoming = true});
+    struct mover *clone = MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
+    mover_must_print(clone, "the NUMA policy of memory backend mem0 (policy=bind) has no effect");
+    child_is_right(&children[0]);
+    child_start(&children[1], NULL);
+    clone = MOVER_RUN(0, "clone", snapshot, "--qmp", children[1].tool);
+    assert_false(mover_printed(clone, "NUMA"));
+}
+
 /* The parent's lines of serial output up to where the child goes on. */
 static void parent_until(const struct vm *child, struct vm *before)
 {
@@ -340,6 +355,7 @@ int main(void)
         VM_TEST(test_of_a_snapshot),
         VM_TEST(test_memory_is_dumped_and_merged_as_qemu_was_told),
         VM_TEST(test_parts_of_zeros_may_have_huge_pages),
+        VM_TEST(test_a_numa_policy_is_said_to_have_no_effect),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),
         {0},
