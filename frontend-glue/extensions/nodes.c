@@ -211,6 +211,16 @@ static int add_empty(struct extension_request *e)
     return ibx_extension_get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
 }
 
+/* A graph has come into another one, which may be of a conditional node. An executable graph need
+ * not have the objects of what is within such a graph, and it is not known which these are. */
+static void comes_into(struct extension_request *e, const void *graph)
+{
+    if (!ibx_handles_is_within(e->x, (uintptr_t)graph))
+        return;
+    ibx_functions_left_in_graphs(ibx_functions_user_of(e->x)->client, true);
+    ibx_arrays_left_in_graphs(e->x);
+}
+
 /* CUDA ends the process if a graph is to be within itself. */
 static int add_child(struct extension_request *e)
 {
@@ -223,6 +233,7 @@ static int add_child(struct extension_request *e)
     const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child);
     p.inner = size.nodes;
     p.depth = size.depth;
+    comes_into(e, p.graph);
     return add_node(e, &p, child);
 }
 
@@ -408,6 +419,7 @@ static int add_moved(struct extension_request *e)
         ibx_handles_contains(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph))
         return CUDA_INVALID_VALUE;
     p.depth = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)m.graph).depth;
+    comes_into(e, p.graph);
     int rc = ibx_extension_node_room(e, &p);
     rc = rc ? rc : call_add(e, &p, &m, &node);
     if (!rc) /* its nodes are counted by themselves */

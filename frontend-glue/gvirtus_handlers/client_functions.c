@@ -322,16 +322,24 @@ void ibx_functions_inherit(uint64_t client, uint64_t parent)
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_functions_ended(uint64_t client)
+void ibx_functions_left_in_graphs(uint64_t client, bool may_be)
 {
     pthread_mutex_lock(&lock);
-    struct ibx_module_owner *owner = ibx_module_owner_find(client);
+    const struct ibx_module_owner *owner = ibx_module_owner_find(client);
     for (struct ibx_client_module *m = owner ? owner->modules : NULL; m; m = m->next_of_owner)
-        atomic_store(&m->left_in_graphs, false);
+        atomic_store(&m->left_in_graphs, may_be);
     for (struct ibx_client_module *m = staying; m; m = m->next_staying) {
         if (m->client == client)
-            atomic_store(&m->left_in_graphs, false);
+            atomic_store(&m->left_in_graphs, may_be);
     }
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_functions_ended(uint64_t client)
+{
+    ibx_functions_left_in_graphs(client, false);
+    pthread_mutex_lock(&lock);
+    struct ibx_module_owner *owner = ibx_module_owner_find(client);
     if (owner)
         ibx_module_owner_ended(owner);
     pthread_mutex_unlock(&lock);

@@ -34,6 +34,8 @@ void ibx_functions_let_go(struct ibx_functions_user *user);
 struct ibx_client_module *ibx_functions_graph_begin(const struct ibx_functions_user *user);
 void ibx_functions_graph_end(void *module);
 void ibx_functions_graph_unknown(void *module);
+/* The same for all modules of a client (`may_be`); or none of them is in graphs any more. */
+void ibx_functions_left_in_graphs(uint64_t client, bool may_be);
 /* The other way round, for results of the runtime: the client's address of the function of that
  * name; 0: it has none. */
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);

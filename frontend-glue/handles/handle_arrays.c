@@ -96,6 +96,20 @@ void ibx_array_use_unknown(struct gpu_session *x, uint64_t array)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
+void ibx_arrays_left_in_graphs(struct gpu_session *x)
+{
+    static const enum ibx_handle_kind kinds[] = {IBX_HANDLE_ARRAY, IBX_HANDLE_MIPMAP};
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_handles_lock);
+    for (unsigned i = 0; i < 2; i++) {
+        struct handle *h = *ibx_handle_list_of_client(client, kinds[i]);
+        for (; h; h = h->in[OF_CLIENT].next)
+            h->in_graphs |= h->kind == kinds[i] && h->client == client && h->use &&
+                            atomic_load(&h->use->users) > 1;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
 /* Locked. */
 static bool is_used(const struct handle *h)
 {

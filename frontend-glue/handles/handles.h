@@ -62,6 +62,8 @@ bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
 void *ibx_array_use_begin(struct gpu_session *x, uint64_t array);
 void ibx_array_use_unknown(struct gpu_session *x, uint64_t array);
 void ibx_array_use_end(void *use);
+/* As unknown(), for all arrays of the client that are in graphs. */
+void ibx_arrays_left_in_graphs(struct gpu_session *x);
 /* The client frees an array or a mipmapped array: from now on no request may name it. If requests
  * hold it, waits for them for 10 s. NOW: the caller frees it; LATER: graphs name it; FREED: that
  * was done before. */

@@ -33,11 +33,19 @@ static struct double_graph *make(void)
     return graph;
 }
 
-/* CUDA does not say that the copy has the body's objects. */
+static void release_all_objects(struct double_graph *graph)
+{
+    graph_objects_release(graph);
+    for (unsigned i = 0; i < graph->count; i++)
+        if (graph->nodes[i].type == NODE_GRAPH)
+            release_all_objects(graph->nodes[i].of.child);
+}
+
+/* CUDA does not say that the copy has the body's objects, nor those of graphs within it. */
 static struct double_graph *copy_body(void *handle)
 {
     struct double_graph *body = graph_copy(handle);
-    graph_objects_release(body);
+    release_all_objects(body);
     return body;
 }
 

@@ -203,30 +203,29 @@ static void test_set_often(void **state)
     assert_false(is_loaded(0) || is_loaded(1));
 }
 
-/* In a graph within another one, or the body of a conditional node. */
-static void test_in_inner_graphs(void **state)
+static void child_add(uint64_t graph, uint64_t child)
 {
-    (void)state;
-    uint64_t condition = 0, answer[3] = {0}, node = 0;
-    uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
-    load(0);
-    load(1);
-    const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice),
-                   with = ext_graph_make(&alice);
-    kernel_add(inner, 0);
+    uint8_t bytes[64];
+    uint64_t node = 0;
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
-    ibx_put_u64(&w, outer);
+    ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
-    ibx_put_u64(&w, inner);
+    ibx_put_u64(&w, child);
     assert_int_equal(ext_run(&alice, &w, &node), 0);
-    ext_graph_destroy(&alice, inner);
-    w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
-    ibx_put_u64(&w, with);
+}
+
+/* The graph of a new conditional node. */
+static uint64_t body_add(uint64_t graph)
+{
+    uint64_t condition = 0;
+    uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
+    ibx_put_u64(&w, graph);
     ibx_put_u32(&w, 1);
     ibx_put_u32(&w, 1);
     assert_int_equal(ext_run(&alice, &w, &condition), 0);
     w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
-    ibx_put_u64(&w, with);
+    ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, condition);
     ibx_put_u32(&w, 0);
@@ -234,13 +233,46 @@ static void test_in_inner_graphs(void **state)
     struct ibx_writer to = ibx_writer_of(out, sizeof(out));
     const struct ibx_request q = {.body = w.data, .length = w.length};
     assert_int_equal(ibx_extension_run(&alice.x, &q, &to), 0);
-    for (unsigned i = 0; i < 2; i++)
-        answer[i] = number_at(out + 8 * i);
-    kernel_add(answer[1], 1);
+    return number_at(out + 8);
+}
+
+/* In a graph within the body of a conditional node, whose objects an executable graph need not
+ * have. */
+static void test_within_a_body(void **state)
+{
+    (void)state;
+    load(0);
+    const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice);
+    kernel_add(inner, 0);
+    child_add(body_add(outer), inner);
+    ext_graph_destroy(&alice, inner);
+    const uint64_t exec = ext_exec_make(&alice, outer);
+    unload(0);
+    ext_graph_destroy(&alice, outer);
+    assert_true(is_loaded(0));
+    ext_exec_launch(exec);
+    ext_exec_destroy(&alice, exec);
+    ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
+    assert_false(is_loaded(0));
+}
+
+/* In a graph within another one, or the body of a conditional node. */
+static void test_in_inner_graphs(void **state)
+{
+    (void)state;
+    load(0);
+    load(1);
+    const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice),
+                   with = ext_graph_make(&alice);
+    kernel_add(inner, 0);
+    child_add(outer, inner);
+    ext_graph_destroy(&alice, inner);
+    const uint64_t body = body_add(with);
+    kernel_add(body, 1);
     /* CUDA may end the body unseen, and so each node in it has an object of its own. */
     struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
     assert_int_not_equal(ibx_functions_take(user, kernel_of(1)), 0);
-    assert_false(ibx_handles_graph_has(&alice.x, answer[1], user->held));
+    assert_false(ibx_handles_graph_has(&alice.x, body, user->held));
     ibx_functions_let_go(user);
     unload(0);
     unload(1);
@@ -643,6 +675,7 @@ int main(void)
         cmocka_unit_test(test_in_a_graph),
         cmocka_unit_test(test_set_often),
         cmocka_unit_test(test_in_inner_graphs),
+        cmocka_unit_test(test_within_a_body),
         cmocka_unit_test(test_captured),
         cmocka_unit_test(test_captured_twice),
         cmocka_unit_test(test_capture_ends_meanwhile),
