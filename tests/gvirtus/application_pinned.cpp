@@ -291,8 +291,11 @@ bool sides_are_confused(char *device, char *page_locked)
 // The same of copies that call all memory the device's.
 bool host_is_called_device(char *device, char *page_locked, char *registered)
 {
-    char *const all[] = {device, page_locked, registered};
+    char *managed = nullptr;
     void *stream = nullptr;
+    REQUIRE(preloaded<int(char **, std::size_t, unsigned)>("cudaMallocManaged")(&managed, 1000,
+                                                                                1) == 0);
+    char *const all[] = {device, page_locked, registered, managed};
     REQUIRE(cudaStreamCreate(&stream) == 0);
     for (char *to : all) {
         for (char *from : all) {
@@ -300,20 +303,24 @@ bool host_is_called_device(char *device, char *page_locked, char *registered)
                 REQUIRE(cudaMemset(device, 'd', 1000) == 0);
                 std::memset(page_locked, 'p', 1000);
                 std::memset(registered, 'r', 1000);
+                std::memset(managed, 'm', 1000);
                 REQUIRE((how == 0   ? cudaMemcpy(to, from, 1000, D2D)
                          : how == 1 ? cudaMemcpyAsync(to, from, 1000, D2D, stream)
                          : how == 2
                              ? cudaMemcpy2D(to, 100, from, 100, 100, 10, D2D)
                              : cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, D2D, stream)) == 0);
                 REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaGetLastError() == 0);
-                const char letter = from == device ? 'd' : from == page_locked ? 'p' : 'r';
+                const char letter = from == device        ? 'd'
+                                    : from == page_locked ? 'p'
+                                    : from == managed     ? 'm'
+                                                          : 'r';
                 const std::vector<char> expected(how == 3 ? 90 : 1000, letter);
                 REQUIRE(to == device ? device_has(device, expected.data(), expected.size())
                                      : !std::memcmp(to, expected.data(), expected.size()));
             }
         }
     }
-    return HOLDS(cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(managed) == 0);
 }
 
 bool after()

@@ -158,12 +158,14 @@ static enum side side_by(int kind, const void *address)
 
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
 {
-    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
-    const bool from_device = kind == CUDA_MEMCPY_FROM_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
+    const bool on_device = kind == CUDA_MEMCPY_ON_DEVICE;
     const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
     const bool looks = managed || kind == CUDA_MEMCPY_DEFAULT || kind == CUDA_MEMCPY_ON_HOST;
     if (!looks || ibx_frontend_is_no_kind(kind))
         return kind_by_sides(to, from, kind);
+    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE || (on_device && !is_page_locked(to));
+    const bool from_device =
+        kind == CUDA_MEMCPY_FROM_DEVICE || (on_device && !is_page_locked(from));
     enum side target = to_device ? DEVICE : side_by(kind, to),
               source = from_device ? DEVICE : side_by(kind, from);
     if (target == EITHER && source == EITHER)
