@@ -136,8 +136,15 @@ static void record_stay(struct source *s)
     const enum ibx_journal_state state =
         record->state == IBX_JOURNAL_MOVED ? IBX_JOURNAL_ROLLED_BACK : IBX_JOURNAL_KEPT;
     struct ibx_error why = {0};
-    if (!record->written_s || !ibx_migration_record(s->options->folder, record, state, &why))
+    if (!record->written_s)
         return;
+    if (!ibx_migration_record(s->options->folder, record, state, &why)) {
+        /* At once: the destination may still have to be told, and if this tool is killed meanwhile,
+         * the record is over, and nobody would look for these names. */
+        if (source_managed(&s->vm))
+            ibx_journal_unlink_files(record);
+        return;
+    }
     record->state = state;
     ibx_migration_notify(&s->options->observer,
                          "the VM stays here, and that could not be recorded: %s; then ib-migrate "

@@ -59,6 +59,9 @@ def the_destination_tool_is_killed_as_the_vm_loads(hosts, domain):
     move, tool = caught(hosts, domain, "destination:resuming")
     tool.kill()
     assert move.virsh.wait(LIMIT) == 1
+    until(lambda: not hosts.a.ok("find", "/dev/shm", "-name", f"*{domain.name}*.ibx-*"),
+          "no second name of guest memory")
+    assert move.sender.process.poll() is None, "it looks for the destination for 10 seconds"
     assert move.sender.end() == 1
     assert "libvirt has continued the VM here" in move.sender.text, move.sender.text
     here(domain, hosts.a, hosts.b)
