@@ -38,7 +38,7 @@ part_lint() {
     check 'the environment is read with care' 60 tests/lint/plain-getenv
     check 'clang-format' 120 "$itself" --inside formatted
     if [[ -d $aarch64_headers ]]; then
-        check 'ib-migrate for aarch64' 300 "$itself" --inside compiles_for_aarch64
+        check 'C for aarch64' 300 "$itself" --inside compiles_for_aarch64
     else
         skip 'lint: sources for aarch64 need libc6-dev-arm64-cross'
     fi
@@ -46,17 +46,15 @@ part_lint() {
 
 readonly aarch64_headers=/usr/aarch64-linux-gnu/include
 
-# Also the few files of other folders that name this processor. The libraries' headers are those of
-# this host. Nothing is linked.
+# All C of the product. The libraries' headers are those of this host. Nothing is linked.
 compiles_for_aarch64() {
-    local own='^(\./)?(common|transport|migrate|userfaultfd|tools/ib-migrate)/.*\.c$' files
+    local own='^(\./)?(common|transport|gpudirect|userfaultfd|frontend-glue|migrate|tools)/.*\.c$'
     local -a flags=(-I. -std=gnu17 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 '-DIBX_VERSION="1"')
     flags+=(-DIBX_WITH_{SHM,TCP,URING,VERBS,OFI} -Wall -Wextra -Wshadow -Wconversion -Werror)
-    files=$(sources | grep -E "$own")
-    files+=$'\n'$(sources | grep '^\(\./\)\?frontend-glue/.*\.c$' | xargs grep -l __aarch64__)
-    xargs -n 25 -P "$jobs" clang --target=aarch64-linux-gnu -isystem "$aarch64_headers" \
-        -idirafter /usr/include -idirafter "/usr/include/$(uname -m)-linux-gnu" \
-        "${flags[@]}" -fsyntax-only <<<"$files"
+    flags+=('-DIBX_PLUGIN_DIR="/usr/lib/ibx"' '-DIBX_LIBDIR="lib"')
+    sources | grep -E "$own" | xargs -n 25 -P "$jobs" clang --target=aarch64-linux-gnu \
+        -isystem "$aarch64_headers" -idirafter /usr/include \
+        -idirafter "/usr/include/$(uname -m)-linux-gnu" "${flags[@]}" -fsyntax-only
 }
 
 # none_has ARGUMENT...: whether grep finds nothing in the files that its input names, and says
