@@ -68,7 +68,7 @@ bool driver_maps_tensors()
     }
     // A map may be anywhere, as those of Python's objects are.
     alignas(64) std::uint8_t room[sizeof(Map) + 16] = {};
-    for (const std::size_t off : {1, 8, 16}) {
+    for (const unsigned off : {1u, 8u, 16u}) {
         REQUIRE(tiled(&room[off], 5) == 0 && !std::memcmp(&room[off], &map, sizeof(map)));
         REQUIRE(cu("cuTensorMapReplaceAddress", static_cast<void *>(&room[off]), there) == 0 &&
                 !std::memcmp(&room[off], &map, sizeof(map)));

@@ -472,14 +472,11 @@ bool not_found()
     return true;
 }
 
-// Memory of a graph goes with it, which no call shows. A variable may be where it was.
-bool where_graph_was()
+// Memory of a graph goes with it, which no call shows. A variable may be where it was: false if
+// something else of the back end has come to be there.
+bool is_where_graph_was(void **module, char *variable, char **at)
 {
-    static void *module[1];
-    static char variable[1];
-    char *at = nullptr;
     void *node = nullptr;
-    std::vector<char> bytes(4000, 'v');
     graph_calls::Graph graph;
     graph_calls::Allocation a = {};
     a.kind = a.location = 1;
@@ -489,9 +486,20 @@ bool where_graph_was()
     REQUIRE(a.address && graph.destroy() == 0);
     register_variable(module, variable, "v5.1044576.4000");
     register_kernel(module, &stub_kernel);
-    REQUIRE(address_of(&at, variable) == 0);
-    REQUIRE(at == static_cast<char *>(a.address) + 1044576);
-    REQUIRE(cudaMemcpy(at, bytes.data(), bytes.size(), H2D) == 0);
+    REQUIRE(address_of(at, variable) == 0);
+    return *at == static_cast<char *>(a.address) + 1044576;
+}
+
+bool where_graph_was()
+{
+    static void *modules[8][1];
+    static char variables_of[8][1];
+    const std::vector<char> bytes(4000, 'v');
+    char *at = nullptr;
+    unsigned i = 0;
+    while (i < 8 && !is_where_graph_was(modules[i], variables_of[i], &at))
+        i++;
+    REQUIRE(i < 8 && cudaMemcpy(at, bytes.data(), bytes.size(), H2D) == 0);
     return HOLDS(device_has(at, bytes.data(), bytes.size()));
 }
 
