@@ -17,6 +17,7 @@
 #define WAIT_MS         3000
 #define CREATE_TRIES    20u
 #define CREATE_LOOK_US  1000
+#define CHECK_MOST      8u
 #define GONE_MS         20
 #define GONE_LOOK_US    20
 
@@ -53,25 +54,43 @@ int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument)
     return -rc;
 }
 
-static void *tell_number(void *number)
+struct checks {
+    pthread_mutex_t until; /* all have been created */
+    struct checked {
+        struct checks *all;
+        pthread_t thread;
+        pid_t number;
+    } of[CHECK_MOST];
+};
+
+static void *tell_number(void *argument)
 {
-    *(pid_t *)number = gettid();
+    struct checked *c = argument;
+    c->number = gettid();
+    pthread_mutex_lock(&c->all->until);
+    pthread_mutex_unlock(&c->all->until);
     return NULL;
 }
 
 /* A thread that has been joined still counts until the kernel has forgotten its number. */
-int ibx_thread_check(void)
+int ibx_thread_check(unsigned count)
 {
-    pthread_t thread;
-    pid_t number = 0;
-    const int rc = ibx_thread_create(&thread, tell_number, &number);
-    if (rc)
-        return rc;
-    pthread_join(thread, NULL);
+    struct checks all = {.until = PTHREAD_MUTEX_INITIALIZER};
+    unsigned made = 0;
+    int rc = 0;
+    pthread_mutex_lock(&all.until);
+    for (; !rc && made < count && made < CHECK_MOST; made += !rc) {
+        all.of[made].all = &all;
+        rc = ibx_thread_create(&all.of[made].thread, tell_number, &all.of[made]);
+    }
+    pthread_mutex_unlock(&all.until);
+    for (unsigned i = 0; i < made; i++)
+        pthread_join(all.of[i].thread, NULL);
     const uint64_t deadline = ibx_deadline_in_ms(GONE_MS);
-    while (!tgkill(getpid(), number, 0) && ibx_now_ns() < deadline)
-        usleep(GONE_LOOK_US);
-    return 0;
+    for (unsigned i = 0; i < made; i++)
+        while (!tgkill(getpid(), all.of[i].number, 0) && ibx_now_ns() < deadline)
+            usleep(GONE_LOOK_US);
+    return rc;
 }
 
 /* Threads with another policy stay as they are. */

@@ -17,10 +17,10 @@ int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument);
  * the kernel still counts a thread for a moment after it has been joined. Returns 0 or a negative
  * errno. */
 int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument);
-/* Whether this process can have one more thread now, for a caller who can refuse work, but not stop
- * it later: creates one, which ends at once, and waits, for some 20 ms at most, until the kernel
- * does not count it any more. Returns 0 or a negative errno. */
-int ibx_thread_check(void);
+/* Whether this process can have so many more threads now (8 at most), for a caller who can refuse
+ * work, but not stop it later: creates them, ends them, and waits, for some 20 ms at most, until
+ * the kernel does not count them any more. Returns 0 or a negative errno. */
+int ibx_thread_check(unsigned count);
 
 /* For a thread that does work of microseconds for which others wait: raises its priority where that
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.

@@ -18,6 +18,7 @@
 #define LINES_A_SECOND 10u   /* warnings of a server */
 #define ABANDON_MS     5000u /* for copies under way at the end; ibx_close() is final */
 #define LACK_MS        100   /* until a server retries what failed for a lack of something */
+#define THREADS_LEFT   4u    /* that are left for a connection, and for others */
 
 static const struct ibx_state session_states[] = {
     [SESSION_NEW] = {"new", IBX_TO(SESSION_LISTENING) | IBX_TO(SESSION_LIVE) | IBX_TO(SESSION_DEAD),
@@ -191,10 +192,11 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
 }
 
 /* GVirtuS starts a thread for the session, and the whole process ends if that fails: because the
- * user, or the control group, has as many processes as it may. */
+ * user, or the control group, has as many processes as it may. Before it does, other threads of
+ * this process may begin, so that there has to be room for more than one. */
 static int look_for_thread(const struct ibx_conn *conn, struct ibx_error *err)
 {
-    const int rc = ibx_thread_check();
+    const int rc = ibx_thread_check(THREADS_LEFT);
     return rc ? ibx_error_set_task(err, rc, "%s is turned away: there is no thread for it",
                                    ibx_conn_path(conn)->peer)
               : 0;

@@ -62,7 +62,7 @@ static bool lacks_files(const struct ibx_accept_thread *accepts)
 static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
 {
     (void)conn, (void)name;
-    return ibx_thread_check() ? "ib-migrate has no thread there for it: " IBX_ERROR_RAISE_TASKS
+    return ibx_thread_check(1) ? "ib-migrate has no thread there for it: " IBX_ERROR_RAISE_TASKS
            : lacks_files(context)
                ? "ib-migrate has no descriptors there for it: " IBX_ERROR_RAISE_FILES
                : NULL;
