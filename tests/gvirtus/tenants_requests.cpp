@@ -67,6 +67,18 @@ bool extension_requests()
     REQUIRE(b->call(extra_name, extra(17).u64(of_array)) == bad_pointer);
     REQUIRE(a->call(extra_name, extra(19).u64(of_array)) == bad_pointer); // no surface
     REQUIRE(a->call(extra_name, extra(17).u64(of_array)) == 0);
+    const auto rows_to = [](std::uint64_t to, std::uint64_t from) {
+        return extra(IBX_EXT_2D_TO_ARRAY).u64(to).u64(0).u64(0).u64(from).u64(64).u64(64).u64(1);
+    };
+    const auto rows_from = [](std::uint64_t to, std::uint64_t from) {
+        return extra(IBX_EXT_2D_FROM_ARRAY).u64(to).u64(64).u64(from).u64(0).u64(0).u64(64).u64(1);
+    };
+    REQUIRE(b->call(extra_name, rows_to(own_array, own)) == 0);
+    REQUIRE(b->call(extra_name, rows_from(own, own_array)) == 0);
+    REQUIRE(b->call(extra_name, rows_to(array, own)) == bad_pointer);
+    REQUIRE(b->call(extra_name, rows_to(own_array, pooled)) == bad_pointer);
+    REQUIRE(b->call(extra_name, rows_from(own, array)) == bad_pointer);
+    REQUIRE(b->call(extra_name, rows_from(pooled, own_array)) == bad_pointer);
     // GVirtuS's own handler frees NULL instead.
     REQUIRE(b->call("cudaFreeArray", Body().u64(array)) == 0);
     REQUIRE(a->call(extra_name, extra(15).u64(array)) == 0);
@@ -163,6 +175,11 @@ bool graphs_of_ours()
     REQUIRE(b->call(extra_name, copy.i32(3)) == bad_pointer);
     REQUIRE(b->call(extra_name, extra(IBX_EXT_MEMSET).u64(memory).i32(1).u64(64).u64(0)) ==
             bad_pointer);
+    Body nodes = extra(IBX_EXT_GRAPH_NODES).u64(graph).u64(0);
+    nodes.bytes.push_back(0);
+    for (const Body &asks : {nodes, extra(IBX_EXT_GRAPH_FUNCTIONS).u64(graph).u64(0),
+                             extra(IBX_EXT_EXEC_FLAGS).u64(exec)})
+        REQUIRE(b->call(extra_name, asks) == bad_pointer && a->call(extra_name, asks) == 0);
     // GVirtuS's own handlers get NULL instead of another tenant's.
     REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
     REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
