@@ -79,6 +79,21 @@ bool extension_requests()
     REQUIRE(b->call(extra_name, rows_to(own_array, pooled)) == bad_pointer);
     REQUIRE(b->call(extra_name, rows_from(own, array)) == bad_pointer);
     REQUIRE(b->call(extra_name, rows_from(pooled, own_array)) == bad_pointer);
+    REQUIRE(
+        b->call(extra_name, extra(IBX_EXT_FROM_ARRAY).u64(own).u64(array).u64(0).u64(0).u64(64)) ==
+        bad_pointer);
+    for (int number : {IBX_EXT_CREATE_TEXTURE, IBX_EXT_CREATE_SURFACE}) {
+        const auto over = [&](std::uint64_t at) {
+            Body body = extra(number).i32(IBX_RESOURCE_ARRAY).u64(at);
+            if (number == IBX_EXT_CREATE_SURFACE)
+                return body;
+            for (int i = 1; i <= 18; i++)
+                body.i32(i);
+            body.bytes.push_back(0);
+            return body;
+        };
+        REQUIRE(b->call(extra_name, over(array)) == bad_pointer && made(b, over(own_array)));
+    }
     // GVirtuS's own handler frees NULL instead.
     REQUIRE(b->call("cudaFreeArray", Body().u64(array)) == 0);
     REQUIRE(a->call(extra_name, extra(15).u64(array)) == 0);
@@ -177,9 +192,14 @@ bool graphs_of_ours()
             bad_pointer);
     Body nodes = extra(IBX_EXT_GRAPH_NODES).u64(graph).u64(0);
     nodes.bytes.push_back(0);
-    for (const Body &asks : {nodes, extra(IBX_EXT_GRAPH_FUNCTIONS).u64(graph).u64(0),
-                             extra(IBX_EXT_EXEC_FLAGS).u64(exec)})
+    for (const Body &asks :
+         {nodes, extra(IBX_EXT_GRAPH_FUNCTIONS).u64(graph).u64(0),
+          extra(IBX_EXT_EXEC_UPLOAD).u64(exec).u64(0), extra(IBX_EXT_EXEC_FLAGS).u64(exec)})
         REQUIRE(b->call(extra_name, asks) == bad_pointer && a->call(extra_name, asks) == 0);
+    const std::uint64_t theirs = made(b, exec_of(other));
+    REQUIRE(theirs &&
+            b->call(extra_name, extra(IBX_EXT_EXEC_UPDATE).u64(theirs).u64(graph)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(IBX_EXT_EXEC_UPDATE).u64(theirs).u64(other)) == 0);
     // GVirtuS's own handlers get NULL instead of another tenant's.
     REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
     REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
