@@ -200,6 +200,10 @@ bool graphs_of_ours()
     REQUIRE(theirs &&
             b->call(extra_name, extra(IBX_EXT_EXEC_UPDATE).u64(theirs).u64(graph)) == bad_pointer);
     REQUIRE(b->call(extra_name, extra(IBX_EXT_EXEC_UPDATE).u64(theirs).u64(other)) == 0);
+    for (int of_node :
+         {IBX_EXT_NODE_TYPE, IBX_EXT_NODE_DESTROY, IBX_EXT_GET_EVENT, IBX_EXT_GET_HOST,
+          IBX_EXT_GET_CHILD, IBX_EXT_GET_MEMORY, IBX_EXT_GET_MEMSET, IBX_EXT_GET_COPY})
+        REQUIRE(b->call(extra_name, extra(of_node).u64(node)) == bad_pointer);
     // GVirtuS's own handlers get NULL instead of another tenant's.
     REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
     REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
