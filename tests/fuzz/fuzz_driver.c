@@ -227,6 +227,10 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
     (void)library, (void)name, (void)n;
     return answer(address, sizeof(*address));
 }
+int cudaLibraryGetManaged(void **address, size_t *n, void *library, const char *name)
+{
+    return cudaLibraryGetGlobal(address, n, library, name);
+}
 
 /* ------------------------------------------------------------ the program */
 

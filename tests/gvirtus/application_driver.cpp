@@ -104,7 +104,6 @@ bool driver_begins()
 {
     int count = -1, value = -1, device = -1;
     void *context = &count;
-    char name[300] = "x";
     const char *text = nullptr;
     auto *get_count = DRIVER(cuDeviceGetCount, int *);
     REQUIRE(get_count(&count) == 3 && count == -1 && current(&context) == 3);
@@ -126,7 +125,6 @@ bool driver_begins()
         for (device = 0; device < 2; device++)
             REQUIRE(attribute(&value, pools, device) == 0 && value == device);
     REQUIRE(attribute(nullptr, 33, 0) == 1 && attribute(&value, 33, 7) == 101);
-    (void)name;
     // There is no context yet.
     REQUIRE(current(&context) == 0 && !context);
     Address address = 0;

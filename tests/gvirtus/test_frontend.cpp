@@ -604,17 +604,14 @@ void check_what_it_does_not()
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
-    check("memory and events of another process", [] { return run("processes", true); });
     check("memory and events of another program", between_programs);
-    check("pools of another process", [] { return run("processes-and-pools", true); });
-    check("mapped memory of another process", [] { return run("processes-and-mapped", true); });
-    // ... whose programs share a process.
-    check("... that shares a process of the back end",
-          [] { return run("processes", true, one_process); });
-    check("pools of one that does", [] { return run("processes-and-pools", true, one_process); });
-    check("mapped memory of one that does",
-          [] { return run("processes-and-mapped", true, one_process); });
-    check("what one that does has made", [] { return run("processes-apart", true, one_process); });
+    for (const char *test : {"processes", "processes-and-pools", "processes-and-mapped"}) {
+        check(test, [=] { return run(test, true); });
+        check((std::string("... in one of the back end: ") + test).c_str(),
+              [=] { return run(test, true, one_process); });
+    }
+    check("what a program that shares it has made",
+          [] { return run("processes-apart", true, one_process); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("memory that is set, and not there", [] { return run("sets-nowhere", true); });

@@ -620,70 +620,6 @@ static void session_that_is_not_kept(void **state)
     assert_in_range(ibx_now_ns() - before, 0, patience_ms(20000) * IBX_NS_PER_MS);
 }
 
-#define SENDS_AT 3u
-
-/* A device that has accepted the thread's BYE sends it some polls later, unless the connection
- * has ended by then. */
-static _Thread_local struct {
-    bool is_late;
-    uint8_t bytes[4];
-    size_t n; /* 0: it has none */
-    unsigned flags, polls;
-} device;
-int __real_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
-                    unsigned flags);
-int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
-                    unsigned flags);
-int __real_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
-int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
-
-int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
-                    unsigned flags)
-{
-    if (!device.is_late || *(const uint8_t *)iov->iov_base != MESSAGE_BYE)
-        return __real_ibx_send(conn, iov, iovcnt, cookie, flags);
-    device.n = iov->iov_len;
-    device.flags = flags;
-    memcpy(device.bytes, iov->iov_base, device.n);
-    return 0;
-}
-
-int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
-{
-    const struct iovec iov = {device.bytes, device.n};
-    if (device.n && ++device.polls == SENDS_AT)
-        __real_ibx_send(conn, &iov, 1, 0, device.flags);
-    return __real_ibx_poll(conn, events, n);
-}
-
-/* False: on a busy host the client had no time to poll until the device has sent it. */
-static bool bye_arrives(void)
-{
-    struct scene scene;
-    cuts_plan_nothing();
-    scene_open(&scene, 1, scene_echo, NULL);
-    assert_true(scene_echoes(&scene));
-    memset(&device, 0, sizeof(device));
-    device.is_late = true;
-    ibx_session_close(scene.client);
-    device.is_late = false;
-    device.n = 0;
-    assert_int_equal(scene_join(&scene), 0);
-    const bool heard = ibx_session_took_leave(scene.server);
-    scene_close(&scene);
-    assert_true(heard || device.polls < SENDS_AT);
-    return heard;
-}
-
-/* A client that says BYE is not waited for, however soon its connection ends after that. */
-static void bye_arrives_before_the_end(void **state)
-{
-    unsigned tries = 1;
-    (void)state;
-    while (!bye_arrives())
-        assert_in_range(++tries, 2, 20);
-}
-
 static void session_ends_when_its_time_is_over(void **state)
 {
     struct hand hand;
@@ -716,7 +652,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(others_refuse_for_good),
         cmocka_unit_test(started_again),
         cmocka_unit_test(session_that_is_not_kept),
-        cmocka_unit_test(bye_arrives_before_the_end),
         cmocka_unit_test(session_ends_when_its_time_is_over),
     };
     if (argc < 2)

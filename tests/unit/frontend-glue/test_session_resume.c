@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Sessions whose connections break: at every message and chunk of a dialogue, while the session
  * is being continued, and at random. The bytes of both streams are what was written, once each
- * and in order.
+ * and in order. And connections that end as the client says BYE.
  *
  *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; the least number of random cuts;
  *                                                 the server's address (127.0.0.1) */
@@ -239,6 +239,70 @@ static void a_back_end_started_again(void **state)
     ibx_session_destroy(scene.server);
 }
 
+#define SENDS_AT 3u
+
+/* A device that has accepted the thread's BYE sends it some polls later, unless the connection
+ * has ended by then. */
+static _Thread_local struct {
+    bool is_late;
+    uint8_t bytes[4];
+    size_t n; /* 0: it has none */
+    unsigned flags, polls;
+} device;
+int __real_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+int __real_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
+
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags)
+{
+    if (!device.is_late || *(const uint8_t *)iov->iov_base != MESSAGE_BYE)
+        return __real_ibx_send(conn, iov, iovcnt, cookie, flags);
+    device.n = iov->iov_len;
+    device.flags = flags;
+    memcpy(device.bytes, iov->iov_base, device.n);
+    return 0;
+}
+
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
+{
+    const struct iovec iov = {device.bytes, device.n};
+    if (device.n && ++device.polls == SENDS_AT)
+        __real_ibx_send(conn, &iov, 1, 0, device.flags);
+    return __real_ibx_poll(conn, events, n);
+}
+
+/* False: on a busy host the client had no time to poll until the device has sent it. */
+static bool bye_arrives(void)
+{
+    struct scene scene;
+    cuts_plan_nothing();
+    scene_open(&scene, 1, scene_echo, NULL);
+    assert_true(scene_echoes(&scene));
+    memset(&device, 0, sizeof(device));
+    device.is_late = true;
+    ibx_session_close(scene.client);
+    device.is_late = false;
+    device.n = 0;
+    assert_int_equal(scene_join(&scene), 0);
+    const bool heard = ibx_session_took_leave(scene.server);
+    scene_close(&scene);
+    assert_true(heard || device.polls < SENDS_AT);
+    return heard;
+}
+
+/* A client that says BYE is not waited for, however soon its connection ends after that. */
+static void bye_arrives_before_the_end(void **state)
+{
+    unsigned tries = 1;
+    (void)state;
+    while (!bye_arrives())
+        assert_in_range(++tries, 2, 20);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -250,6 +314,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_path_for_it),
         cmocka_unit_test(the_server_forbids_its_path),
         cmocka_unit_test(a_back_end_started_again),
+        cmocka_unit_test(bye_arrives_before_the_end),
     };
     if (argc < 2)
         return EXIT_FAILURE;
