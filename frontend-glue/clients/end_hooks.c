@@ -21,6 +21,13 @@ void ibx_end_gone(uint64_t value)
         h->gone(value);
 }
 
+void ibx_end_mappable_gone(uint64_t number)
+{
+    const struct ibx_end_hooks *h = atomic_load(&hooks);
+    if (h)
+        h->mappable_gone(number);
+}
+
 void ibx_end_forget(const void *context)
 {
     const struct ibx_end_hooks *h = atomic_load(&hooks);

@@ -200,14 +200,16 @@ bool ibx_left_work_lost(void);
 /* Functions by which extensions/ and device_calls/ give back what only they know, or learn that
  * something is gone. All are set. */
 struct ibx_end_hooks {
-    void (*gone)(uint64_t value);        /* this memory was given back, or this event destroyed */
-    void (*forget)(const void *context); /* this context is gone; NULL: it is not known which */
+    void (*gone)(uint64_t value); /* this memory was given back, or this event destroyed */
+    void (*mappable_gone)(uint64_t number); /* nobody names mapped memory by this number any more */
+    void (*forget)(const void *context);    /* this context is gone; NULL: it is not known which */
     void (*give_back_opened)(enum ibx_handle_kind kind, uint64_t value); /* OPENED_POOL, _POINTER */
     void (*give_back_math)(unsigned type, uint64_t handle);              /* enum ibx_math_type */
 };
 /* Before there is a client; without it nobody opens such things, or calls libraries. */
 void ibx_end_hooks_set(const struct ibx_end_hooks *hooks);
 void ibx_end_gone(uint64_t value);
+void ibx_end_mappable_gone(uint64_t number);
 void ibx_end_forget(const void *context);
 void ibx_end_opened(enum ibx_handle_kind kind, uint64_t value);
 void ibx_end_math(unsigned type, uint64_t handle);

@@ -45,7 +45,7 @@ static void give_back(struct gpu_session *x, const struct ibx_taken *taken, cons
         return;
     }
     if (taken->kind == IBX_HANDLE_MAPPABLE) {
-        ibx_end_gone(taken->value);
+        ibx_end_mappable_gone(taken->value);
         ibx_virtual_end_memory(taken->value);
         return;
     }

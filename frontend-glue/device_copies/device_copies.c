@@ -545,6 +545,7 @@ void ibx_copies_set_end_hooks(void)
 {
     static const struct ibx_end_hooks ends = {
         .gone = ibx_ipc_gone,
+        .mappable_gone = ibx_ipc_mappable_gone,
         .forget = ibx_ipc_forget,
         .give_back_opened = ibx_opened_give_back,
         .give_back_math = ibx_math_end,

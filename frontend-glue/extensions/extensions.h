@@ -37,11 +37,14 @@
  * answer to `out`. */
 int ibx_extension_run(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
 
-/* ipc.c: memory, events and pools that clients have shared. The first two are for struct
+/* ipc.c: memory, events and pools that clients have shared. The first three are for struct
  * ibx_end_hooks. */
 
-/* This memory was given back, or this event or pool was destroyed. */
+/* This memory was given back, or this event or pool was destroyed; or something else that has no
+ * address, such as a texture. */
 void ibx_ipc_gone(uint64_t value);
+/* Nobody names memory of cuMemCreate by that number any more. */
+void ibx_ipc_mappable_gone(uint64_t number);
 /* The context is gone, with what was in it; NULL: it is not known which. */
 void ibx_ipc_forget(const void *context);
 /* The session has ended. What it has shared stays shared, as its memory stays in GVirtuS. */

@@ -187,8 +187,17 @@ void ibx_ipc_gone(uint64_t value)
     if (!atomic_load(&count))
         return;
     pthread_mutex_lock(&lock);
-    for (enum ibx_shared_kind kind = IBX_SHARED_MEMORY; kind <= IBX_SHARED_MAPPABLE; kind++)
+    for (enum ibx_shared_kind kind = IBX_SHARED_MEMORY; kind <= IBX_SHARED_POOL; kind++)
         drop_value(kind, value);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_ipc_mappable_gone(uint64_t number)
+{
+    if (!atomic_load(&count))
+        return;
+    pthread_mutex_lock(&lock);
+    drop_value(IBX_SHARED_MAPPABLE, number);
     pthread_mutex_unlock(&lock);
 }
 

@@ -97,7 +97,7 @@ static int release(struct extension_request *e)
     const int rc = begins(e);
     if (rc || !ibx_handles_remove(e->x, IBX_HANDLE_MAPPABLE, number))
         return rc ? rc : CUDA_INVALID_VALUE;
-    ibx_ipc_gone(number);
+    ibx_ipc_mappable_gone(number);
     ibx_virtual_end_memory(number);
     return 0;
 }

@@ -202,6 +202,26 @@ static void test_imported(void **state)
     assert_true(ibx_quota_left(entries) == left);
 }
 
+/* CUDA's handles of textures and surfaces are small numbers, too. Memory stays exported as one of
+ * them is given back that has the same number, which may be another tenant's. */
+static void test_exported_beside_textures(void **state)
+{
+    static const enum ibx_handle_kind kinds[] = {IBX_HANDLE_TEXTURE, IBX_HANDLE_SURFACE};
+    const uint64_t piece = create(&alice);
+    uint8_t handle[IBX_EXT_HANDLE];
+    uint64_t imported;
+    (void)state;
+    assert_int_equal(export_piece(&alice, piece, handle), 0);
+    for (unsigned i = 0; i < 2; i++)
+        ibx_release_taken(&bob.x, &(struct ibx_taken){.kind = kinds[i], .value = piece}, 1);
+    assert_int_equal(import_piece(&alice, handle, &imported), 0);
+    ibx_release_taken(&alice.x, &(struct ibx_taken){.kind = IBX_HANDLE_MAPPABLE, .value = piece},
+                      1);
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_MAPPABLE, piece));
+    assert_int_equal(release(&alice, imported), 0);
+    assert_int_equal(import_piece(&alice, handle, &imported), 400);
+}
+
 /* ---------------------------------------------------------------------- two threads of a client */
 
 struct freeing {
@@ -429,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_much_that_is_mapped),
         cmocka_unit_test(test_too_many_addresses),
         cmocka_unit_test(test_imported),
+        cmocka_unit_test(test_exported_beside_textures),
         cmocka_unit_test(test_freed_while_it_is_mapped),
         cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_covers),
