@@ -352,8 +352,7 @@ static int clear(struct gpu_session *x, const struct backing *b)
     return rc;
 }
 
-/* Counts the memory as that of cudaMalloc. False: the tenant may have no more. */
-static bool count(struct gpu_session *x, struct backing *b)
+bool ibx_virtual_count(struct gpu_session *x, struct backing *b)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;
     struct ibx_quota *bytes = ibx_tenant_quota(tenant, IBX_HOLD_DEVICE);
@@ -369,7 +368,7 @@ static bool count(struct gpu_session *x, struct backing *b)
     return true;
 }
 
-static void count_no_more(const struct gpu_session *x, const struct backing *b)
+void ibx_virtual_count_no_more(const struct gpu_session *x, const struct backing *b)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;
     ibx_quota_give(ibx_tenant_quota(tenant, IBX_HOLD_DEVICE), b->charge);
@@ -424,7 +423,7 @@ struct memory *ibx_virtual_new_memory(struct gpu_session *x, int *rc)
 
 static int create(struct gpu_session *x, struct memory *m)
 {
-    if (!count(x, m->is))
+    if (!ibx_virtual_count(x, m->is))
         return CUDA_MEMORY_ALLOCATION;
     int rc = make(x, m->is);
     if (!rc) {
@@ -435,7 +434,7 @@ static int create(struct gpu_session *x, struct memory *m)
         ibx_virtual_leave(mode);
     }
     if (rc)
-        count_no_more(x, m->is);
+        ibx_virtual_count_no_more(x, m->is);
     return rc;
 }
 

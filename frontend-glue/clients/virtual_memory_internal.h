@@ -57,6 +57,10 @@ struct memory *ibx_virtual_find(uint64_t number);
 /* Locked. Enters it in the list, as one more user of its backing, with a new number. False: no
  * memory. */
 bool ibx_virtual_enter_memory(struct memory *m);
+/* Counts what is about to be made as memory of cudaMalloc, and as one entry. False: the tenant may
+ * have no more. */
+bool ibx_virtual_count(struct gpu_session *x, struct backing *b);
+void ibx_virtual_count_no_more(const struct gpu_session *x, const struct backing *b);
 /* Memory of the session's client, without a backing. NULL: *rc says why. */
 struct memory *ibx_virtual_new_memory(struct gpu_session *x, int *rc);
 

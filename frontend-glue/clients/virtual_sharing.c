@@ -2,8 +2,9 @@
 /*
  * Memory of cuMemCreate that several programs of a tenant have (cuMemExportToShareableHandle). Each
  * gets a number of its own for it. Within this process they share what CUDA has made once; from
- * another process of the back end it is imported by CUDA's descriptor. It is counted for who made
- * it, until no number of this process names it and it is mapped nowhere here.
+ * another process of the back end it is imported by CUDA's descriptor. Each process counts what it
+ * has made or imported until no number of it names that and it is mapped nowhere there: who has
+ * made it may give it up long before who has imported it.
  */
 #include "frontend-glue/clients/virtual_memory_internal.h"
 #include "frontend-glue/tenants/client_list.h"
@@ -59,17 +60,27 @@ int ibx_virtual_name_again(struct gpu_session *x, uint64_t number, struct ibx_vi
 }
 
 /* Locked. */
-static int import(struct gpu_session *x, int fd, struct memory *m, struct ibx_virtual_memory *is)
+static int import(int fd, struct memory *m)
 {
     int rc = CUDA_NOT_SUPPORTED;
     if (ibx_virtual_driver.import)
         rc = ibx_virtual_driver.import(&m->is->handle, pointer_to((uint64_t)fd),
                                        IBX_MAPPED_POSIX_FILE);
-    if (rc)
+    if (rc || ibx_virtual_enter_memory(m))
         return rc;
-    rc = enter_another(x, m, is);
+    ibx_virtual_driver.release(m->is->handle);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+static int import_counted(struct gpu_session *x, int fd, struct memory *m)
+{
+    if (!ibx_virtual_count(x, m->is))
+        return CUDA_MEMORY_ALLOCATION;
+    const int mode = ibx_virtual_enter();
+    const int rc = import(fd, m);
+    ibx_virtual_leave(mode);
     if (rc)
-        ibx_virtual_driver.release(m->is->handle);
+        ibx_virtual_count_no_more(x, m->is);
     return rc;
 }
 
@@ -81,15 +92,15 @@ int ibx_virtual_import(struct gpu_session *x, int fd, struct ibx_virtual_memory 
     if (m && made) {
         *made = (struct backing){.n = is->n, .device = is->device};
         m->is = made;
-        const int mode = ibx_virtual_enter();
-        rc = import(x, fd, m, is);
-        ibx_virtual_leave(mode);
+        rc = import_counted(x, fd, m);
     } else if (m) {
         rc = CUDA_MEMORY_ALLOCATION;
     }
     if (rc) {
         free(m);
         free(made);
+        return rc;
     }
-    return rc;
+    is->number = m->number.begin;
+    return 0;
 }

@@ -8,13 +8,16 @@
 #include "tests/fixtures/extensions.h"
 #include "tests/fixtures/rounds.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define PIECE ((uint64_t)2 << 20) /* bytes: the simulated driver's granularity */
@@ -200,6 +203,40 @@ static void test_imported(void **state)
     assert_true(cuda_stats().mappable == pieces);
     assert_int_equal(free_addresses(&alice, at, PIECE), 0);
     assert_true(ibx_quota_left(entries) == left);
+}
+
+/* What another process of the back end has made counts here, too, as long as it is named or mapped:
+ * there it may be gone. */
+static void test_imported_from_another_process(void **state)
+{
+    struct ibx_quota *bytes = ext_quota(&alice, IBX_HOLD_DEVICE),
+                     *entries = ext_quota(&alice, IBX_HOLD_ALLOCATIONS);
+    const uint64_t all = ibx_quota_left(bytes), left = ibx_quota_left(entries);
+    const uint64_t at = reserve(&alice, PIECE);
+    const bool limited = alice.x.isolation.limited;
+    const int fd = memfd_create("theirs", 0), nothing = open("/dev/null", O_RDONLY);
+    struct ibx_virtual_memory is = {.n = PIECE};
+    (void)state;
+    assert_int_equal(ftruncate(fd, PIECE), 0);
+    alice.x.isolation.limited = true;
+    const uint64_t before = ext_allow_more(&alice, IBX_HOLD_DEVICE, PIECE - 1);
+    assert_int_equal(ibx_virtual_import(&alice.x, fd, &is), 2);
+    atomic_store(&bytes->most, before);
+    assert_int_equal(ibx_virtual_import(&alice.x, nothing, &is), 1);
+    assert_true(ibx_quota_left(bytes) == all);
+    assert_int_equal(ibx_virtual_import(&alice.x, fd, &is), 0);
+    assert_true(is.n == PIECE && ibx_quota_left(bytes) == all - PIECE);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_MAPPABLE, is.number));
+    assert_int_equal(map(&alice, at, is.number), 0);
+    assert_int_equal(release(&alice, is.number), 0);
+    assert_true(ibx_quota_left(bytes) == all - PIECE);
+    assert_int_equal(unmap(&alice, at, PIECE), 0);
+    assert_true(ibx_quota_left(bytes) == all);
+    assert_int_equal(free_addresses(&alice, at, PIECE), 0);
+    assert_true(ibx_quota_left(entries) == left);
+    alice.x.isolation.limited = limited;
+    close(fd);
+    close(nothing);
 }
 
 /* CUDA's handles of textures and surfaces are small numbers, too. Memory stays exported as one of
@@ -449,6 +486,7 @@ int main(void)
         cmocka_unit_test(test_much_that_is_mapped),
         cmocka_unit_test(test_too_many_addresses),
         cmocka_unit_test(test_imported),
+        cmocka_unit_test(test_imported_from_another_process),
         cmocka_unit_test(test_exported_beside_textures),
         cmocka_unit_test(test_freed_while_it_is_mapped),
         cmocka_unit_test(test_all_at_once),
