@@ -22,6 +22,7 @@
  * A reset of the context frees what is left.
  */
 #include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/virtual_memory.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -99,7 +100,9 @@ static bool goes_beside(enum ibx_handle_kind kind)
 }
 
 /* The driver clears a process's memory before another process gets it. Memory that other programs
- * may have open is left as it is, as natively, where these are processes of their own. */
+ * may have open is left as it is, as natively, where these are processes of their own. So is what
+ * is mapped at reserved addresses, which others may have mapped, too: virtual_memory.c clears it as
+ * it is made. */
 static void clear(const struct gpu_session *x, const struct ibx_taken *taken, size_t count)
 {
     int (*set)(void *address, int value, size_t n, void *of) = NULL;
@@ -110,7 +113,7 @@ static void clear(const struct gpu_session *x, const struct ibx_taken *taken, si
     for (size_t i = 0; i < count; i++) {
         uint64_t base = 0;
         size_t n = 0;
-        if (taken[i].was_open && ibx_shared_handles_any())
+        if ((taken[i].was_open && ibx_shared_handles_any()) || ibx_virtual_holds(taken[i].value))
             continue;
         if (!x->cuda->mem_get_address_range(&base, &n, taken[i].value) && base == taken[i].value)
             set((void *)(uintptr_t)base, 0, n, stream);

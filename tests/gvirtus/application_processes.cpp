@@ -468,11 +468,41 @@ bool parent_of_mapped(const Meeting &meeting)
     return HOLDS(cudaGetLastError() == 0);
 }
 
+// It ends with the memory mapped.
+bool child_that_leaves_it_mapped(const Meeting &meeting)
+{
+    SharedPool shared;
+    void *context = nullptr;
+    Mapped memory;
+    REQUIRE(driver_has_context(&context) && meeting.hear(false, &shared));
+    const std::string path =
+        "/proc/" + std::to_string(shared.parent) + "/fd/" + std::to_string(shared.file);
+    const int file = open(path.c_str(), O_RDONLY);
+    REQUIRE(memory.import(file) == 0 && memory.map() && memory.has('p'));
+    return HOLDS(meeting.tell(false, 'm'));
+}
+
+bool parent_that_goes_on(const Meeting &meeting)
+{
+    SharedPool shared = {};
+    void *context = nullptr;
+    Mapped memory;
+    char mapped;
+    shared.parent = getpid();
+    REQUIRE(driver_has_context(&context) && memory.create(1) && memory.map() && memory.fill('p'));
+    REQUIRE(memory.export_it(&shared.file) == 0 && meeting.tell(true, shared));
+    REQUIRE(meeting.hear(true, &mapped));
+    while (stub_remote()->stats().reservations > 1) // until what it has left was given back
+        usleep(1000);
+    return HOLDS(memory.has('p') && memory.unmap() && memory.release());
+}
+
 } // namespace
 
 bool processes_and_mapped()
 {
-    return both(child_of_mapped, parent_of_mapped);
+    return both(child_of_mapped, parent_of_mapped) &&
+           both(child_that_leaves_it_mapped, parent_that_goes_on);
 }
 
 namespace
