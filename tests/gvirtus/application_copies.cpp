@@ -367,6 +367,43 @@ bool beyond_page_locked_memory(char *pinned, std::size_t n)
     return true;
 }
 
+// Registered memory that has the addresses of device memory's beginning does not limit copies of
+// what is the device's, also behind it.
+bool planes_beside_registered()
+{
+    constexpr std::size_t page = 4096, n = 4 * page, row = 16, rows = n / 2 / row;
+    auto *copy = preloaded<int(const ibx_cuda_memcpy3d *)>("cudaMemcpy3D");
+    char *device = device_memory(n);
+    std::vector<char> there = random_bytes(n / 2, 7), back(n / 2);
+    REQUIRE(device && mmap(device, page, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == device);
+    REQUIRE(host_register(device, page) == 0);
+    ibx_cuda_memcpy3d p = {};
+    p.extent = {row, rows, 1};
+    const auto made = [&](char *to, char *from, int kind) {
+        p.to = {to, row, row, rows}, p.from = {from, row, row, rows}, p.kind = kind;
+        return copy(&p);
+    };
+    for (const int kinds : {0, 1}) {
+        const int to = kinds ? DEFAULT : H2D, from = kinds ? DEFAULT : D2H;
+        there[0]++;
+        REQUIRE(made(device, there.data(), to) == 0);
+        REQUIRE(made(device + n / 2, device, D2D) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(made(back.data(), device, from) == 0 && back == there);
+        back.assign(n / 2, 'x');
+        REQUIRE(made(back.data(), device + n / 2, from) == 0 && back == there);
+    }
+    void *graph = nullptr, *node = nullptr;
+    REQUIRE(preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0) == 0);
+    REQUIRE(preloaded<int(void **, void *, void *const *, std::size_t, void *, const void *,
+                          std::size_t, int)>("cudaGraphAddMemcpyNode1D")(
+                &node, graph, nullptr, 0, device + n / 2, device, n / 2, D2D) == 0);
+    REQUIRE(preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0);
+    REQUIRE(device[0] == 0 && fails(made(back.data(), device, 0), 1)); // 0: both are the host's
+    REQUIRE(host_unregister(device) == 0 && munmap(device, page) == 0);
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // What the kind of a copy of planes calls a side, as an H200 with driver 580 takes it: CUDA goes by
 // the addresses that it knows, device memory's and page-locked memory's. Other memory is an error
 // where the kind says that it is the device's.
@@ -427,5 +464,6 @@ bool kinds_of_planes()
     p.to = {static_cast<char *>(pinned) + n - bytes + 1, row, row, 4};
     REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1);
     REQUIRE(beyond_page_locked_memory(static_cast<char *>(pinned), n));
+    REQUIRE(planes_beside_registered());
     return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }

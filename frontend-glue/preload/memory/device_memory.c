@@ -271,25 +271,31 @@ size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height)
     return ibx_frontend_planes_extent(pitch, 0, &(struct ibx_cuda_extent){width, height, 1});
 }
 
+/* As ibx_frontend_copy_of_host() takes the side, since both processes may have memory there.
+ * Managed memory may be page-locked memory in its place. */
 static bool side_is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                          const struct ibx_cuda_extent *extent)
+                          const struct ibx_cuda_memcpy3d *p, bool says_host)
 {
     struct ibx_cuda_extent all; /* with what is before the copy's first byte */
-    if (!memory->at || !extent->width || !extent->height || !extent->depth)
+    if (!memory->at || !p->extent.width || !p->extent.height || !p->extent.depth)
         return false;
-    const size_t n = __builtin_add_overflow(at->width, extent->width, &all.width) ||
-                             __builtin_add_overflow(at->height, extent->height, &all.height) ||
-                             __builtin_add_overflow(at->depth, extent->depth, &all.depth)
+    const size_t n = __builtin_add_overflow(at->width, p->extent.width, &all.width) ||
+                             __builtin_add_overflow(at->height, p->extent.height, &all.height) ||
+                             __builtin_add_overflow(at->depth, p->extent.depth, &all.depth)
                          ? SIZE_MAX
                          : ibx_frontend_planes_extent(memory->pitch, memory->y, &all);
-    return ibx_frontend_only_device(memory->at) ? ibx_frontend_goes_beyond((uintptr_t)memory->at, n)
-                                                : ibx_frontend_host_is_short(memory->at, n);
+    return ibx_frontend_is_managed(memory->at) || is_of_host(NULL, memory->at, p->kind, says_host)
+               ? ibx_frontend_host_is_short(memory->at, n)
+               : ibx_frontend_goes_beyond((uintptr_t)memory->at, n);
 }
 
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
 {
-    return side_is_short(&bytes->from, &bytes->from_at, &bytes->extent) ||
-           side_is_short(&bytes->to, &bytes->to_at, &bytes->extent);
+    const bool on_host = bytes->kind == CUDA_MEMCPY_ON_HOST;
+    return side_is_short(&bytes->from, &bytes->from_at, bytes,
+                         on_host || bytes->kind == CUDA_MEMCPY_TO_DEVICE) ||
+           side_is_short(&bytes->to, &bytes->to_at, bytes,
+                         on_host || bytes->kind == CUDA_MEMCPY_FROM_DEVICE);
 }
 
 void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
