@@ -241,7 +241,7 @@ static void empty(const struct ibx_driver_context *context)
         int (*end)(void *handle);
     } ends[] = {{OWNED_TEXTURE, ibx_driver_end_texture},
                 {OWNED_SURFACE, ibx_driver_end_surface},
-                {OWNED_LIBRARY, cudaLibraryUnload},
+                {OWNED_LIBRARY, ibx_driver_unload},
                 {OWNED_EVENT, cudaEventDestroy},
                 {OWNED_STREAM, cudaStreamDestroy},
                 {OWNED_MIPMAP, cudaFreeMipmappedArray},

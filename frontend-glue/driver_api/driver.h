@@ -213,6 +213,13 @@ bool ibx_driver_is_packed(void *const *extra);
 /* unpack() finds the arguments; on success unpacked() frees what that has allocated. */
 int ibx_driver_unpack(struct ibx_driver_arguments *a, const void *function, void **extra);
 void ibx_driver_unpacked(struct ibx_driver_arguments *a);
+/* To be called before a library is unloaded: what was set for launches of its kernels ends. */
+void ibx_driver_launches_forget(const void *library);
+
+/* ---------------------------------------------------------------- modules.c */
+
+/* Unloads a library or module. Returns the runtime's error. */
+int ibx_driver_unload(void *library);
 
 /* ---------------------------------------------------------------- virtual_memory.c */
 

@@ -5,6 +5,7 @@
  * gpu-burn still makes, fill such a buffer, which stays with the kernel.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #include <stdlib.h>
@@ -119,10 +120,10 @@ EXPORTED int cuLaunchCooperativeKernel(const void *function, unsigned grid_x, un
 
 #define SET_BYTES 4096u /* of a kernel's arguments */
 
-/* What the next launches of a kernel take. */
+/* What the next launches of a kernel take, until its library is unloaded. */
 struct set_launch {
     struct set_launch *next;
-    const void *function;
+    const void *function, *library;
     struct dim3 block;
     unsigned shared;
     unsigned n; /* bytes of arguments */
@@ -148,6 +149,7 @@ static int begin_set(struct set_launch **set, const void *function)
     const int rc = ibx_frontend_no_kernel(function);
     if (rc)
         return rc;
+    const void *library = ibx_frontend_library_of(function);
     ibx_frontend_ranges_lock();
     *set = find_set(function);
     if (*set)
@@ -158,10 +160,26 @@ static int begin_set(struct set_launch **set, const void *function)
         return CUDA_MEMORY_ALLOCATION;
     }
     (*set)->function = function;
+    (*set)->library = library;
     (*set)->block = (struct dim3){1, 1, 1};
     (*set)->next = set_launches;
     set_launches = *set;
     return CUDA_SUCCESS;
+}
+
+void ibx_driver_launches_forget(const void *library)
+{
+    ibx_frontend_ranges_lock();
+    for (struct set_launch **at = &set_launches; *at;) {
+        struct set_launch *s = *at;
+        if (!library || s->library != library) {
+            at = &s->next;
+            continue;
+        }
+        *at = s->next;
+        free(s);
+    }
+    ibx_frontend_ranges_unlock();
 }
 
 static int set_block(const void *function, int x, int y, int z)
@@ -202,13 +220,15 @@ static int set_size(const void *function, unsigned n)
 static int set_argument(const void *function, int at, const void *bytes, unsigned n)
 {
     struct set_launch *set;
+    uint8_t given[SET_BYTES];
     if (at < 0 || (unsigned)at > SET_BYTES || n > SET_BYTES - (unsigned)at || (!bytes && n))
         return CUDA_INVALID_VALUE;
+    if (n) /* without the lock: a first access to managed memory calls the back end */
+        memcpy(given, bytes, n);
     const int rc = begin_set(&set, function);
     if (rc)
         return rc;
-    if (n)
-        memcpy(set->bytes + at, bytes, n);
+    memcpy(set->bytes + at, given, n);
     ibx_frontend_ranges_unlock();
     return CUDA_SUCCESS;
 }

@@ -138,9 +138,16 @@ EXPORTED int cuModuleLoad(void **module, const char *path)
     return IN_CONTEXT(load_file(module, path, true));
 }
 
+/* The next library may get the same addresses. */
+int ibx_driver_unload(void *library)
+{
+    ibx_driver_launches_forget(library);
+    return cudaLibraryUnload(library);
+}
+
 EXPORTED int cuModuleUnload(void *module)
 {
-    return ANYWHERE(cudaLibraryUnload(module));
+    return ANYWHERE(ibx_driver_unload(module));
 }
 
 EXPORTED int cuModuleGetLoadingMode(int *mode)
@@ -207,7 +214,7 @@ EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *
 
 EXPORTED int cuLibraryUnload(void *library)
 {
-    return ANYWHERE(cudaLibraryUnload(library));
+    return ANYWHERE(ibx_driver_unload(library));
 }
 
 EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)

@@ -5,6 +5,7 @@
 #include "tests/gvirtus/application_driver.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 #include <sys/wait.h>
@@ -166,6 +167,17 @@ bool driver_launches_what_is_set()
     REQUIRE(cu("cuParamSetSize", function, 4097u) == 1);
     REQUIRE(cu("cuParamSeti", function, 4093, 1u) == 1 && cu("cuParamSeti", function, -1, 1u) == 1);
     REQUIRE(cu("cuParamSetv", function, 0, none, 1u) == 1);
+    // It ends with the module, whose addresses another one may get.
+    std::set<void *> before;
+    while (before.size() < 500 && before.insert(function).second) {
+        REQUIRE(cu("cuFuncSetSharedSize", function, 64u) == 0);
+        REQUIRE(cu("cuModuleUnload", module) == 0);
+        REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
+        REQUIRE(cu("cuModuleGetFunction", &function, module,
+                   static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    }
+    REQUIRE(set(0, memory + n) == 0 && set(8, memory) == 0 && set(16, n) == 0);
+    REQUIRE(cu("cuParamSetSize", function, 24u) == 0 && cu("cuLaunch", function) == 0);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
