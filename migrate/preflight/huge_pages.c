@@ -6,7 +6,6 @@
  */
 #include "migrate/preflight/preflight.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,33 +55,50 @@ static uint64_t count_needed(const struct ibx_guest_ram *ram, struct ibx_guest_b
     return pages > has ? pages - has : 0;
 }
 
-/* The file may have reservations that nobody shows, since a tool before this one may have made
- * them. So it is tried: if there are too few, nothing is reserved. */
-static int try_to_reserve(const struct ibx_guest_block *block)
+/* Whether the file of a block that needs more pages than are left has its reservation already, from
+ * a tool before this one. Nobody shows that, so it is tried: a file without one gets none. With
+ * fewer pages it would get one, and keep what other processes may be about to use. */
+static bool is_reserved(const struct ibx_guest_block *block)
 {
     void *at = mmap(NULL, block->size, PROT_READ, MAP_SHARED, block->fd, (off_t)block->offset);
-    if (at == MAP_FAILED)
-        return -errno;
-    munmap(at, block->size);
-    return 0;
+    if (at != MAP_FAILED)
+        munmap(at, block->size);
+    return at != MAP_FAILED;
 }
 
-void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+static void add(const struct ibx_guest_block *block, uint64_t needed, uint64_t before,
+                uint64_t left, struct ibx_blockers *blockers)
 {
-    for (size_t i = 0; i < ram->count; i++) {
-        struct ibx_guest_block *block = &ram->blocks[i];
-        uint64_t needed = count_needed(ram, block), before = 0;
-        for (size_t k = 0; needed && k < i; k++)
-            if (ram->blocks[k].page_size == block->page_size)
-                before += count_needed(ram, &ram->blocks[k]);
-        const uint64_t left = needed ? count_free(block->page_size) : 0;
-        if (before + needed <= left || !try_to_reserve(block))
-            continue;
+    const uint64_t kib = block->page_size >> 10;
+    if (needed > left)
         ibx_blockers_add(blockers,
                          "QEMU has not reserved the huge pages of guest RAM %s (reserve=off), and "
                          "of the %" PRIu64 " of %" PRIu64 " KiB that it needs, %" PRIu64
                          " are free: make room for them (vm.nr_hugepages)",
-                         block->id, needed, block->page_size >> 10,
-                         left > before ? left - before : 0);
+                         block->id, needed, kib, left > before ? left - before : 0);
+    else
+        ibx_blockers_note(blockers,
+                          "QEMU has not reserved the huge pages of guest RAM %s (reserve=off), and "
+                          "of the %" PRIu64 " of %" PRIu64 " KiB that it needs with the RAM before "
+                          "it, %" PRIu64 " are free: if an earlier receive has not reserved them, "
+                          "the VM will be refused, so make room for them (vm.nr_hugepages)",
+                          block->id, before + needed, kib, left);
+}
+
+void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    uint64_t before = 0, page_size = 0;
+    for (size_t i = 0; i < ram->count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        const uint64_t needed = count_needed(ram, block);
+        const uint64_t left = needed ? count_free(block->page_size) : 0;
+        if (!needed || (needed > left && is_reserved(block)))
+            continue;
+        if (block->page_size != page_size) /* only those of 2 MiB can be fetched */
+            before = 0;
+        page_size = block->page_size;
+        if (before + needed > left)
+            add(block, needed, before, left, blockers);
+        before += needed;
     }
 }

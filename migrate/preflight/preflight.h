@@ -187,7 +187,8 @@ uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_
                                    char name[PATH_MAX]);
 /* Room on the file systems of guest RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* huge_pages.c. Adds a blocker for huge pages that QEMU has not reserved, if there are too few. */
+/* huge_pages.c. Adds a blocker for huge pages that QEMU has not reserved, if there are too few, or
+ * a note if it cannot tell. Takes none. */
 void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Room and memory for `bytes` that this process may still put, or with `all` will put, into the
  * cache of a snapshot in the open folder `folder`. */

@@ -295,32 +295,6 @@ static void test_reasons_in_one_sentence(void **state)
     assert_string_equal(err.message, "no: without a reason");
 }
 
-/* What has to be reserved for a file of so many huge pages that QEMU has mapped without reserving
- * them: nothing, or the blocker names it. */
-static size_t blockers_of(size_t pages, char *reason, size_t size)
-{
-    static struct ibx_blockers blockers;
-    const size_t page = 2 * MIB;
-    const int fd = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | HUGE_2_MIB);
-    if (fd < 0 || ftruncate(fd, (off_t)(pages * page)))
-        skip();
-    void *at = mmap(NULL, pages * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (at == MAP_FAILED)
-        skip();
-    struct ibx_guest_block block = {.id = "ram0",
-                                    .fd = fd,
-                                    .size = pages * page,
-                                    .page_size = page,
-                                    .address = (uint64_t)(uintptr_t)at};
-    memset(&blockers, 0, sizeof(blockers));
-    ibx_preflight_huge_pages(&(struct ibx_guest_ram){.pid = getpid(), .blocks = &block, .count = 1},
-                             &blockers);
-    munmap(at, pages * page);
-    close(fd);
-    snprintf(reason, size, "%s", blockers.count ? blockers.reasons[0] : "");
-    return blockers.count;
-}
-
 static unsigned free_pages(const char *what)
 {
     char path[96];
@@ -333,15 +307,75 @@ static unsigned free_pages(const char *what)
     return count;
 }
 
+/* What is found of two files of so many huge pages that QEMU has mapped without reserving them: the
+ * number of blockers, and a reason or note. `reserved`: somebody else has, for the second one. */
+static size_t blockers_of(const size_t pages[2], bool reserved, char *reason, size_t size)
+{
+    static struct ibx_blockers blockers;
+    struct ibx_guest_block blocks[2] = {{.id = "ram0", .fd = -1}, {.id = "ram1", .fd = -1}};
+    const size_t page = 2 * MIB;
+    for (unsigned i = 0; i < 2 && pages[i]; i++) {
+        const int fd = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | HUGE_2_MIB);
+        if (fd < 0 || ftruncate(fd, (off_t)(pages[i] * page)))
+            skip();
+        blocks[i].fd = fd;
+        blocks[i].size = pages[i] * page;
+        blocks[i].page_size = page;
+        if (reserved && i)
+            munmap(mmap(NULL, blocks[i].size, PROT_READ, MAP_SHARED, fd, 0), blocks[i].size);
+        void *at =
+            mmap(NULL, blocks[i].size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        if (at == MAP_FAILED)
+            skip();
+        blocks[i].address = (uint64_t)(uintptr_t)at;
+    }
+    const unsigned before = free_pages("resv_hugepages");
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_huge_pages(&(struct ibx_guest_ram){.pid = getpid(), .blocks = blocks, .count = 2},
+                             &blockers);
+    if (pages[1]) /* other programs reserve some, too, but not as many */
+        assert_true(free_pages("resv_hugepages") < before + pages[1]);
+    for (unsigned i = 0; i < 2 && pages[i]; i++) {
+        munmap((void *)(uintptr_t)blocks[i].address, blocks[i].size);
+        close(blocks[i].fd);
+    }
+    snprintf(reason, size, "%s",
+             blockers.count        ? blockers.reasons[0]
+             : blockers.note_count ? blockers.notes[0]
+                                   : "");
+    return blockers.count;
+}
+
 static void test_huge_pages_that_are_not_reserved(NO_STATE)
 {
     char reason[IBX_ERROR_MAX];
-    const unsigned reserved = free_pages("resv_hugepages");
-    assert_int_equal(blockers_of((size_t)1 << 20, reason, sizeof(reason)), 1);
+    const size_t many[2] = {(size_t)1 << 20, 0}, one[2] = {1, 0};
+    assert_int_equal(blockers_of(many, false, reason, sizeof(reason)), 1);
     assert_non_null(strstr(reason, "of the 1048576 of 2048 KiB that it needs"));
-    if (free_pages("free_hugepages") > reserved)
-        assert_int_equal(blockers_of(1, reason, sizeof(reason)), 0);
-    assert_int_equal(free_pages("resv_hugepages"), reserved);
+    if (free_pages("free_hugepages") > free_pages("resv_hugepages"))
+        assert_int_equal(blockers_of(one, false, reason, sizeof(reason)), 0);
+}
+
+static size_t pages_left(void)
+{
+    return free_pages("free_hugepages") - free_pages("resv_hugepages");
+}
+
+/* There are enough for each of the two, and not for both: that is told, and takes none. */
+static void test_huge_pages_for_one_of_two(NO_STATE)
+{
+    char note[IBX_ERROR_MAX], reason[IBX_ERROR_MAX];
+    const size_t left = pages_left(), most[2] = {left / 2 + 1, left / 2 + 1};
+    if (left < 4)
+        skip();
+    const size_t none = blockers_of(most, false, note, sizeof(note)),
+                 one = blockers_of(most, true, reason, sizeof(reason));
+    if (pages_left() != left) /* another program's */
+        skip();
+    assert_int_equal(none, 0);
+    assert_non_null(strstr(note, "guest RAM ram1"));
+    assert_int_equal(one, 1);
+    assert_non_null(strstr(reason, "guest RAM ram0"));
 }
 
 int main(void)
@@ -355,6 +389,7 @@ int main(void)
                                        cmocka_unit_test(test_which_pages),
                                        cmocka_unit_test(test_what_a_cache_needs),
                                        cmocka_unit_test(test_huge_pages_that_are_not_reserved),
+                                       cmocka_unit_test(test_huge_pages_for_one_of_two),
                                        cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
