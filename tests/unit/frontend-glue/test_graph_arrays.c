@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Arrays that graphs name and clients free. CUDA's double ends the process if a graph with an array
  * that is gone is made executable or launched. */
-#include "tests/fixtures/extensions.h"
+#include "tests/fixtures/ended_capture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -130,21 +130,6 @@ static void test_captured(void **state)
     ext_exec_destroy(&alice, exec);
     assert_int_equal(allocations(), before - 1);
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-}
-
-/* Another thread ends this stream's capture before it is asked what the copy is part of. */
-static void *ends_meanwhile;
-static uint64_t graph_of_ended;
-
-bool __real_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
-bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
-bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
-{
-    void *of = ends_meanwhile;
-    ends_meanwhile = NULL;
-    if (of)
-        graph_of_ended = ext_capture_end(&alice, of);
-    return __real_ibx_captures_graph(x, stream, id, graph);
 }
 
 /* The capture ends as the copy has returned: its array stays until the client ends. */

@@ -2,7 +2,7 @@
 /* Kernels in graphs whose modules clients unload. CUDA's double ends the process where the driver
  * does, with a graph that has a kernel of an unloaded module. */
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
-#include "tests/fixtures/extensions.h"
+#include "tests/fixtures/ended_capture.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -302,21 +302,6 @@ static int launch(unsigned how, unsigned module, void *stream)
     }
 }
 
-/* Another thread ends this stream's capture before it is asked what the launch is part of. */
-static void *ends_meanwhile;
-static uint64_t graph_of_ended;
-
-bool __real_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
-bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
-bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
-{
-    void *of = ends_meanwhile;
-    ends_meanwhile = NULL;
-    if (of)
-        graph_of_ended = ext_capture_end(&alice, of);
-    return __real_ibx_captures_graph(x, stream, id, graph);
-}
-
 /* In a graph that a stream was captured into, however it was launched. What it launches meanwhile
  * is known once. */
 static void test_captured(void **state)
@@ -449,9 +434,7 @@ static bool handler_launches(uint64_t exec, uint64_t stream)
     x.requests.got = 0;
     const int rc = ibx_isolation_before_read(&x, body, sizeof(body));
     x.handler.captures_before = ibx_captures_over_so_far();
-    if (ends_meanwhile)
-        graph_of_ended = ext_capture_end(&alice, ends_meanwhile);
-    ends_meanwhile = NULL;
+    end_meanwhile();
     ibx_isolation_launched(&x);
     ibx_handles_let_go(&x);
     return !rc && number_at(body) == exec;
@@ -461,9 +444,7 @@ static bool runs(uint64_t exec, void *stream)
 {
     const unsigned before = ibx_captures_over_so_far();
     const bool room = ibx_graph_launches(&alice.x, exec, (uintptr_t)stream);
-    if (ends_meanwhile)
-        graph_of_ended = ext_capture_end(&alice, ends_meanwhile);
-    ends_meanwhile = NULL;
+    end_meanwhile();
     ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, before);
     return room;
 }
