@@ -23,6 +23,7 @@
 
 /* Tries of a lookup to let a change in progress finish. */
 #define SETTLE_TRIES 64
+#define READERS_MAX  16u /* at a time: one, and those that end */
 
 /* A forked child closes the descriptors, at whatever moment of a reader's life it was forked: -1
  * are those that are not open. */
@@ -51,6 +52,28 @@ static struct {
  * have locks of the program. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 IBX_FORKS_WAIT_FOR(opening);
+
+/* The userfaultfds of readers, and 1 more; 0: none. A fork copies the descriptors first and memory
+ * then: if the reader ends in between, the child has the userfaultfd, and in its memory no reader.
+ * So each thread that forks looks before which there are. */
+static _Atomic int userfaultfds[READERS_MAX];
+static _Thread_local int before_this_fork[READERS_MAX];
+
+static bool note_userfaultfd(int from, int to)
+{
+    for (unsigned i = 0; i < READERS_MAX; i++) {
+        int expected = from;
+        if (atomic_compare_exchange_strong(&userfaultfds[i], &expected, to))
+            return true;
+    }
+    return false;
+}
+
+static void forks(void)
+{
+    for (unsigned i = 0; i < READERS_MAX; i++)
+        before_this_fork[i] = userfaultfds[i];
+}
 
 /* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock. So
  * it must not run in the thread that holds the lock. */
@@ -118,8 +141,10 @@ static void *reader_run(void *argument)
     }
     /* Closed here, not after the join: a thread that changes watched memory would wait for a reader
      * that is gone. */
-    close(reader->fd);
+    const int fd = reader->fd;
+    close(fd);
     reader->fd = -1;
+    note_userfaultfd(fd + 1, 0);
     return NULL;
 }
 
@@ -173,6 +198,8 @@ static void close_descriptors(struct reader *reader)
         const int fd = atomic_exchange(fds[i], -1);
         if (fd >= 0)
             close(fd);
+        if (fd >= 0 && fds[i] == &reader->fd)
+            note_userfaultfd(fd + 1, 0);
     }
 }
 
@@ -192,11 +219,16 @@ static bool is_userfaultfd(int fd)
  * new, because any thread may have held it. */
 static void forked(void)
 {
+    for (unsigned i = 0; i < READERS_MAX; i++)
+        if (before_this_fork[i] && is_userfaultfd(before_this_fork[i] - 1))
+            close(before_this_fork[i] - 1);
     for (struct reader *reader = watch.readers; reader; reader = reader->next) {
         if (!is_userfaultfd(reader->fd))
             reader->fd = -1;
         close_descriptors(reader);
     }
+    for (unsigned i = 0; i < READERS_MAX; i++)
+        userfaultfds[i] = 0;
     watch.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     watch.reader = NULL;
     watch.readers = NULL;
@@ -208,7 +240,7 @@ static void forked(void)
 
 static void fork_handler(void)
 {
-    pthread_atfork(NULL, NULL, forked);
+    pthread_atfork(forks, NULL, forked);
 }
 
 static int open_descriptors(struct reader *reader)
@@ -217,6 +249,8 @@ static int open_descriptors(struct reader *reader)
     if (fd < 0)
         return fd;
     reader->fd = fd;
+    if (!note_userfaultfd(0, fd + 1))
+        return -EAGAIN;
     reader->stop_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (reader->stop_fd < 0)
         return -errno;

@@ -2,6 +2,7 @@
 /* The registration cache with several threads and in forked children. */
 #include "tests/fixtures/regcache_fake.h"
 
+#include "common/clock.h"
 #include "transport/core/regcache_watch.h"
 
 #include <dirent.h>
@@ -335,6 +336,8 @@ int __wrap_pthread_join(pthread_t thread, void **result)
     return __real_pthread_join(thread, result);
 }
 
+static bool others_end; /* the reader's other descriptors may be closed or not */
+
 /* How many descriptors of a reader this process has. */
 static int readers_descriptors(void)
 {
@@ -343,8 +346,8 @@ static int readers_descriptors(void)
         char link[32], target[64] = "";
         snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
         if (readlink(link, target, sizeof(target) - 1) > 0)
-            count += strstr(target, "[userfaultfd]") || strstr(target, "[eventfd]") ||
-                     strstr(target, "/pagemap");
+            count += strstr(target, "[userfaultfd]") ||
+                     (!others_end && (strstr(target, "[eventfd]") || strstr(target, "/pagemap")));
     }
     return count;
 }
@@ -352,6 +355,7 @@ static int readers_descriptors(void)
 static int forks_status = -1;
 static _Atomic bool forks, has_forked;
 static _Atomic bool takes_number; /* of the userfaultfd that is closed next */
+static _Atomic int forks_before;  /* microseconds before that is closed; 0: none does */
 static int taken = -1;
 
 static void note_fork(void)
@@ -371,12 +375,25 @@ static void *fork_aside(void *unused)
 
 static pthread_t forker;
 
-/* Another thread forks. If the fork has to wait for this thread, it does so after note_fork(). */
-static void fork_in_another_thread(void)
+static void begin_fork(void)
 {
     assert_int_equal(pthread_create(&forker, NULL, fork_aside, NULL), 0);
     while (!forks)
         sched_yield();
+}
+
+/* Another thread forks. */
+static void fork_in_another_thread(void)
+{
+    begin_fork();
+    while (!has_forked)
+        usleep(1000);
+}
+
+/* Another thread wants to fork, and has to wait for this one, which it does after note_fork(). */
+static void fork_waits_in_another_thread(void)
+{
+    begin_fork();
     for (int i = 0; i < 100 && !has_forked; i++)
         usleep(1000);
 }
@@ -388,8 +405,16 @@ int __wrap_close(int fd)
 {
     char link[32], target[64] = "";
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    const bool takes = takes_number && readlink(link, target, sizeof(target) - 1) > 0 &&
-                       strstr(target, "[userfaultfd]");
+    const bool is_userfaultfd = (takes_number || forks_before) &&
+                                readlink(link, target, sizeof(target) - 1) > 0 &&
+                                strstr(target, "[userfaultfd]");
+    const bool takes = takes_number && is_userfaultfd;
+    const int before = is_userfaultfd ? atomic_exchange(&forks_before, 0) : 0;
+    if (before) {
+        begin_fork();
+        for (const uint64_t until = ibx_now_ns() + (uint64_t)before * 1000; ibx_now_ns() < until;)
+            ;
+    }
     const int rc = __real_close(fd);
     if (takes) {
         takes_number = false;
@@ -420,7 +445,7 @@ static void test_a_child_inherits_no_descriptors(void **state)
     char *memory = map(1);
     assert_int_equal(readers_descriptors(), 0);
     assert_int_equal(pthread_atfork(note_fork, NULL, NULL), 0);
-    in_the_middle = fork_in_another_thread;
+    in_the_middle = fork_waits_in_another_thread;
     get_and_put(cache, memory, PAGE);
     check_fork();
     assert_int_equal(readers_descriptors(), 3);
@@ -448,6 +473,32 @@ static void test_a_child_keeps_other_descriptors(void **state)
     __real_close(taken);
     taken = -1;
     munmap(memory, PAGE);
+}
+
+/* A fork copies the descriptors first and memory then. The reader ends in between: the child has
+ * its userfaultfd and no reader. */
+static void test_a_reader_ends_within_a_fork(void **state)
+{
+    (void)state;
+    need_fork(true);
+    const size_t length = (size_t)64 << 20; /* to copy its page tables takes a while */
+    void *much = mmap(NULL, length, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    assert_true(much != MAP_FAILED);
+    others_end = true;
+    for (int i = 1; i <= 100; i++) {
+        struct registrar r = {0};
+        struct ibx_regcache *cache = make(&r);
+        char *memory = map(1);
+        get_and_put(cache, memory, PAGE);
+        forks_before = 10 * i;
+        ibx_regcache_destroy(cache);
+        assert_int_equal(forks_before, 0);
+        check_fork();
+        munmap(memory, PAGE);
+    }
+    others_end = false;
+    munmap(much, length);
 }
 
 static struct ibx_regcache *early_cache;
@@ -528,6 +579,7 @@ int main(void)
         cmocka_unit_test(test_fork_amid_threads),
         cmocka_unit_test(test_a_child_inherits_no_descriptors),
         cmocka_unit_test(test_a_child_keeps_other_descriptors),
+        cmocka_unit_test(test_a_reader_ends_within_a_fork),
         cmocka_unit_test(test_a_start_does_not_wait_for_a_fork),
     };
     if (!watch_works()) {
