@@ -92,6 +92,10 @@ void *ibx_driver_primary(int device)
     (void)device;
     return NULL;
 }
+void ibx_driver_launches_forget(const void *library)
+{
+    (void)library;
+}
 bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch)
 {
     memset(config, 0, sizeof(*config));
