@@ -194,6 +194,7 @@ struct range {
     bool pooled; /* device memory that is not from cudaMalloc: cudaFree does not wait for the device
                   */
     bool reserved;     /* ... reserved addresses, to which memory is mapped */
+    bool of_graph;     /* ... of a node, whose place CUDA may also give to others of its graph */
     int device;        /* the device that was selected when it was allocated */
     unsigned flags;    /* host memory: the flags that the application gave */
     unsigned reach;    /* host memory: the epoch in which kernels were given access; 0: never */

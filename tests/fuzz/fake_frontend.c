@@ -527,6 +527,10 @@ void ibx_frontend_device_memory(void *address, size_t n)
 {
     (void)address, (void)n;
 }
+void ibx_frontend_graph_memory(void *address, size_t n)
+{
+    (void)address, (void)n;
+}
 bool ibx_frontend_file_is_in_limit(size_t n)
 {
     (void)n;

@@ -327,6 +327,36 @@ bool memory_for_devices(Graph &graph)
     return fails(add(1), 1) && add(0) == 0;
 }
 
+// CUDA gives the place of what a node frees to a shorter one behind it. The copies of the former
+// may be set as before.
+bool place_of_two(Graph &graph)
+{
+    using Order = void *const *;
+    void *first = nullptr, *copy = nullptr, *freed = nullptr, *second = nullptr;
+    char *host = nullptr;
+    Allocation a = {}, b = {};
+    a.kind = a.location = b.kind = b.location = 1;
+    a.n = 5000, b.n = 100;
+    const auto allocate = [&](void **node, Order behind, std::size_t count, Allocation *of) {
+        return run<void **, void *, Order, std::size_t, Allocation *>(
+            "cudaGraphAddMemAllocNode", node, graph.handle, behind, count, of);
+    };
+    const auto set = [&](std::size_t n) {
+        return run<void *, void *, const void *, std::size_t, int>("cudaGraphMemcpyNodeSetParams1D",
+                                                                   copy, a.address, host, n, H2D);
+    };
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&host), a.n) == 0);
+    REQUIRE(allocate(&first, nullptr, 0, &a) == 0);
+    REQUIRE((run<void **, void *, Order, std::size_t, void *, const void *, std::size_t, int>(
+                 "cudaGraphAddMemcpyNode1D", &copy, graph.handle, &first, 1, a.address, host, a.n,
+                 H2D) == 0));
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>(
+                 "cudaGraphAddMemFreeNode", &freed, graph.handle, &copy, 1, a.address) == 0));
+    REQUIRE(allocate(&second, &freed, 1, &b) == 0 && b.address == a.address);
+    REQUIRE(set(4000) == 0 && set(a.n) == 0);
+    return HOLDS(cudaFreeHost(host) == 0);
+}
+
 // Memory of nodes; nodes of all kinds by one call.
 bool parameters_of_all_kinds()
 {
@@ -352,6 +382,8 @@ bool parameters_of_all_kinds()
     REQUIRE((run<int, int, const void *>("cudaDeviceSetGraphMemAttribute", 0, 1, &none) == 0));
     Graph more;
     REQUIRE(memory_for_devices(more) && more.destroy() == 0);
+    Graph two;
+    REQUIRE(place_of_two(two) && two.destroy() == 0);
     // cudaGraphNodeParams
     struct {
         int type, reserved[3];

@@ -376,7 +376,7 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
         return rc;
     *node = (void *)(uintptr_t)ibx_get_u64(&r);
     a->address = (void *)(uintptr_t)ibx_get_u64(&r);
-    ibx_frontend_device_memory(a->address, a->n);
+    ibx_frontend_graph_memory(a->address, a->n);
     return CUDA_SUCCESS;
 }
 

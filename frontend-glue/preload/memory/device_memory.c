@@ -241,7 +241,8 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 {
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, (void *)address, 1);
-    const bool beyond = range && !range->reserved && n > range->n - (address - range->begin);
+    const bool beyond =
+        range && !range->reserved && !range->of_graph && n > range->n - (address - range->begin);
     ibx_frontend_ranges_unlock();
     return beyond;
 }
@@ -315,6 +316,17 @@ void ibx_frontend_memory_of(void *address, size_t n, int device)
 {
     ibx_frontend_device_used();
     note(address, n, true, device);
+}
+
+void ibx_frontend_graph_memory(void *address, size_t n)
+{
+    const struct range range = {.begin = (uintptr_t)address,
+                                .n = n,
+                                .pooled = true,
+                                .of_graph = true,
+                                .device = ibx_frontend_current_device()};
+    ibx_frontend_device_used();
+    note_range(&range);
 }
 
 void ibx_frontend_reserved_memory(void *address, size_t n)

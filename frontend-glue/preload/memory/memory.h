@@ -143,6 +143,9 @@ int ibx_frontend_device_of(const void *address);
 /* Notes device memory that another call than cudaMalloc has returned, and its end. */
 void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_memory_of(void *address, size_t n, int device);
+/* The same of a node's memory. CUDA may give the place of what an earlier node frees to a later
+ * one, so nothing here says how long the memory is; the driver knows. */
+void ibx_frontend_graph_memory(void *address, size_t n);
 void ibx_frontend_device_memory_gone(const void *address);
 /* Something else is there now. What was noted of these n bytes was memory whose end no call shows,
  * as that of a graph. */

@@ -91,12 +91,27 @@ static bool are_accesses(const struct allocation *a)
     return good;
 }
 
+/* The place that a node before this one has freed, as CUDA gives it out again. NULL: there is none
+ * with so many bytes. */
+static void *freed_before(void *graph, void *const *behind, size_t count, size_t n)
+{
+    const struct double_graph *g = graph_of(graph);
+    for (size_t i = 0; i < count; i++)
+        for (unsigned k = 0; k < g->count && node_of(behind[i])->type == NODE_FREE; k++)
+            if (g->nodes[k].type == NODE_ALLOC && g->nodes[k].of.memory_bytes >= n &&
+                g->nodes[k].of.memory == node_of(behind[i])->of.memory)
+                return g->nodes[k].of.memory;
+    return NULL;
+}
+
 EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
                                     struct allocation *a)
 {
     if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || !are_accesses(a))
         return returns(INVALID_VALUE);
-    int rc = graph_malloc(&a->address, a->n);
+    void *again = freed_before(graph, behind, count, a->n);
+    int rc = again ? 0 : graph_malloc(&a->address, a->n);
+    a->address = again ? again : a->address;
     struct graph_node *made = rc ? NULL : graph_add(graph, NODE_ALLOC, behind, count);
     if (made) {
         made->of.memory = a->address;

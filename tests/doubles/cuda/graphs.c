@@ -401,11 +401,21 @@ EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const
     return returns(0);
 }
 
+/* Whether no earlier node allocates the same memory, which that one's free gives back. */
+static bool is_first_of_memory(const struct double_graph *graph, unsigned at)
+{
+    unsigned i = 0;
+    while (graph->nodes[i].type != NODE_ALLOC ||
+           graph->nodes[i].of.memory != graph->nodes[at].of.memory)
+        i++;
+    return i == at;
+}
+
 /* Of a graph that was never launched nor copied. */
 static void free_memory(const struct double_graph *graph)
 {
     for (unsigned i = 0; i < graph->count && !graph->copied; i++)
-        if (graph->nodes[i].type == NODE_ALLOC)
+        if (graph->nodes[i].type == NODE_ALLOC && is_first_of_memory(graph, i))
             cudaFree(graph->nodes[i].of.memory);
 }
 
