@@ -498,14 +498,18 @@ static void test_huge_pages_too_few(void)
 {
     const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
     start_in_huge_pages("reserve=off");
-    void *taken = take_huge_pages(half);
-    assert_ptr_not_equal(taken, MAP_FAILED);
     pair_receive(NULL);
+    void *taken = take_huge_pages(half); /* when receive has found enough */
+    assert_ptr_not_equal(taken, MAP_FAILED);
     pair_send(NULL);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "no huge pages of 2048 KiB can be reserved for guest RAM mem0, which "
-                              "needs 32: Cannot allocate memory; make room");
+    mover_must_print(&sender, " refuses: QEMU has not reserved the huge pages of guest RAM mem0 "
+                              "(reserve=off), and of the 32 of 2048 KiB that it needs, ");
+    mover_kill(&receiver, SIGINT); /* it waits for other VMs */
     mover_ends(&receiver, 1);
+    struct mover *refused = MOVER_RUN(1, "check", "--qmp", vms[1].tool, "--destination");
+    mover_must_print(refused,
+                     "QEMU has not reserved the huge pages of guest RAM mem0 (reserve=off)");
     pair_stayed();
     munmap(taken, half);
 }
