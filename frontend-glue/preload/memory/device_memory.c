@@ -318,26 +318,25 @@ void ibx_frontend_memory_of(void *address, size_t n, int device)
     note(address, n, true, device);
 }
 
+/* Memory, or addresses for it, on the current device. */
+static void note_here(void *address, size_t n, struct range kind)
+{
+    kind.begin = (uintptr_t)address;
+    kind.n = n;
+    kind.pooled = true;
+    kind.device = ibx_frontend_current_device();
+    ibx_frontend_device_used();
+    note_range(&kind);
+}
+
 void ibx_frontend_graph_memory(void *address, size_t n)
 {
-    const struct range range = {.begin = (uintptr_t)address,
-                                .n = n,
-                                .pooled = true,
-                                .of_graph = true,
-                                .device = ibx_frontend_current_device()};
-    ibx_frontend_device_used();
-    note_range(&range);
+    note_here(address, n, (struct range){.of_graph = true});
 }
 
 void ibx_frontend_reserved_memory(void *address, size_t n)
 {
-    const struct range range = {.begin = (uintptr_t)address,
-                                .n = n,
-                                .pooled = true,
-                                .reserved = true,
-                                .device = ibx_frontend_current_device()};
-    ibx_frontend_device_used();
-    note_range(&range);
+    note_here(address, n, (struct range){.reserved = true});
 }
 
 bool ibx_frontend_is_reserved(const void *address)
