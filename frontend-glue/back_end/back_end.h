@@ -352,6 +352,8 @@ bool ibx_back_end_has_error(void);
 void ibx_back_end_forget_error(void);
 /* Calls the runtime's function of that name to destroy what was made and cannot be noted. */
 void ibx_back_end_undo(const char *name, uint64_t made);
+/* Makes *x one that no client has, with which the back end itself makes calls of CUDA. */
+void ibx_back_end_own_session(struct gpu_session *x);
 /* Whether the CUDA driver is there, which the first call loads. */
 bool ibx_back_end_have_cuda(struct gpu_session *x);
 /* Whether this thread can run calls and copies now: CUDA is there, and the context that the runtime

@@ -90,6 +90,15 @@ static bool load_cuda(struct gpu_session *x)
     return false;
 }
 
+void ibx_back_end_own_session(struct gpu_session *x)
+{
+    *x = (struct gpu_session){.options = {.mode = IBX_GPU_AUTO},
+                              .requests = {.device = -1},
+                              .selected = -1,
+                              .device = -1,
+                              .chosen_for = -1};
+}
+
 bool ibx_back_end_have_cuda(struct gpu_session *x)
 {
     return x->options.mode != IBX_GPU_OFF && (x->cuda || load_cuda(x));

@@ -25,10 +25,8 @@ struct ibx_last_requests {
 struct ibx_last_requests *ibx_last_requests_create(void)
 {
     struct ibx_last_requests *last = calloc(1, sizeof(*last));
-    if (last) {
-        last->x.options.mode = IBX_GPU_AUTO;
-        last->x.requests.device = last->x.selected = last->x.device = last->x.chosen_for = -1;
-    }
+    if (last)
+        ibx_back_end_own_session(&last->x);
     return last;
 }
 

@@ -71,11 +71,7 @@ static void end_waits(struct gpu_session *x, struct waiting *w)
 static void *run(void *unused)
 {
     static struct gpu_session own;
-    own = (struct gpu_session){.options = {.mode = IBX_GPU_AUTO},
-                               .requests = {.device = -1},
-                               .selected = -1,
-                               .device = -1,
-                               .chosen_for = -1};
+    ibx_back_end_own_session(&own);
     (void)unused;
     for (;;) {
         struct epoll_event event = {0};
