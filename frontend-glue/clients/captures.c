@@ -517,16 +517,11 @@ void ibx_captures_run(struct gpu_session *x)
         ibx_captures_spare(x, 0);
 }
 
-static void ending_over(struct gpu_session *x)
+void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.ends_capture)
         atomic_fetch_add(&endings_over, 1);
     x->handler.ends_capture = false;
-}
-
-void ibx_captures_ran(struct gpu_session *x)
-{
-    ending_over(x);
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
     ibx_captures_wait_end();
@@ -577,7 +572,6 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
-    ending_over(x);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
     else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||

@@ -232,7 +232,7 @@ static void test_functions_stay_for_launches(void **state)
 {
     uint64_t queue, graph, node, exec;
     struct gpu_session *x = &alice.x;
-    void *stream = NULL, *captured = NULL, *within = NULL;
+    void *within = NULL;
     int rc = 0;
     (void)state;
     assert_int_equal(ibx_host_work_open(x, &queue), 0);
@@ -242,7 +242,7 @@ static void test_functions_stay_for_launches(void **state)
                      0);
     void *const launched = pointer_to(exec), *of = pointer_to(node);
     void *const function = ibx_host_work_repeat_lone(x, queue, 2, &rc);
-    assert_int_equal(app->stream_create(&stream, 1), 0);
+    void *const stream = ext_stream_make(&alice);
     ibx_exec_functions_set(x, launched, of, function);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(ibx_frees_launch(x, launch, launched, i < 2 ? stream : NULL),
@@ -252,19 +252,15 @@ static void test_functions_stay_for_launches(void **state)
     ibx_exec_functions_set(x, launched, of, within);
     is_called(function, 2);
     assert_true(ibx_host_work_number(x, function) == 0);
-    x->handler.captures = CAPTURES_BEGUN;
-    ibx_captures_run(x);
-    assert_int_equal(app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED), 0);
-    ibx_captures_answered(x, 0);
+    ext_capture_begin(&alice, stream);
     assert_int_equal(ibx_frees_launch(x, launch, launched, stream), 0);
-    assert_int_equal(app->end_capture(stream, &captured), 0);
-    x->handler.captures = CAPTURES_ENDED;
-    ibx_captures_run(x);
-    ibx_captures_answered(x, 0);
+    const uint64_t captured = ext_capture_end(&alice, stream);
     assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
     for (unsigned i = 0; i < 3; i++)
         is_called(within, 3);
-    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    ext_graph_destroy(&alice, captured);
+    ext_graph_destroy(&alice, graph);
+    assert_true(ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
     ibx_host_work_end(x);
 }
 

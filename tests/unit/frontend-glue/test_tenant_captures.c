@@ -28,6 +28,7 @@ static void test_captures_have_a_limit(void **state)
     x->handler.captures = CAPTURES_BEGUN;
     ibx_captures_run(x);
     assert_int_equal(begin_capture(stream, 2), 0);
+    ibx_captures_ran(x);
     ibx_captures_answered(x, 0);
     uint8_t bytes[64];
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
@@ -57,6 +58,7 @@ static void test_captures_have_a_limit(void **state)
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
     x->handler.captures = CAPTURES_ENDED;
     ibx_captures_run(x);
+    ibx_captures_ran(x);
     ibx_captures_answered(x, 0);
     assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before + 6);
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
@@ -78,6 +80,7 @@ static void capture_by_handler(struct gpu_session *x, enum captures_use use, voi
     const int rc = use == CAPTURES_BEGUN ? app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED)
                                          : app->end_capture(stream, &graph);
     assert_int_equal(rc, 0);
+    ibx_captures_ran(x);
     ibx_captures_answered(x, 0);
 }
 
@@ -230,6 +233,7 @@ static void test_captures_that_are_invalid(void **state)
     x->handler.captures = CAPTURES_ENDED;
     ibx_captures_run(x);
     assert_int_equal(app->end_capture(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
+    ibx_captures_ran(x);
     ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
     assert_false(ibx_captures_any());
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
