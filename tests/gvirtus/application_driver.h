@@ -15,6 +15,20 @@ struct DriverSet { // CUDA_MEMSET_NODE_PARAMS
     std::size_t width, height;
 };
 
+// CUmemAllocationProp, CUmemLocation, CUmemAccessDesc
+struct MappedProperties {
+    int type = 1, handles = 0, at = 1, device = 0;
+    void *meta = nullptr;
+    unsigned char flags[8] = {};
+};
+struct MappedLocation {
+    int at = 1, device = 0;
+};
+struct MappedAccess {
+    MappedLocation at;
+    int flags = 3;
+};
+
 // Calls a function by its name. Its arguments have the types of those that are given.
 template <typename... Arguments> int cu(const char *name, Arguments... arguments)
 {

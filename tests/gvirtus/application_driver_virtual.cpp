@@ -11,20 +11,6 @@
 namespace
 {
 
-// CUmemAllocationProp, CUmemLocation, CUmemAccessDesc
-struct MappedProperties {
-    int type = 1, handles = 0, at = 1, device = 0;
-    void *meta = nullptr;
-    unsigned char flags[8] = {};
-};
-struct MappedLocation {
-    int at = 1, device = 0;
-};
-struct MappedAccess {
-    MappedLocation at;
-    int flags = 3;
-};
-
 int create(Address *handle, std::size_t n)
 {
     const MappedProperties properties;

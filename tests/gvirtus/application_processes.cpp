@@ -337,15 +337,6 @@ namespace
 
 constexpr std::size_t mapped_bytes = 2u << 20;
 
-// CUmemAllocationProp, CUmemAccessDesc
-struct MappedProperties {
-    int type = 1, handles = 1, at = 1, device = 0;
-    void *rest[2] = {};
-};
-struct MappedAccess {
-    int at = 1, device = 0, flags = 3;
-};
-
 // Memory of cuMemCreate at addresses of its own.
 struct Mapped {
     Address at = 0, handle = 0;

@@ -13,18 +13,6 @@
 namespace
 {
 
-struct Attribute {
-    int id;
-    alignas(8) int value[16];
-};
-struct LaunchConfig {
-    StubDim3 grid, block;
-    std::size_t shared;
-    void *stream;
-    const Attribute *attributes;
-    unsigned count;
-};
-
 template <typename... Arguments> int ask(const char *call, Arguments... arguments)
 {
     auto *function = preloaded<int(Arguments...)>(call);
@@ -116,7 +104,7 @@ bool clusters()
     void *to = device + n, *from = device, *arguments[] = {&to, &from, &length};
     const std::vector<char> bytes = random_bytes(n, 31);
     const void *kernel = &stub_kernel;
-    Attribute cluster = {4, {1, 2, 3}};
+    LaunchAttribute cluster = {4, {1, 2, 3}};
     const LaunchConfig config = {{1, 2, 3}, {32, 1, 1}, 0, nullptr, &cluster, 1};
     REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
     REQUIRE(ask("cudaLaunchKernelExC", &config, kernel, static_cast<void **>(arguments)) == 0);
@@ -128,7 +116,7 @@ bool clusters()
 
 bool kernels()
 {
-    const Attribute wide = {4, {3}};
+    const LaunchAttribute wide = {4, {3}};
     const LaunchConfig config = {{2, 1, 1}, {32, 1, 1}, 5, nullptr, &wide, 1};
     const void *kernel = &stub_kernel;
     void *handle = nullptr;
