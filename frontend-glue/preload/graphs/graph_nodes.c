@@ -122,11 +122,11 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
     return add_slot_copy(node, graph, NULL, 0, copy, rc);
 }
 
-/* What CUDA refuses at once. */
-static bool is_no_copy(const struct ibx_cuda_memcpy3d *p)
+/* Whether memory is shorter than a copy without arrays, which is in bytes. CUDA refuses it at once.
+ */
+static bool is_short(const struct ibx_cuda_memcpy3d *p)
 {
-    return !p || !p->from_array == !p->from.at || !p->to_array == !p->to.at ||
-           (p->from.at && p->to.at && ibx_frontend_planes_are_short(p));
+    return p->from.at && p->to.at && ibx_frontend_planes_are_short(p);
 }
 
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
@@ -135,7 +135,8 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
     struct extension_request e;
     int rc;
     uint64_t queue;
-    if (is_no_copy(copy))
+    if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at ||
+        is_short(copy))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p)) {
@@ -183,7 +184,7 @@ static int set_slot_copy(const char *call, void *exec, void *node,
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
-    if (!copy || (copy->from.at && copy->to.at && ibx_frontend_planes_are_short(copy)))
+    if (!copy || is_short(copy))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
@@ -345,7 +346,7 @@ static int put_accesses(struct ibx_writer *body, const struct memory_access *lis
     if (count > IBX_EXT_ACCESSES)
         return CUDA_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
-        if (list[i].location.type != 1) /* cudaMemLocationTypeDevice */
+        if (list[i].location.type != CUDA_AT_DEVICE)
             return CUDA_INVALID_VALUE;
         ibx_put_u32(body, (uint32_t)list[i].location.id);
         ibx_put_u32(body, (uint32_t)list[i].flags);
