@@ -112,19 +112,15 @@ int ibx_frontend_device_of(const void *address)
 static bool is_page_locked(const void *address)
 {
     struct range range;
-    return ibx_frontend_host_range(address, &range) && !ibx_frontend_given_out(address);
+    return ibx_frontend_host_any() && ibx_frontend_host_range(address, &range) &&
+           !ibx_frontend_given_out(address);
 }
 
-/* The kind of a copy that calls both sides the device's. */
-static int kind_within_device(const void *to, const void *from)
+static int kind_between(bool to_host, bool from_host)
 {
-    if (!ibx_frontend_host_any())
-        return CUDA_MEMCPY_ON_DEVICE;
-    const bool to_host = is_page_locked(to), from_host = is_page_locked(from);
-    return to_host && from_host ? CUDA_MEMCPY_ON_HOST
-           : to_host            ? CUDA_MEMCPY_FROM_DEVICE
-           : from_host          ? CUDA_MEMCPY_TO_DEVICE
-                                : CUDA_MEMCPY_ON_DEVICE;
+    if (to_host)
+        return from_host ? CUDA_MEMCPY_ON_HOST : CUDA_MEMCPY_FROM_DEVICE;
+    return from_host ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_ON_DEVICE;
 }
 
 /* The kind of a copy whose kind names each side's. CUDA goes by the addresses, if it knows both:
@@ -134,7 +130,7 @@ static int kind_by_sides(const void *to, const void *from, int kind)
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     struct range range;
     if (kind == CUDA_MEMCPY_ON_DEVICE)
-        return kind_within_device(to, from);
+        return kind_between(is_page_locked(to), is_page_locked(from));
     if ((!to_device && kind != CUDA_MEMCPY_FROM_DEVICE) ||
         !ibx_frontend_only_device(to_device ? from : to))
         return kind;
@@ -174,37 +170,25 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
         target = source == HOST ? DEVICE : HOST;
     else if (source == EITHER)
         source = target == HOST ? DEVICE : HOST;
-    if (target == DEVICE)
-        return source == DEVICE ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
-    return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
+    return kind_between(target == HOST, source == HOST);
 }
 
 /* CUDA goes by the address where it knows that, also if the kind calls page-locked memory the
- * device's. */
-static bool is_of_host(const void *array, const void *address, int kind, bool says_host)
+ * device's. `of_host`: the kind that calls this side alone the host's. */
+static bool is_of_host(const void *array, const void *address, int kind, int of_host)
 {
-    int device;
-    unsigned flags;
     if (array || ibx_frontend_is_managed(address) || ibx_frontend_only_device(address))
         return false;
-    return says_host ||
-           (kind == CUDA_MEMCPY_DEFAULT ? !ibx_frontend_is_device(address)
-                                        : !ibx_frontend_given_out(address) &&
-                                              ibx_frontend_host_known(address, &device, &flags));
+    if (kind == of_host || kind == CUDA_MEMCPY_ON_HOST)
+        return true;
+    return kind == CUDA_MEMCPY_DEFAULT ? !ibx_frontend_is_device(address) : is_page_locked(address);
 }
 
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 {
-    const bool from_host =
-        is_of_host(p->from_array, p->from.at, p->kind,
-                   p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST);
-    const bool to_host =
-        is_of_host(p->to_array, p->to.at, p->kind,
-                   p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST);
-    p->kind = from_host && to_host ? CUDA_MEMCPY_ON_HOST
-              : from_host          ? CUDA_MEMCPY_TO_DEVICE
-              : to_host            ? CUDA_MEMCPY_FROM_DEVICE
-                                   : CUDA_MEMCPY_ON_DEVICE;
+    const bool from_host = is_of_host(p->from_array, p->from.at, p->kind, CUDA_MEMCPY_TO_DEVICE);
+    const bool to_host = is_of_host(p->to_array, p->to.at, p->kind, CUDA_MEMCPY_FROM_DEVICE);
+    p->kind = kind_between(to_host, from_host);
     return from_host || to_host;
 }
 
@@ -275,7 +259,7 @@ size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height)
 /* As ibx_frontend_copy_of_host() takes the side, since both processes may have memory there.
  * Managed memory may be page-locked memory in its place. */
 static bool side_is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                          const struct ibx_cuda_memcpy3d *p, bool says_host)
+                          const struct ibx_cuda_memcpy3d *p, int of_host)
 {
     struct ibx_cuda_extent all; /* with what is before the copy's first byte */
     if (!memory->at || !p->extent.width || !p->extent.height || !p->extent.depth)
@@ -285,18 +269,15 @@ static bool side_is_short(const struct ibx_cuda_pitched *memory, const struct ib
                              __builtin_add_overflow(at->depth, p->extent.depth, &all.depth)
                          ? SIZE_MAX
                          : ibx_frontend_planes_extent(memory->pitch, memory->y, &all);
-    return ibx_frontend_is_managed(memory->at) || is_of_host(NULL, memory->at, p->kind, says_host)
+    return ibx_frontend_is_managed(memory->at) || is_of_host(NULL, memory->at, p->kind, of_host)
                ? ibx_frontend_host_is_short(memory->at, n)
                : ibx_frontend_goes_beyond((uintptr_t)memory->at, n);
 }
 
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
 {
-    const bool on_host = bytes->kind == CUDA_MEMCPY_ON_HOST;
-    return side_is_short(&bytes->from, &bytes->from_at, bytes,
-                         on_host || bytes->kind == CUDA_MEMCPY_TO_DEVICE) ||
-           side_is_short(&bytes->to, &bytes->to_at, bytes,
-                         on_host || bytes->kind == CUDA_MEMCPY_FROM_DEVICE);
+    return side_is_short(&bytes->from, &bytes->from_at, bytes, CUDA_MEMCPY_TO_DEVICE) ||
+           side_is_short(&bytes->to, &bytes->to_at, bytes, CUDA_MEMCPY_FROM_DEVICE);
 }
 
 void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
