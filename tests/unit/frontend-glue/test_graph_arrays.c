@@ -195,6 +195,29 @@ static void test_arrays_follow(void **state)
     assert_int_equal(allocations(), before - 1);
 }
 
+/* In a graph within the body of a conditional node, whose objects an executable graph need not
+ * have: the array stays until the client ends. */
+static void test_within_a_body(void **state)
+{
+    static const unsigned added_by[] = {IBX_EXT_NODE_CHILD, IBX_EXT_NODE_MOVED};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        const uint64_t array = ext_array_make(&alice), inner = ext_graph_make(&alice),
+                       outer = ext_graph_make(&alice);
+        const unsigned long before = allocations();
+        copy_add(inner, array);
+        ext_child_add(&alice, added_by[i], ext_body_add(&alice, outer), inner);
+        if (added_by[i] == IBX_EXT_NODE_CHILD)
+            ext_graph_destroy(&alice, inner);
+        const uint64_t exec = ext_exec_make(&alice, outer);
+        assert_int_equal(array_free(array), 0);
+        ext_graph_destroy(&alice, outer);
+        assert_int_equal(allocations(), before);
+        ext_exec_launch(exec);
+        ext_exec_destroy(&alice, exec);
+    }
+}
+
 /* The launch of such an executable graph is captured: its array stays until the client ends. */
 static void test_launch_captured(void **state)
 {
@@ -341,6 +364,7 @@ static void test_copied_to(void **state)
     to_array = true;
     test_in_a_graph(state);
     test_captured(state);
+    test_capture_ends_meanwhile(state);
     test_in_an_executable_graph(state);
     to_array = false;
 }
@@ -359,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_freed_later_once),
         cmocka_unit_test(test_handle_of_another),
         cmocka_unit_test(test_copied_to),
+        cmocka_unit_test(test_within_a_body),
         cmocka_unit_test(test_launch_captured),
         cmocka_unit_test(test_capture_ends_meanwhile),
     };

@@ -203,49 +203,16 @@ static void test_set_often(void **state)
     assert_false(is_loaded(0) || is_loaded(1));
 }
 
-static void child_add(uint64_t graph, uint64_t child)
-{
-    uint8_t bytes[64];
-    uint64_t node = 0;
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
-    ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, 0);
-    ibx_put_u64(&w, child);
-    assert_int_equal(ext_run(&alice, &w, &node), 0);
-}
-
-/* The graph of a new conditional node. */
-static uint64_t body_add(uint64_t graph)
-{
-    uint64_t condition = 0;
-    uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
-    ibx_put_u64(&w, graph);
-    ibx_put_u32(&w, 1);
-    ibx_put_u32(&w, 1);
-    assert_int_equal(ext_run(&alice, &w, &condition), 0);
-    w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
-    ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, 0);
-    ibx_put_u64(&w, condition);
-    ibx_put_u32(&w, 0);
-    ibx_put_u32(&w, 1);
-    struct ibx_writer to = ibx_writer_of(out, sizeof(out));
-    const struct ibx_request q = {.body = w.data, .length = w.length};
-    assert_int_equal(ibx_extension_run(&alice.x, &q, &to), 0);
-    return number_at(out + 8);
-}
-
 /* In a graph within the body of a conditional node, whose objects an executable graph need not
  * have. */
-static void test_within_a_body(void **state)
+static void within_a_body(unsigned added_by)
 {
-    (void)state;
     load(0);
     const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice);
     kernel_add(inner, 0);
-    child_add(body_add(outer), inner);
-    ext_graph_destroy(&alice, inner);
+    ext_child_add(&alice, added_by, ext_body_add(&alice, outer), inner);
+    if (added_by == IBX_EXT_NODE_CHILD)
+        ext_graph_destroy(&alice, inner);
     const uint64_t exec = ext_exec_make(&alice, outer);
     unload(0);
     ext_graph_destroy(&alice, outer);
@@ -254,6 +221,13 @@ static void test_within_a_body(void **state)
     ext_exec_destroy(&alice, exec);
     ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
     assert_false(is_loaded(0));
+}
+
+static void test_within_a_body(void **state)
+{
+    (void)state;
+    within_a_body(IBX_EXT_NODE_CHILD);
+    within_a_body(IBX_EXT_NODE_MOVED);
 }
 
 /* In a graph within another one, or the body of a conditional node. */
@@ -265,9 +239,9 @@ static void test_in_inner_graphs(void **state)
     const uint64_t inner = ext_graph_make(&alice), outer = ext_graph_make(&alice),
                    with = ext_graph_make(&alice);
     kernel_add(inner, 0);
-    child_add(outer, inner);
+    ext_child_add(&alice, IBX_EXT_NODE_CHILD, outer, inner);
     ext_graph_destroy(&alice, inner);
-    const uint64_t body = body_add(with);
+    const uint64_t body = ext_body_add(&alice, with);
     kernel_add(body, 1);
     /* CUDA may end the body unseen, and so each node in it has an object of its own. */
     struct ibx_functions_user *user = ibx_functions_user_of(&alice.x);
