@@ -396,11 +396,6 @@ int ibx_frontend_set_check(const struct ibx_cuda_memset *set)
     (void)set;
     return 0;
 }
-int ibx_frontend_set_reach(const void *address)
-{
-    (void)address;
-    return CUDA_SUCCESS;
-}
 
 const char *ibx_frontend_name_of_kernel(const void *function)
 {
@@ -573,11 +568,6 @@ bool ibx_frontend_allocation(const void *address, struct range *range)
     (void)address, (void)range;
     return false;
 }
-bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
-{
-    (void)address, (void)n;
-    return false;
-}
 bool ibx_frontend_is_short(const void *address, size_t n)
 {
     (void)address, (void)n;
@@ -586,11 +576,6 @@ bool ibx_frontend_is_short(const void *address, size_t n)
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
 {
     (void)bytes;
-    return false;
-}
-bool ibx_frontend_host_is_short(const void *address, size_t n)
-{
-    (void)address, (void)n;
     return false;
 }
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)

@@ -178,6 +178,10 @@ bool driver_launches_what_is_set()
     }
     REQUIRE(set(0, memory + n) == 0 && set(8, memory) == 0 && set(16, n) == 0);
     REQUIRE(cu("cuParamSetSize", function, 24u) == 0 && cu("cuLaunch", function) == 0);
+    // ... but not with another module.
+    void *other = nullptr;
+    REQUIRE(cu("cuModuleLoadData", &other, static_cast<const void *>(image.data())) == 0);
+    REQUIRE(cu("cuModuleUnload", other) == 0 && cu("cuLaunch", function) == 0);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 

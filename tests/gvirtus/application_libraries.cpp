@@ -194,6 +194,8 @@ bool has_managed()
     REQUIRE(managed(&small, nullptr, library, "l5.16000.9") == 0);
     REQUIRE(static_cast<char *>(small) == static_cast<char *>(at) + 16000 - 8192);
     REQUIRE(managed(&same, nullptr, library, "l5.8192.5000") == 0 && same == at);
+    REQUIRE(preloaded<GetVariable>("cudaLibraryGetGlobal")(&same, &n, library, "l5.16000.9") == 0 &&
+            same == small && n == 9);
     std::uint64_t address = 0;
     REQUIRE(preloaded<int(std::uint64_t *, std::size_t *, void *, const char *)>(
                 "cuLibraryGetManaged")(&address, &n, library, "l5.16000.9") == 0);
