@@ -113,6 +113,17 @@ static int take_size(const struct ibx_tool_option *option, const char *text, siz
     return rc;
 }
 
+/* An empty value is an unset variable of a script, for instance: it must not mean no key, nor every
+ * name. */
+static int set_key(struct ibx_options *options, const char *key, const char *value,
+                   struct ibx_error *err)
+{
+    return *value
+               ? ibx_options_set(options, key, value, err)
+               : ibx_error_set(err, -EINVAL,
+                               "%.64s: \"\" is empty: give a value, or leave the option out", key);
+}
+
 static int take_set(struct ibx_options *options, const char *text, struct ibx_error *err)
 {
     char key[64];
@@ -121,20 +132,17 @@ static int take_set(struct ibx_options *options, const char *text, struct ibx_er
         return ibx_error_set(err, -EINVAL, "\"%.64s\" is not KEY=VALUE", text);
     memcpy(key, text, (size_t)(equals - text));
     key[equals - text] = '\0';
-    return ibx_options_set(options, key, equals + 1, err);
+    return set_key(options, key, equals + 1, err);
 }
 
 static int take_transport(const struct ibx_tool_option *option, const char *text,
                           struct ibx_options *options, struct ibx_error *err)
 {
     char key[32];
-    /* An unset variable of a script, for instance: it must not mean no key, nor every name. */
-    if (!*text)
-        return ibx_error_set(err, -EINVAL, "\"\" is empty: give a value, or leave the option out");
     snprintf(key, sizeof(key), "%s", option->name);
     for (char *dash = key; (dash = strchr(dash, '-'));)
         *dash = '_';
-    const int rc = ibx_options_set(options, key, text, err);
+    const int rc = set_key(options, key, text, err);
     const size_t named = strlen(key);
     if (rc && !strncmp(err->message, key, named) && !strncmp(err->message + named, ": ", 2))
         ibx_error_set(err, rc, "%s", err->message + named + 2); /* parse() names the option */

@@ -35,7 +35,7 @@ enum ibx_tool_type {
     IBX_TOOL_SECONDS,   /* double, more than 0 and up to max */
     IBX_TOOL_SIZE,      /* size_t, bytes from min to max; K, M and G are powers of 1024 */
     IBX_TOOL_TRANSPORT, /* struct ibx_options: the key like the name, with _ for -; not "" */
-    IBX_TOOL_SET,       /* struct ibx_options: KEY=VALUE */
+    IBX_TOOL_SET,       /* struct ibx_options: KEY=VALUE; VALUE is not "" */
     IBX_TOOL_OWN,       /* the tool's function `take` */
 };
 

@@ -134,7 +134,8 @@ def bad_values_exit_1_with_one_sentence(scene):
     for option, value, words in (
             ("--encryption", "maybe", '"maybe" is not accepted: give required, auto or off\n'),
             ("--key-file", "x" * 300, '"xxx'), ("--key-file", "", '"" is empty'),
-            ("--allow", "", '"" is empty')):
+            ("--allow", "", '"" is empty'), ("--set", "key_file=", 'key_file: "" is empty'),
+            ("--set", "allow=", 'allow: "" is empty')):
         err = fails(scene, "receive", option, value)
         assert err.startswith(f"ib-migrate: {option}: {words}"), err
     says(fails(scene, "serve --multicast --multicast-interface eth77 --cache tcp://a:1 F"),
