@@ -197,6 +197,9 @@ size_t ibx_fault_map_bytes(const struct ibx_fault_range *ranges, unsigned count)
 /* Bytes of buffer that each reader needs; 0 when all ranges are in minor mode. */
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config);
 
+/* Whether the engine fetches pages of so many bytes: 4096, or 2 MiB. */
+bool ibx_fault_serves_pages_of(uint64_t bytes);
+
 /* ------------------------------------------------------------ engine */
 
 /*

@@ -61,9 +61,14 @@ size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
 
 /* -------------------------------------------------------------------- checks */
 
+bool ibx_fault_serves_pages_of(uint64_t bytes)
+{
+    return bytes == SMALL_PAGE || bytes == HUGE_PAGE;
+}
+
 static int range_check(const struct ibx_fault_range *r, unsigned index, struct ibx_error *err)
 {
-    if (r->page_size != SMALL_PAGE && r->page_size != HUGE_PAGE)
+    if (!ibx_fault_serves_pages_of(r->page_size))
         return ibx_error_set(err, -EINVAL, "range %u has pages of %u bytes: only 4096 and 2097152",
                              index, r->page_size);
     uint64_t odd = r->start | r->length | (uintptr_t)r->alias;

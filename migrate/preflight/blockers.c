@@ -144,7 +144,7 @@ void ibx_preflight_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *b
 {
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
-        if (!block->page_size || block->page_size == 4096 || block->page_size == 2u << 20)
+        if (!block->page_size || ibx_fault_serves_pages_of(block->page_size))
             continue;
         ibx_blockers_add(
             blockers,

@@ -6,6 +6,8 @@
  */
 #include "migrate/preflight/preflight.h"
 
+#include "userfaultfd/fault.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,12 +45,13 @@ static bool is_unreserved(void *context, uint64_t start, uint64_t end, const cha
     return block->address >= start && block->address < end && strstr(flags, " nr");
 }
 
-/* How many this block has to get; 0: QEMU has reserved them, or they are no huge pages. */
+/* How many this block has to get; 0: QEMU has reserved them, or they are no huge pages of 2 MiB,
+ * the only ones that are fetched. */
 static uint64_t count_needed(const struct ibx_guest_ram *ram, struct ibx_guest_block *block)
 {
     struct stat st;
-    if (block->fd < 0 || block->page_size <= 4096 || fstat(block->fd, &st) ||
-        ibx_proc_find_flags(ram->pid, is_unreserved, block) != 1)
+    if (block->fd < 0 || block->page_size <= 4096 || !ibx_fault_serves_pages_of(block->page_size) ||
+        fstat(block->fd, &st) || ibx_proc_find_flags(ram->pid, is_unreserved, block) != 1)
         return 0;
     const uint64_t pages = block->size / block->page_size,
                    has = (uint64_t)st.st_blocks * 512 / block->page_size;
@@ -87,16 +90,13 @@ static void add(const struct ibx_guest_block *block, uint64_t needed, uint64_t b
 
 void ibx_preflight_huge_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    uint64_t before = 0, page_size = 0;
+    uint64_t before = 0;
     for (size_t i = 0; i < ram->count; i++) {
         struct ibx_guest_block *block = &ram->blocks[i];
         const uint64_t needed = count_needed(ram, block);
         const uint64_t left = needed ? count_free(block->page_size) : 0;
         if (!needed || (needed > left && is_reserved(block)))
             continue;
-        if (block->page_size != page_size) /* only those of 2 MiB can be fetched */
-            before = 0;
-        page_size = block->page_size;
         if (before + needed > left)
             add(block, needed, before, left, blockers);
         before += needed;

@@ -159,7 +159,10 @@ class Doctor(unittest.TestCase):
         self.expect(self.check_of(report, "rdma_cm"), "missing")
 
     def test_limits_of_the_other_host(self):
-        pages = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+        name, pages = "huge pages of 2 MiB", "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+        self.expect(self.check_of(self.report(self.root), name), "missing")
+        write(self.root, pages + "nr_hugepages", "0")
+        self.expect(self.check_of(self.report(self.root), name), "limited", "vm.nr_hugepages")
         write(self.root, pages + "nr_hugepages", "512")
         write(self.root, pages + "free_hugepages", "100")
         write(self.root, "/sys/devices/system/node/online", "0-3")
@@ -548,7 +551,7 @@ class Doctor(unittest.TestCase):
 
     def test_kvm(self):
         self.expect(self.check_of(self.report(self.root), "KVM"), "limited",
-                    "there is no /dev/kvm", "emulation")
+                    "there is no /dev/kvm", "firmware")
         write(self.root, "/dev/kvm", "")
         self.expect(self.check_of(self.report(self.root), "KVM"), "ok", value="there")
         if os.geteuid() and os.path.exists("/dev/kvm") and not os.access("/dev/kvm", os.W_OK):

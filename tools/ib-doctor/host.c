@@ -22,8 +22,9 @@
 #include <liburing.h>
 #endif
 
-#define SMALL_SHM (1ull << 30) /* a container's has 64 MiB by default */
-#define NO_LIMIT  (1ll << 60)  /* version 1 of control groups reports no limit as a huge number */
+#define SMALL_SHM  (1ull << 30) /* a container's has 64 MiB by default */
+#define NO_LIMIT   (1ll << 60)  /* version 1 of control groups reports no limit as a huge number */
+#define HUGE_PAGES "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 
 /* ---------------------------------------------------------------------- memory */
 
@@ -45,18 +46,17 @@ static void check_memlock(void)
                        "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
 }
 
-static void check_huge_pages(const char *label, const char *folder, const char *remedy)
+static void check_huge_pages(void)
 {
-    char path[160];
-    snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/%s/nr_hugepages", folder);
-    long long total = ibx_doctor_read_number(path, -1);
-    snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/%s/free_hugepages", folder);
-    long long spare = ibx_doctor_read_number(path, 0);
+    static const char label[] = "huge pages of 2 MiB";
+    const long long total = ibx_doctor_read_number(HUGE_PAGES "nr_hugepages", -1),
+                    spare = ibx_doctor_read_number(HUGE_PAGES "free_hugepages", 0);
     if (total < 0)
         ibx_doctor_add("memory", label, DOCTOR_MISSING,
                        "this processor or kernel does not have them", "not known here");
     else
-        ibx_doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED, remedy,
+        ibx_doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED,
+                       "for guests backed by them: sysctl vm.nr_hugepages=N",
                        "%lld, of which %lld free", total, spare);
 }
 
@@ -152,8 +152,7 @@ void ibx_doctor_check_memory(void)
 {
     check_memlock();
     check_pages();
-    check_huge_pages("huge pages of 2 MiB", "hugepages-2048kB",
-                     "for guests backed by them: sysctl vm.nr_hugepages=N");
+    check_huge_pages();
     check_shm();
     check_groups();
     check_numa();
