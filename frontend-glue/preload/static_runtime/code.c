@@ -7,27 +7,35 @@
 
 /* The instructions. The address follows them. */
 #ifdef __x86_64__
-static const uint8_t to_function[] = {0xff, 0x25, 0, 0, 0, 0};     /* jmp *0(%rip) */
 static const uint8_t to_pointee[] = {0x4c, 0x8b, 0x1d, 3, 0, 0, 0, /* mov 3(%rip), %r11 */
                                      0x41, 0xff, 0x23};            /* jmp *(%r11) */
 #elif defined(__aarch64__)
-static const uint8_t to_function[] = {0x50, 0,    0,    0x58,  /* ldr x16, .+8 */
-                                      0x00, 0x02, 0x1f, 0xd6}; /* br x16 */
-static const uint8_t to_pointee[] = {0x70, 0,    0,    0x58,   /* ldr x16, .+12 */
-                                     0x11, 0x02, 0x40, 0xf9,   /* ldr x17, [x16] */
-                                     0x20, 0x02, 0x1f, 0xd6};  /* br x17 */
+static const uint8_t to_pointee[] = {0x70, 0,    0,    0x58,  /* ldr x16, .+12 */
+                                     0x11, 0x02, 0x40, 0xf9,  /* ldr x17, [x16] */
+                                     0x20, 0x02, 0x1f, 0xd6}; /* br x17 */
 #else /* not used: elf_functions.c reads no file there */
-static const uint8_t to_function[IBX_CODE_JUMP - sizeof(void *)];
 static const uint8_t to_pointee[IBX_CODE_JUMP_BY - sizeof(void *)];
 #endif
 
-_Static_assert(sizeof(to_function) + sizeof(void *) == IBX_CODE_JUMP, "a jump");
 _Static_assert(sizeof(to_pointee) + sizeof(void *) == IBX_CODE_JUMP_BY, "a jump");
 
-void ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *function)
+bool ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *at, const void *function)
 {
-    ibx_early_copy(bytes, to_function, sizeof(to_function));
-    ibx_early_copy(bytes + sizeof(to_function), &function, sizeof(function));
+#ifdef __x86_64__
+    const int64_t distance = (int64_t)((uintptr_t)function - (uintptr_t)at - IBX_CODE_JUMP);
+    const int32_t operand = (int32_t)distance;
+    bytes[0] = 0xe9; /* jmp */
+    ibx_early_copy(bytes + 1, &operand, sizeof(operand));
+    return operand == distance;
+#elif defined(__aarch64__)
+    const int64_t distance = (int64_t)((uintptr_t)function - (uintptr_t)at), most = 1 << 27;
+    const uint32_t word = 0x14000000 | ((uint32_t)(distance / 4) & 0x3ffffff); /* b */
+    ibx_early_copy(bytes, &word, sizeof(word));
+    return distance >= -most && distance < most;
+#else
+    (void)bytes, (void)at, (void)function;
+    return false;
+#endif
 }
 
 void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place)

@@ -7,16 +7,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The bytes of a jump to an address, and of a jump through a pointer in memory. */
+/* The bytes of a jump to an address nearby, and of a jump through a pointer in memory. */
 #ifdef __aarch64__
-#define IBX_CODE_JUMP    16
+#define IBX_CODE_JUMP    4
 #define IBX_CODE_JUMP_BY 20
 #else
-#define IBX_CODE_JUMP    14
+#define IBX_CODE_JUMP    5
 #define IBX_CODE_JUMP_BY 18
 #endif
 
-void ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *function);
+/* A jump from the address `at` to a function. False: it is too far away, more than 128 MiB with
+ * aarch64, 2 GiB with x86-64. */
+bool ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *at, const void *function);
 /* A jump to *place. The target finds `place` in register r11, with aarch64 in x16. */
 void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place);
 

@@ -10,7 +10,9 @@
  * For objects that are opened later, the loader has an interface for debuggers: before it calls
  * constructors it sets a state and calls an empty function, _dl_debug_state(), whose address is in
  * r_brk. That function becomes a jump to changes(), unless its code is not the expected one: then a
- * debugger has a breakpoint there. Debuggers that use the probes in libc are not affected.
+ * debugger has a breakpoint there. Debuggers that use the probes in libc are not affected. With
+ * aarch64 it may have no more than its one instruction, and a branch reaches 128 MiB. The loader is
+ * that near: what is preloaded is mapped next to it, before all other libraries.
  *
  * Up to glibc 2.40 new objects are not relocated at that moment, from 2.41 on they are. It does not
  * matter, because only code is changed, and code has no relocations. There are two alternatives,
@@ -167,59 +169,44 @@ static size_t empty_function(const uint8_t *code)
     const size_t n = ibx_early_same(code, branch, sizeof(branch)) ? sizeof(branch) : 0;
     return code[n] == 0xc3 ? n + 1 : 0;
 }
+
+/* Where the function becomes a jump: it is empty, and followed by enough filler; else NULL. */
+static uint8_t *place_of_jump(uint8_t *function)
+{
+    size_t n = empty_function(function);
+    bool good = n;
+    while (good && n < IBX_CODE_JUMP) {
+        good = filler(function + n);
+        n += good ? filler(function + n) : 0;
+    }
+    return good ? function : NULL;
+}
 #elif defined(__aarch64__)
-static uint32_t word(const uint8_t *code)
+/* The jump is one instruction, and takes the place of the function's only one. */
+static uint8_t *place_of_jump(uint8_t *function)
 {
-    uint32_t w;
-    ibx_early_copy(&w, code, sizeof(w));
-    return w;
-}
-
-static size_t filler(const uint8_t *code)
-{
-    return word(code) == 0xd503201f || !word(code) ? 4 : 0; /* nop */
-}
-
-static size_t empty_function(const uint8_t *code)
-{
-    const size_t n = word(code) == 0xd503245f ? 4 : 0; /* bti c */
-    return word(code + n) == 0xd65f03c0 ? n + 4 : 0;   /* ret */
+    uint32_t words[2];
+    ibx_early_copy(words, function, sizeof(words));
+    const size_t i = words[0] == 0xd503245f;                                /* bti c */
+    return words[i] == 0xd65f03c0 ? function + i * sizeof(words[0]) : NULL; /* ret */
 }
 #else
-static size_t filler(const uint8_t *code)
+static uint8_t *place_of_jump(uint8_t *function)
 {
-    (void)code;
-    return 0;
-}
-
-static size_t empty_function(const uint8_t *code)
-{
-    (void)code;
-    return 0;
+    (void)function;
+    return NULL;
 }
 #endif
 
-/* Whether _dl_debug_state() is empty, and followed by enough filler for a jump. */
-static bool has_room(const uint8_t *code)
-{
-    size_t n = empty_function(code);
-    bool good = n;
-    while (good && n < IBX_CODE_JUMP) {
-        good = filler(code + n);
-        n += good ? filler(code + n) : 0;
-    }
-    return good;
-}
-
 static void hook(void)
 {
-    uint8_t *function = (uint8_t *)debug->r_brk, bytes[IBX_CODE_JUMP];
+    uint8_t *const place = debug->r_brk ? place_of_jump((uint8_t *)debug->r_brk) : NULL;
+    uint8_t bytes[IBX_CODE_JUMP];
     struct ibx_code code;
-    if (!function || !has_room(function) ||
-        ibx_code_open(&code, function, sizeof(bytes), PROT_READ | PROT_EXEC))
+    if (!place || !ibx_code_jump(bytes, place, (const void *)(uintptr_t)changes) ||
+        ibx_code_open(&code, place, sizeof(bytes), PROT_READ | PROT_EXEC))
         return;
-    ibx_code_jump(bytes, (const void *)(uintptr_t)changes);
-    is_hooked = ibx_code_write(&code, function, bytes, sizeof(bytes));
+    is_hooked = ibx_code_write(&code, place, bytes, sizeof(bytes));
     ibx_code_close(&code);
 }
 

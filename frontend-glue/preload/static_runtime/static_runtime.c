@@ -196,7 +196,8 @@ __attribute__((constructor)) static void begin(void)
         ibx_log(IBX_LOG_INFO,
                 "libraries that contain a statically linked CUDA runtime and are opened from now "
                 "on do not reach the remote GPU: the loader's _dl_debug_state() has a debugger's "
-                "breakpoint, or may not be changed");
+                "breakpoint, may not be changed, or is too far from this library, which has to be "
+                "the first in LD_PRELOAD then");
     ibx_loader_tell();
     errno = before;
 }
