@@ -10,6 +10,7 @@
 static const uint8_t to_pointee[] = {0x4c, 0x8b, 0x1d, 3, 0, 0, 0, /* mov 3(%rip), %r11 */
                                      0x41, 0xff, 0x23};            /* jmp *(%r11) */
 #elif defined(__aarch64__)
+#define BTI_C 0xd503245f
 static const uint8_t to_pointee[] = {0x70, 0,    0,    0x58,  /* ldr x16, .+12 */
                                      0x11, 0x02, 0x40, 0xf9,  /* ldr x17, [x16] */
                                      0x20, 0x02, 0x1f, 0xd6}; /* br x17 */
@@ -38,8 +39,28 @@ bool ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *at, const void *fun
 #endif
 }
 
-void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place)
+size_t ibx_code_jump_bytes(const void *function, size_t length)
 {
+    size_t pad = 0;
+#ifdef __aarch64__
+    uint32_t word; /* bti c, bti jc, paciasp, pacibsp */
+    ibx_early_copy(&word, function, sizeof(word));
+    if (length >= IBX_CODE_MOST &&
+        (word == BTI_C || word == 0xd50324df || word == 0xd503233f || word == 0xd503237f))
+        pad = IBX_CODE_PAD;
+#else
+    (void)function, (void)length;
+#endif
+    return pad + IBX_CODE_JUMP_BY;
+}
+
+void ibx_code_jump_by(uint8_t bytes[IBX_CODE_MOST], size_t n, const void *place)
+{
+#ifdef __aarch64__
+    const uint32_t pad = BTI_C;
+    ibx_early_copy(bytes, &pad, n - IBX_CODE_JUMP_BY);
+#endif
+    bytes += n - IBX_CODE_JUMP_BY;
     ibx_early_copy(bytes, to_pointee, sizeof(to_pointee));
     ibx_early_copy(bytes + sizeof(to_pointee), &place, sizeof(place));
 }

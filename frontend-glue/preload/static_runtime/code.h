@@ -11,16 +11,23 @@
 #ifdef __aarch64__
 #define IBX_CODE_JUMP    4
 #define IBX_CODE_JUMP_BY 20
+#define IBX_CODE_PAD     4
 #else
 #define IBX_CODE_JUMP    5
 #define IBX_CODE_JUMP_BY 18
+#define IBX_CODE_PAD     0
 #endif
+#define IBX_CODE_MOST (IBX_CODE_PAD + IBX_CODE_JUMP_BY)
 
 /* A jump from the address `at` to a function. False: it is too far away, more than 128 MiB with
  * aarch64, 2 GiB with x86-64. */
 bool ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *at, const void *function);
-/* A jump to *place. The target finds `place` in register r11, with aarch64 in x16. */
-void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place);
+/* The bytes of a jump through memory for a function of this length, which has at least
+ * IBX_CODE_JUMP_BY. With aarch64, pages may be mapped so that a call by a pointer has to find a
+ * landing pad (PROT_BTI): if the function begins with one, the jump does, if there is room. */
+size_t ibx_code_jump_bytes(const void *function, size_t length);
+/* Such a jump, to *place. The target finds `place` in register r11, with aarch64 in x16. */
+void ibx_code_jump_by(uint8_t bytes[IBX_CODE_MOST], size_t n, const void *place);
 
 /* A range of code that can be written between _open() and _close(). */
 struct ibx_code {

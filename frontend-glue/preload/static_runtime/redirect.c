@@ -386,10 +386,11 @@ static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(P
 /* Returns how many jumps were written. */
 static size_t write_each(const struct ibx_static_runtime *runtime, const struct ibx_code *code)
 {
-    uint8_t bytes[IBX_CODE_JUMP_BY];
+    uint8_t bytes[IBX_CODE_MOST];
     for (size_t i = 0; i < runtime->count; i++) {
-        ibx_code_jump_by(bytes, &runtime->functions[i]);
-        if (!ibx_code_write(code, runtime->functions[i].code, bytes, sizeof(bytes)))
+        const struct ibx_static_function *f = &runtime->functions[i];
+        ibx_code_jump_by(bytes, f->bytes, f);
+        if (!ibx_code_write(code, f->code, bytes, f->bytes))
             return i;
     }
     return runtime->count;
@@ -409,7 +410,7 @@ static void write_jumps(struct ibx_static_runtime *runtime)
         runtime->state = IBX_STATIC_RUNTIME_REFUSED;
         while (done--)
             ibx_code_write(&code, runtime->functions[done].code, runtime->functions[done].before,
-                           IBX_CODE_JUMP_BY);
+                           runtime->functions[done].bytes);
     }
     ibx_code_close(&code);
 }
@@ -431,6 +432,16 @@ static struct ibx_static_runtime *make(const struct link_map *map, const char *p
     return runtime;
 }
 
+/* No more than the segment has left. */
+static size_t length_of(const struct ibx_static_runtime *runtime, const struct ibx_elf *elf,
+                        const struct candidate *c)
+{
+    const size_t left = (size_t)(runtime->code + runtime->code_bytes -
+                                 (char *)(runtime->map->l_addr + c->at)),
+                 length = ibx_elf_symbol(elf, c->symbol)->st_size;
+    return length < left ? length : left;
+}
+
 static void add_functions(struct ibx_static_runtime *runtime, const struct ibx_elf *elf,
                           const struct candidates *found)
 {
@@ -443,7 +454,8 @@ static void add_functions(struct ibx_static_runtime *runtime, const struct ibx_e
         f->name = text;
         f->of = runtime;
         f->code = (void *)(runtime->map->l_addr + found->all[i].at);
-        ibx_early_copy(f->before, f->code, sizeof(f->before));
+        f->bytes = ibx_code_jump_bytes(f->code, length_of(runtime, elf, &found->all[i]));
+        ibx_early_copy(f->before, f->code, f->bytes);
         atomic_init(&f->target, (void *)(uintptr_t)ibx_static_runtime_first);
         text += size;
     }

@@ -35,7 +35,8 @@ struct ibx_static_function {
     void *code;       /* the function's address */
     const char *name; /* allocated with the struct ibx_static_runtime */
     atomic_flag is_told;
-    uint8_t before[IBX_CODE_JUMP_BY];
+    size_t bytes; /* of the jump */
+    uint8_t before[IBX_CODE_MOST];
 };
 
 enum ibx_static_runtime_state {
