@@ -379,6 +379,7 @@ int main(int argc, char **argv)
         {"mapped-for-ever", mapped_for_ever},
         {"signals-in-calls", signals_in_calls},
         {"pointers", pointers},
+        {"managed-reads", managed_reads},
         {"managed-in-function", managed_in_function},
         {"managed-at-exit", managed_at_exit},
         {"meanwhile", meanwhile},

@@ -358,6 +358,7 @@ bool launches_unseen();
 
 // Memory that both sides use at one address.
 bool managed();
+bool managed_reads();
 // Memory of the host that kernels use as well; attributes of pointers.
 bool mapped();
 bool mapped_for_ever();

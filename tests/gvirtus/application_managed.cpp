@@ -4,8 +4,11 @@
 #include "tests/gvirtus/application.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 #include <sys/mman.h>
@@ -60,6 +63,48 @@ bool kernels_and_host()
     }
     return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
+
+// "r--" and the like, of the mapping around the address.
+std::string access_of(const void *address)
+{
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        unsigned long begin = 0, end = 0;
+        char access[5] = "";
+        if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) == 3 && at >= begin &&
+            at < end)
+            return std::string(access, 3);
+    }
+    return "";
+}
+
+} // namespace
+
+// What the host has only read is not copied back to the device, also if several threads read it
+// and one fetches it for all.
+bool managed_reads()
+{
+    volatile char *a = managed_memory(page), *b = managed_memory(page);
+    REQUIRE(a && b);
+    a[0] = 'x';
+    stub_remote()->slow(50000);
+    REQUIRE(stub_launch(const_cast<char *>(b), const_cast<char *>(a), page, nullptr) == 0);
+    std::vector<std::thread> readers;
+    std::atomic<unsigned> right = 0;
+    for (unsigned i = 0; i < 6; i++)
+        readers.emplace_back([&] { right += b[0] == 'x'; });
+    for (std::thread &reader : readers)
+        reader.join();
+    REQUIRE(right == 6 && access_of(const_cast<char *>(b)) == "r--");
+    b[1] = 'y';
+    REQUIRE(access_of(const_cast<char *>(b)) == "rw-");
+    stub_remote()->slow(0); // a call after which the device may have written
+    return HOLDS(cudaFree(const_cast<char *>(a)) == 0 && cudaFree(const_cast<char *>(b)) == 0);
+}
+
+namespace
+{
 
 // While another program captures, the device cannot be waited for.
 bool waits_that_fail()

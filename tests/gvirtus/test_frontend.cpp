@@ -589,6 +589,7 @@ void check_what_it_does_not()
     check("math-libraries without some functions", without_some_math);
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
+    check("managed memory that is only read", [] { return run("managed-reads", true); });
     check("managed memory, touched in a function of a stream", managed_in_function);
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });
     check("memory of the host that kernels use", mapped_memory);

@@ -18,6 +18,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -188,16 +189,39 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 
 /* ----------------------------------------------------------------------- the signal */
 
+#if defined(__x86_64__)
 static enum pages_access access_of(const void *context)
 {
-#ifdef __x86_64__
     const ucontext_t *at = context;
     return at->uc_mcontext.gregs[REG_ERR] & 2 ? ACCESS_WRITE : ACCESS_READ;
+}
+#elif defined(__aarch64__)
+/* The syndrome of the exception (ESR_EL1) is in one of the records behind the registers, the last
+ * of which has no magic number. */
+static enum pages_access access_of(const void *context)
+{
+    const mcontext_t *machine = &((const ucontext_t *)context)->uc_mcontext;
+    const uint8_t *at = machine->__reserved, *const end = at + sizeof(machine->__reserved);
+    struct esr_context record;
+    while ((size_t)(end - at) >= sizeof(record)) {
+        memcpy(&record, at, sizeof(record));
+        if (record.head.magic == ESR_MAGIC && (record.esr >> 26 & 0x3f) == 0x24) /* of data */
+            return (record.esr & (1u << 6)) && !(record.esr & (1u << 8)) ? ACCESS_WRITE
+                                                                         : ACCESS_READ;
+        if (!record.head.magic || record.head.size < sizeof(record.head) ||
+            record.head.size > (size_t)(end - at))
+            break;
+        at += record.head.size;
+    }
+    return ACCESS_UNKNOWN;
+}
 #else
+static enum pages_access access_of(const void *context)
+{
     (void)context;
     return ACCESS_UNKNOWN;
-#endif
 }
+#endif
 
 /* False in a host function: a stream waits for the function, the device for the stream, and the
  * holder of the lock may wait for both. */
