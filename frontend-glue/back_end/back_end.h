@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A session of a back end: what the files that run its requests keep for it; and CUDA in this
- * process.
+ * A session of a back end: what the files that run its requests keep for it; CUDA in this process;
+ * and the processes of a back end.
  *
  *   runtime.c        CUDA in this process: the driver, and the runtime of GVirtuS's handlers
  *   destroyed_contexts.c  contexts that are gone
  *   replies.c        the shape of GVirtuS's replies
+ *   supervisor.c     restarts the back end's process after a fault
+ *   client_processes.c  a back end with several processes for its clients
+ *   process_owners.c  which process a client belongs to
  *   tuning.c         which path a copy of which size takes, and the file of `ib-bw tune`
  */
 #ifndef IBX_FRONTEND_GLUE_BACK_END_BACK_END_H

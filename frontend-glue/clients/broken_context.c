@@ -15,9 +15,9 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
+#include "frontend-glue/back_end/supervisor.h"
 #include "frontend-glue/session/calls.h"
-#include "frontend-glue/session/client_processes.h"
-#include "frontend-glue/session/supervisor.h"
+#include "frontend-glue/session/client_process.h"
 
 #include <poll.h>
 #include <stdatomic.h>

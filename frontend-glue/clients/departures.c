@@ -2,7 +2,7 @@
 /* What becomes of a client that has no session any more: it may come again, or it has ended. */
 #include "frontend-glue/tenants/client_list_internal.h"
 #include "frontend-glue/clients/clients.h"
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 #include "frontend-glue/tenants/printed.h"
 
 #include <fcntl.h>

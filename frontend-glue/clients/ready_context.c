@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A context that exists before the process has a client. A program makes its context at its first
- * call, which takes some 200 ms; a spare process (session/client_processes.h) has made the context
+ * call, which takes some 200 ms; a spare process (back_end/client_processes.h) has made the context
  * of the first GPU by then, and pinned the memory for copies.
  *
  * It is the primary context, which the runtime uses as well. If a program selects another GPU
@@ -14,7 +14,7 @@
 
 #include "common/log.h"
 #include "common/thread.h"
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 #include "gpudirect/pinned.h"
 
 #include <poll.h>

@@ -6,7 +6,7 @@
 #include "frontend-glue/extensions/extensions.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <errno.h>

@@ -24,13 +24,14 @@ extern "C" {
 #include "common/descriptor.h"
 #include "common/handlers.h"
 #include "common/log.h"
+#include "frontend-glue/back_end/client_processes.h"
+#include "frontend-glue/back_end/supervisor.h"
 #include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/clients/last_requests.h"
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
-#include "frontend-glue/session/supervisor.h"
 #include "transport/core/crypto.h"
 }
 
@@ -352,7 +353,7 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     processes.most = static_cast<unsigned>(config->most_processes);
     processes.spares = static_cast<unsigned>(config->spare_processes);
     processes.idle_seconds = static_cast<unsigned>(config->idle_seconds);
-    ibx_session_set_processes(session, &processes);
+    ibx_session_set_processes(session, &processes, &ibx_client_processes_admission);
     ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));
     // "server" only decides how a Read reports failures, and the listening object never reads.
     return std::make_shared<RdmaCommunicator>(session, false, config->pipeline);

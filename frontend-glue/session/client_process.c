@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A process of clients, in that process; client_processes.c is the process that forks it. */
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 
 #include "common/clock.h"
 #include "common/log.h"

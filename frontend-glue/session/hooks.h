@@ -42,6 +42,16 @@ enum ibx_request_outcome {
     IBX_REQUEST_DONE, /* the hook has run it */
 };
 
+/* What the process that listens for several others has of the listening session. */
+struct ibx_session_listening {
+    struct ibx_listener *listener;
+    struct ibx_records *records; /* NULL: sessions do not survive their connections */
+    const struct ibx_session_hooks *hooks;
+    void *context; /* of the hooks */
+    const struct ibx_processes *processes;
+};
+struct ibx_session_listening ibx_session_listening(const struct ibx_session *s);
+
 /* Each of them may be NULL. */
 struct ibx_session_hooks {
     /* Extends `heir`, which was accepted by this session or created like it, in the same way. 0 or

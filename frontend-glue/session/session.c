@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The beginning and the end of a session, its hooks and its copy threads. */
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
@@ -105,7 +105,7 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         options.claim_check = &s->claim_check;
     }
     if (s->processes.each != IBX_PROCESSES_ONE)
-        options.admission = &ibx_client_processes_admission;
+        options.admission = s->admission;
     int rc = ibx_listen(s->uri, &options, &s->listener, err);
     ibx_log_bound(LINES_A_SECOND);
     return rc ? rc : ibx_state_move(&s->state, SESSION_LISTENING);
@@ -408,9 +408,20 @@ void ibx_session_keep(struct ibx_session *s, unsigned seconds)
     s->options.follow_address = seconds;
 }
 
-void ibx_session_set_processes(struct ibx_session *s, const struct ibx_processes *processes)
+void ibx_session_set_processes(struct ibx_session *s, const struct ibx_processes *processes,
+                               const struct ibx_admission *admission)
 {
     s->processes = *processes;
+    s->admission = admission;
+}
+
+struct ibx_session_listening ibx_session_listening(const struct ibx_session *s)
+{
+    return (struct ibx_session_listening){.listener = s->listener,
+                                          .records = ibx_waiting_records(s->link.waiting),
+                                          .hooks = s->hooks,
+                                          .context = s->context,
+                                          .processes = &s->processes};
 }
 
 unsigned ibx_session_resumed(const struct ibx_session *s)

@@ -24,10 +24,7 @@
  *   waiting.c       where the server finds the session
  *   report.c        what a server reports about such sessions
  *   dead_backend.c  what a client reads once its back end is gone
- *   supervisor.c    restarts a server's process after a fault
- *   client_processes.c  a server with several processes for its clients
- *   client_process.c  one of these processes
- *   process_owners.c  which process a client belongs to
+ *   client_process.c  one of several processes of a server (back_end/client_processes.h)
  *   records.c       kept sessions, in memory that these processes share
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
@@ -81,9 +78,10 @@ struct ibx_processes {
     unsigned spares;    /* spare processes that wait for clients */
     unsigned idle_seconds; /* how long a tenant's process stays after its last client */
 };
-/* Before it serves: sets the processes, which ibx_supervise() makes. Without this call one process
- * serves all. */
-void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes);
+/* Before it serves: sets the processes, which ibx_supervise() makes. `admission`: who tells clients
+ * that they get none. Without this call one process serves all. */
+void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes,
+                               const struct ibx_admission *admission);
 
 /* For tests: how often it has continued over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);

@@ -347,12 +347,13 @@ struct ibx_session {
     const struct ibx_session_hooks *hooks; /* never NULL */
     void *context;                         /* of the hooks */
 
-    struct ibx_processes processes;   /* listening */
-    bool counted;                     /* counted in a process of client_processes.h */
-    unsigned keep_seconds;            /* for which a broken session is kept; 0: it is not */
-    unsigned thread_count;            /* as set by the user; 0: by the number of processors */
-    struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
-    bool no_threads;                  /* none are wanted, or none can be made */
+    struct ibx_processes processes;        /* listening */
+    const struct ibx_admission *admission; /* ... and has processes for its clients */
+    bool counted;                          /* counted in a process of client_process.h */
+    unsigned keep_seconds;                 /* for which a broken session is kept; 0: it is not */
+    unsigned thread_count;                 /* as set by the user; 0: by the number of processors */
+    struct ibx_copy_threads *threads;      /* NULL: not made yet, or not wanted */
+    bool no_threads;                       /* none are wanted, or none can be made */
 
     struct session_link link;
     struct ibx_claim_check claim_check; /* of a listening session */

@@ -8,7 +8,7 @@
  * serves one program or tenant has no other connections, and is not limited here.
  */
 #include "frontend-glue/tenants/tenants.h"
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/session/client_process.h"
 
 #include <dirent.h>
 #include <sys/resource.h>

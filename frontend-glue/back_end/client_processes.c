@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/session/client_processes.h"
+#include "frontend-glue/back_end/client_processes.h"
 
 #include "common/clock.h"
 #include "common/descriptor.h"
 #include "common/log.h"
 #include "common/own_user.h"
 #include "common/quota.h"
-#include "frontend-glue/session/process_owners.h"
+#include "frontend-glue/back_end/process_owners.h"
+#include "frontend-glue/back_end/supervisor.h"
+#include "frontend-glue/session/client_process.h"
+#include "frontend-glue/session/hooks.h"
 #include "frontend-glue/session/records.h"
-#include "frontend-glue/session/session_internal.h"
-#include "frontend-glue/session/supervisor.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -63,11 +64,7 @@ struct process {
 };
 
 struct processes {
-    struct ibx_listener *listener;
-    struct ibx_records *records; /* NULL: sessions do not survive their connections */
-    const struct ibx_session_hooks *hooks;
-    void *context; /* of the hooks */
-    const struct ibx_processes *wanted;
+    struct ibx_session_listening of;
     struct rlimit files; /* the original limit, for the children */
     struct process *all[PROCESSES];
     bool placed[PROCESSES];
@@ -96,7 +93,7 @@ static struct process *find_tenant(const struct processes *processes,
 static struct process *find(const struct processes *processes,
                             const struct ibx_process_client *like)
 {
-    if (processes->wanted->each == IBX_PROCESSES_TENANT)
+    if (processes->of.processes->each == IBX_PROCESSES_TENANT)
         return find_tenant(processes, like);
     for (unsigned i = 0; i < processes->count; i++) {
         struct process *p = processes->all[i];
@@ -126,7 +123,7 @@ static struct process *find_session(const struct processes *processes, const uin
 {
     struct ibx_record record;
     const pid_t process =
-        processes->records ? ibx_records_find(processes->records, id, &record) : 0;
+        processes->of.records ? ibx_records_find(processes->of.records, id, &record) : 0;
     explicit_bzero(&record, sizeof(record));
     for (unsigned i = 0; process && i < processes->count; i++) {
         struct process *p = processes->all[i];
@@ -157,16 +154,17 @@ static void drop(struct processes *processes, unsigned index)
 /* In the child: closes all that belongs to the listening process. */
 static void become(struct processes *processes, const struct process *p, int socket, int event)
 {
-    if (processes->hooks->process_begins)
-        processes->hooks->process_begins(p->place);
+    if (processes->of.hooks->process_begins)
+        processes->of.hooks->process_begins(p->place);
     while (processes->count)
         drop(processes, processes->count - 1);
     setrlimit(RLIMIT_NOFILE, &processes->files);
-    ibx_listener_take_from(processes->listener, socket);
-    const bool stays = processes->wanted->each == IBX_PROCESSES_TENANT;
-    ibx_client_process_begin(socket, event, stays ? processes->wanted->idle_seconds * 1000 : 0);
-    if (p->state.now == PROCESS_SPARE && processes->hooks->make_ready)
-        processes->hooks->make_ready(processes->context);
+    ibx_listener_take_from(processes->of.listener, socket);
+    const bool stays = processes->of.processes->each == IBX_PROCESSES_TENANT;
+    ibx_client_process_begin(socket, event,
+                             stays ? processes->of.processes->idle_seconds * 1000 : 0);
+    if (p->state.now == PROCESS_SPARE && processes->of.hooks->make_ready)
+        processes->of.hooks->make_ready(processes->of.context);
 }
 
 /* Each process needs two descriptors here, and some are left for clients that were not
@@ -174,7 +172,7 @@ static void become(struct processes *processes, const struct process *p, int soc
 static unsigned most_of_all(const struct processes *processes)
 {
     struct rlimit limit;
-    const unsigned most = processes->wanted->most;
+    const unsigned most = processes->of.processes->most;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 8 >= most / 3 + 1)
         return most;
     return 3 * (unsigned)(limit.rlim_cur / 8);
@@ -190,7 +188,7 @@ static bool shares(const struct process *p, const struct ibx_process_client *lik
 static unsigned share_of(const struct processes *processes, const struct ibx_process_client *like)
 {
     const bool own = !*like->name && like->has_user && ibx_is_own_user(like->user);
-    return own ? processes->wanted->own_share : processes->wanted->share;
+    return own ? processes->of.processes->own_share : processes->of.processes->share;
 }
 
 /* Clients with neither a name nor a user have no separate share. */
@@ -215,7 +213,7 @@ static const char crowded[] =
 static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
 {
     const struct processes *processes = context;
-    if (!processes->listener || ibx_conn_claimed(conn))
+    if (!processes->of.listener || ibx_conn_claimed(conn))
         return NULL;
     const struct ibx_process_client like = ibx_process_client_of(conn, name);
     return !too_many(processes, &like) || find(processes, &like) ? NULL : crowded;
@@ -281,8 +279,9 @@ static struct process *begin_for(struct processes *processes, const struct ibx_p
     if (!p)
         return NULL;
     p->of.first = *like;
-    if (processes->hooks->process_serves)
-        processes->hooks->process_serves(p->place, like->name, like->has_user ? &like->user : NULL);
+    if (processes->of.hooks->process_serves)
+        processes->of.hooks->process_serves(p->place, like->name,
+                                            like->has_user ? &like->user : NULL);
     return p;
 }
 
@@ -298,7 +297,7 @@ static bool begin_spares(struct processes *processes)
     unsigned n = 0;
     for (unsigned i = 0; i < processes->count; i++)
         n += processes->all[i]->state.now == PROCESS_SPARE;
-    for (; n < processes->wanted->spares && processes->count < most_of_all(processes); n++) {
+    for (; n < processes->of.processes->spares && processes->count < most_of_all(processes); n++) {
         if (begin(processes, PROCESS_SPARE))
             continue;
         if (ibx_client_process())
@@ -344,7 +343,7 @@ static bool too_many_wait(const struct processes *processes, const struct ibx_pr
         if (shares(processes->all[i], like))
             n += waiting(processes->all[i]);
     }
-    return n && n >= ibx_quota_share(most, processes->wanted->share);
+    return n && n >= ibx_quota_share(most, processes->of.processes->share);
 }
 
 static const char too_slow[] =
@@ -395,7 +394,7 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         return true;
     }
     const int rc = hand_over(p, conn);
-    if (!rc && processes->wanted->each == IBX_PROCESSES_TENANT)
+    if (!rc && processes->of.processes->each == IBX_PROCESSES_TENANT)
         ibx_process_clients_note(&p->of, &like);
     if (rc)
         ibx_log(IBX_LOG_ERROR, "%s is turned away: its process %d takes no connection: %s",
@@ -452,10 +451,10 @@ static bool reap(const struct processes *processes, const struct process *p)
         return false;
     tell(p, &end);
     waitpid(p->process, NULL, 0);
-    if (processes->records)
-        ibx_records_forget(processes->records, p->process);
-    if (processes->hooks->process_ended)
-        processes->hooks->process_ended(p->place);
+    if (processes->of.records)
+        ibx_records_forget(processes->of.records, p->process);
+    if (processes->of.hooks->process_ended)
+        processes->of.hooks->process_ended(p->place);
     return true;
 }
 
@@ -475,7 +474,7 @@ static bool take(struct processes *processes)
 {
     struct ibx_error why = {0};
     struct ibx_conn *conn;
-    const int rc = ibx_accept(processes->listener, &conn, &why);
+    const int rc = ibx_accept(processes->of.listener, &conn, &why);
     if (!rc)
         return route(processes, conn);
     if (rc != -EAGAIN) { /* mostly a lack of descriptors */
@@ -498,7 +497,7 @@ static int wait_for_any(struct processes *processes, struct pollfd *waits)
 {
     nfds_t n = 0;
     int timeout_ms = -1;
-    watch(waits, &n, ibx_listener_fd(processes->listener));
+    watch(waits, &n, ibx_listener_fd(processes->of.listener));
     for (unsigned i = 0; i < processes->count; i++) {
         struct process *p = processes->all[i];
         p->asks = watch(waits, &n, p->socket);
@@ -525,15 +524,10 @@ const struct ibx_admission ibx_client_processes_admission = {refuses, &served};
 
 int ibx_client_processes_serve(struct ibx_session *listening)
 {
-    const struct ibx_processes *wanted = &listening->processes;
     static struct pollfd waits[2 * PROCESSES + 1];
     struct processes *const processes = &served;
-    *processes = (struct processes){.listener = listening->listener,
-                                    .records = ibx_waiting_records(listening->link.waiting),
-                                    .hooks = listening->hooks,
-                                    .context = listening->context,
-                                    .wanted = wanted};
-    if (processes->hooks->processes && !processes->hooks->processes(PROCESSES))
+    *processes = (struct processes){.of = ibx_session_listening(listening)};
+    if (processes->of.hooks->processes && !processes->of.hooks->processes(PROCESSES))
         return -ENOMEM;
     ibx_log_bound_together();
     raise_limit(processes);

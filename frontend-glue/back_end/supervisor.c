@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/session/supervisor.h"
+#include "frontend-glue/back_end/supervisor.h"
 
-#include "frontend-glue/session/client_processes.h"
-#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/back_end/client_processes.h"
+#include "frontend-glue/session/hooks.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -183,7 +183,7 @@ void ibx_supervise(struct ibx_session *s)
 {
     const char *why = obstacle();
     const pid_t supervisor = getpid();
-    const struct ibx_processes *wanted = &s->processes;
+    const struct ibx_processes *wanted = ibx_session_listening(s).processes;
     if (why && wanted->each != IBX_PROCESSES_ONE)
         without_processes(wanted, why);
     if (!why && wanted->each != IBX_PROCESSES_ONE) {
