@@ -199,11 +199,13 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
 }
 
 /* What a tool that was killed right after it wrote that has left, or an earlier version, which
- * knows no copies. */
+ * knows no copies. A second name of guest memory keeps all of it when the VM has ended. */
 static void forget_rest(const char *folder, const struct ibx_record *record)
 {
     ibx_journal_unlink_beside(folder, record, RECORD_COPY);
     ibx_journal_forget_notes(record);
+    if (record->source && record->libvirt)
+        ibx_journal_unlink_files(record);
 }
 
 /* Whether a file of this name is the copy of a record, of which it sets the id and the role. */

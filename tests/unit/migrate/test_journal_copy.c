@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The copy of a record, which counts when the record is damaged, and only then. */
+/* The copy of a record, which counts when the record is damaged, and only then; and what else does
+ * not outlive a migration. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -244,6 +245,39 @@ static void no_copy_outlives_the_migration(NO_STATE)
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
 }
 
+/* For libvirt, guest memory has a second name meanwhile. A tool that was killed when its record
+ * said that the migration is over has left it. */
+static void no_second_name_of_memory_outlives_the_migration(NO_STATE)
+{
+    static const struct {
+        enum ibx_journal_state is;
+        bool libvirt, goes;
+    } cases[] = {{IBX_JOURNAL_KEPT, true, true},
+                 {IBX_JOURNAL_ROLLED_BACK, true, true},
+                 {IBX_JOURNAL_DONE, true, true},
+                 {IBX_JOURNAL_MAY_RUN, true, false}, /* recover needs it */
+                 {IBX_JOURNAL_KEPT, false, false}};  /* others make none: this is the file itself */
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct ibx_record r = sample(true, 0xab);
+        char name[PATH_MAX], digits[2 * IBX_MIGRATE_ID_BYTES + 1];
+        struct stat st;
+        ibx_hex_text(r.id, IBX_MIGRATE_ID_BYTES, digits);
+        snprintf(r.blocks[0].file.path, sizeof(r.blocks[0].file.path), "%s/web.pc.ram", folder);
+        snprintf(name, sizeof(name), "%s.ibx-%s", r.blocks[0].file.path, digits);
+        put_file(name, "page", 4);
+        assert_int_equal(stat(name, &st), 0);
+        r.block_count = 1;
+        r.blocks[0].dev = st.st_dev;
+        r.blocks[0].ino = st.st_ino;
+        r.libvirt = cases[i].libvirt;
+        bring_to(&r, cases[i].is);
+        ibx_journal_prune_old(folder, "/run/another");
+        assert_int_equal(access(name, F_OK), cases[i].goes ? -1 : 0);
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+        unlink(name);
+    }
+}
+
 /* An earlier version deletes the record and not its copy. */
 static void no_copy_outlives_the_record(NO_STATE)
 {
@@ -274,6 +308,7 @@ int main(void)
         TEST(a_copy_of_others_does_not_count),
         TEST(no_copy_outlives_the_migration),
         TEST(no_copy_outlives_the_record),
+        TEST(no_second_name_of_memory_outlives_the_migration),
         TEST(no_copy_takes_the_room_of_the_record),
         TEST(a_damaged_record_keeps_its_number),
         TEST(no_copy_is_lost_before_the_record_is_written_anew),
