@@ -139,6 +139,11 @@ void ibx_options_init(struct ibx_options *options);
 int ibx_options_set(struct ibx_options *options, const char *key, const char *value,
                     struct ibx_error *err);
 
+/* The same for a value that a person has given. -EINVAL also: it is empty, as an unset variable of
+ * a script is, and would mean no key, or every name of a key file. */
+int ibx_options_set_given(struct ibx_options *options, const char *key, const char *value,
+                          struct ibx_error *err);
+
 /* Parses "64K", "1M", "300" into bytes. -EINVAL. */
 int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err);
 

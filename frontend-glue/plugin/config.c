@@ -242,7 +242,7 @@ static int set_path(struct ibx_glue_config *config, const char *key, const char 
 {
     char path[2 * PATH_MAX];
     resolve(config, value, path);
-    return ibx_options_set(&config->options, key, path, err);
+    return ibx_options_set_given(&config->options, key, path, err);
 }
 
 /* The file is read after all keys. */
@@ -315,7 +315,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_tuning(config, value, err);
     if (is_path(key, strlen(key)))
         return set_path(config, key, value, err);
-    int rc = ibx_options_set(&config->options, key, value, err);
+    int rc = ibx_options_set_given(&config->options, key, value, err);
     char meant[32];
     if (rc == -ENOENT && ibx_glue_key_nearly(key, meant))
         ibx_error_set(err, rc, "there is no option \"%.64s\": write " PREFIX "%s", key, meant);

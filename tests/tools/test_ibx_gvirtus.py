@@ -43,6 +43,8 @@ def generated_keys_work_and_are_in_the_manual(scene):
         equal(keys, sorted(re.findall(r"^\.It Cm rdma\.(\w+)$", manual.read(), re.M)))
     assert {"memory", "gpu", "gpu_memory", "log", "chunk"} <= set(keys), keys
     home.write(PROPERTIES, re.sub(r"^#rdma\.", "rdma.", text, flags=re.M))
+    home.write("etc/ibx.key", f"alice:{'a1' * 32}\nbob:{'b2' * 32}\n")
+    os.chmod(home.path("etc/ibx.key"), 0o600)
     equal(home.run("show", "--all"), 1)
     home.says("is not reachable: ")  # and all of it was read
     equal(sorted(re.findall(r"rdma\.(\w+) :", home.said)), keys)

@@ -198,6 +198,17 @@ static void print_key(FILE *out, const char *name, const char *meaning, const ch
     fprintf(out, "#rdma.%s : %s\n", name, example);
 }
 
+/* For keys of the transport whose default, none, cannot be written down as an empty value. */
+static const char *example_of(const char *name, const char *otherwise)
+{
+    static const char *const examples[][2] = {
+        {"key_file", "ibx.key"}, {"name", "alice"}, {"allow", "alice,bob"}};
+    for (size_t i = 0; i < sizeof(examples) / sizeof(examples[0]); i++)
+        if (!strcmp(name, examples[i][0]))
+            return examples[i][1];
+    return otherwise;
+}
+
 /* Prints every rdma.* key of both tables as a comment, with its default. */
 static void print_keys(FILE *out)
 {
@@ -224,7 +235,7 @@ static void print_keys(FILE *out)
             continue;
         *colon = bracket[-1] = '\0';
         bracket[strcspn(bracket, "]")] = '\0';
-        print_key(out, line, colon + 2, bracket + 1);
+        print_key(out, line, colon + 2, example_of(line, bracket + 1));
     }
     free(text);
 }

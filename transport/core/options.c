@@ -38,9 +38,9 @@ static const struct option_spec specs[] = {
     {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
      "the keys of both ends: one in hex, or lines name:key"},
     {"name", NAMES, FIELD(name), 1, 0, "", "a name in key_file",
-     "which key of key_file a client uses; empty: the first"},
+     "which key of key_file a client uses; not given: the first"},
     {"allow", NAMES, FIELD(allow), 0, 0, "", "names in key_file, separated by commas",
-     "clients that a server serves; empty: all in key_file"},
+     "clients that a server serves; not given: all in key_file"},
     {"encryption", ENCRYPTION, FIELD(encryption), 0, 0, "auto", "required, auto or off",
      "TLS between hosts; auto: with a key, to another host"},
     {"ktls", BOOL, FIELD(ktls), 0, 0, "no", "yes or no",
@@ -249,6 +249,17 @@ int ibx_options_set(struct ibx_options *options, const char *key, const char *va
         snprintf(known + n, sizeof(known) - n, "%s%s", i ? ", " : "", specs[i].key);
     }
     return ibx_error_set(err, -ENOENT, "there is no option \"%.64s\"; there are %s", key, known);
+}
+
+int ibx_options_set_given(struct ibx_options *options, const char *key, const char *value,
+                          struct ibx_error *err)
+{
+    static const char *const closing[] = {"key_file", "name", "allow"};
+    for (size_t i = 0; !*value && i < sizeof(closing) / sizeof(closing[0]); i++)
+        if (!strcmp(key, closing[i]))
+            return ibx_error_set(err, -EINVAL, "%s: \"\" is empty: give a value, or leave it out",
+                                 key);
+    return ibx_options_set(options, key, value, err);
 }
 
 void ibx_options_init(struct ibx_options *options)

@@ -136,7 +136,7 @@ int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, stru
         if (!equals)
             return ibx_error_set(err, -EINVAL, "\"%s\" in the URI is not key=value", part);
         *equals = '\0';
-        int rc = ibx_options_set(options, part, equals + 1, err);
+        int rc = ibx_options_set_given(options, part, equals + 1, err);
         if (rc)
             return rc;
     }

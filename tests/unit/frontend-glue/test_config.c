@@ -263,6 +263,21 @@ static void test_options(void **state)
     assert_string_equal(config.options.shm_dir, "");
 }
 
+/* The value of a template whose variable is not set must not open a back end to others. */
+static void test_empty_values_do_not_open_a_back_end(void **state)
+{
+    (void)state;
+    expect_refused("rdma.key_file : /k\nrdma.allow :\n", "line 2 (rdma.allow)",
+                   "allow: \"\" is empty: give a value, or leave it out");
+    expect_refused("rdma.key_file : # ${KEY}\n", "line 1 (rdma.key_file)",
+                   "key_file: \"\" is empty");
+    expect_refused("rdma.name :\n", "line 1 (rdma.name)", "name: \"\" is empty");
+    expect_refused("rdma.allow : alice\ncommunicator : rdma://host:1?allow=\n",
+                   "line 2 (communicator)", "allow: \"\" is empty");
+    expect_refused("communicator : rdma://host:1?key_file=&slots=8\n", "line 1",
+                   "key_file: \"\" is empty");
+}
+
 static void test_bad_keys(void **state)
 {
     (void)state;
@@ -630,6 +645,7 @@ int main(void)
         TEST(test_classic_order),
         TEST(test_uris),
         TEST(test_options),
+        TEST(test_empty_values_do_not_open_a_back_end),
         TEST(test_bad_keys),
         TEST(test_keys_that_are_almost_right),
         TEST(test_keys_without_the_prefix),

@@ -208,6 +208,10 @@ static void bad_queries(void **state)
     assert_non_null(strstr(err.message, "\"colour\""));
     assert_int_equal(apply("rdma://h:1?lanes=many", &options, &err), -EINVAL);
     assert_non_null(strstr(err.message, "\"many\""));
+    assert_int_equal(apply("rdma://h:1?allow=", &options, &err), -EINVAL);
+    assert_string_equal(err.message, "allow: \"\" is empty: give a value, or leave it out");
+    assert_int_equal(apply("rdma://h:1?slots=8&key_file=", &options, &err), -EINVAL);
+    assert_int_equal(apply("rdma://h:1?name=&slots=8", &options, &err), -EINVAL);
 }
 
 int main(void)
