@@ -288,16 +288,27 @@ static int check_nested(struct ibx_qmp *qmp, bool *nests, uint64_t deadline_ns,
                          feature, feature);
 }
 
+/* Nobody reports what another process writes to guest RAM. */
+static int check_users(const struct ibx_guest_ram *ram, struct ibx_error *err)
+{
+    struct ibx_guest_user user;
+    struct ibx_error why = {0};
+    if (ibx_guest_ram_find_user(ram, ram->pid, false, &user, &why))
+        return ibx_error_set(err, -EOPNOTSUPP, "%s", why.message);
+    return user.pid ? ibx_error_set(err, -EOPNOTSUPP,
+                                    "process %d (%s) uses %s, the file of guest RAM %s, too, and "
+                                    "what it writes there is not seen: end that process",
+                                    (int)user.pid, user.name, user.block->path, user.block->id)
+                    : 0;
+}
+
 int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, bool *nests,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
-    struct ibx_error why = {0};
     int rc = each_device(qmp, deadline_ns, check_writes, err);
     if (!rc)
         rc = check_nested(qmp, nests, deadline_ns, err);
     if (!rc)
         rc = check_disks(qmp, deadline_ns, err);
-    if (!rc && ibx_guest_ram_check_unused(ram, ram->pid, &why))
-        rc = ibx_error_set(err, -EOPNOTSUPP, "%s", why.message);
-    return rc;
+    return rc ? rc : check_users(ram, err);
 }

@@ -111,8 +111,11 @@ static int not_known(int code, struct ibx_error *err)
 {
     return ibx_error_set(err, code,
                          "/proc cannot be read (%s), so it is not known whether another process "
-                         "writes to guest RAM",
-                         strerror(-code));
+                         "writes to guest RAM: %s",
+                         strerror(-code),
+                         code == -EMFILE   ? IBX_ERROR_RAISE_FILES
+                         : code == -ENOMEM ? "try again when this host has memory"
+                                           : "try again");
 }
 
 /* Sets `found` if the process can write to such a file. */
@@ -259,14 +262,15 @@ int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool ma
     return rc;
 }
 
-int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err)
+int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, struct ibx_error *err)
 {
     struct ibx_guest_user user;
-    const int rc = ibx_guest_ram_find_user(ram, qemu, false, &user, err);
+    const int rc = ibx_guest_ram_find_user(ram, 0, false, &user, err);
     if (rc || !user.pid)
         return rc;
     return ibx_error_set(err, -EBUSY,
                          "process %d (%s) uses %s, the file of guest RAM %s, and may have "
-                         "overwritten the VM's memory",
+                         "overwritten the VM's memory: if it has written nothing there, end it and "
+                         "try again",
                          (int)user.pid, user.name, user.block->path, user.block->id);
 }

@@ -195,7 +195,7 @@ int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_f
         if (!rc)
             ram->blocks[i].file = files[i].file;
     }
-    return rc ? rc : ibx_guest_ram_check_unused(ram, 0, err);
+    return rc ? rc : ibx_guest_ram_check_unused(ram, err);
 }
 
 int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_guest_file *file,

@@ -302,8 +302,8 @@ struct ibx_guest_user {
  * ends when they can. */
 int ibx_guest_ram_find_user(const struct ibx_guest_ram *ram, pid_t qemu, bool mapped,
                             struct ibx_guest_user *found, struct ibx_error *err);
-/* -EBUSY names such a process. */
-int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err);
+/* For a QEMU that has ended: -EBUSY names such a process. */
+int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, struct ibx_error *err);
 
 /* 1: the process has a block's file mapped as guest RAM; 0: it has not; < 0: its mappings cannot be
  * read, as when it ends. */

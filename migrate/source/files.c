@@ -36,7 +36,7 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record
     vm->of_files = true;
     ibx_source_vm_keep_files(vm, record, observer);
     /* Checked once more: from here on no other process finds the files. */
-    rc = ibx_guest_ram_check_unused(&vm->ram, 0, &why);
+    rc = ibx_guest_ram_check_unused(&vm->ram, &why);
     if (rc)
         return ibx_error_set(err, -ESRCH, "%s", why.message);
     ibx_migration_notify(

@@ -130,7 +130,7 @@ static int beside_silence(void)
         .id = "ram0", .fd = fd, .dev = st.st_dev, .ino = st.st_ino, .size = 4096};
     const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
     const uint64_t late = ibx_deadline_in_ms(LATE_MS);
-    const int rc = ibx_guest_ram_check_unused(&ram, 0, &err);
+    const int rc = ibx_guest_ram_check_unused(&ram, &err);
     const int found = ibx_preflight_find_images(user, false, &images, &err);
     const bool none = none_fits(user);
     if (rc || found)
@@ -172,7 +172,7 @@ static int beside_a_locked_process(void)
         .id = "ram0", .fd = fd, .dev = st.st_dev, .ino = st.st_ino, .size = 4096};
     const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
     alarm(60);
-    if (ibx_guest_ram_check_unused(&ram, 0, &err) != -ETIMEDOUT)
+    if (ibx_guest_ram_check_unused(&ram, &err) != -ETIMEDOUT)
         return 3;
     return strstr(err.message, words) ? 0 : 4;
 }

@@ -3,6 +3,7 @@
  * pages that the kernel clears because it was told to drop them. */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
+#include "tests/fixtures/in_child.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
@@ -289,6 +290,31 @@ static void test_pages_that_stay(NO_STATE)
     ibx_destination_ram_fini(&ram);
 }
 
+/* Another process may write to the file of guest RAM, which QEMU's mappings do not show. */
+static void test_memory_that_another_process_has(NO_STATE)
+{
+    struct stat st;
+    const int fd = memfd_create("ram", MFD_CLOEXEC);
+    assert_int_equal(fstat(fd, &st), 0);
+    struct ibx_guest_block block = {
+        .id = "ram0", .path = "/dev/shm/web", .fd = fd, .dev = st.st_dev, .ino = st.st_ino};
+    const struct ibx_guest_ram ram = {.pid = getppid(), .blocks = &block, .count = 1};
+    const pid_t other = fork_bound();
+    if (!other)
+        for (;;)
+            pause();
+    begin(&(struct fake){0});
+    says(
+        ibx_preflight_warm(qmp, &ram, NULL, ibx_deadline_in_ms(GENEROUS), &error),
+        "uses /dev/shm/web, the file of guest RAM ram0, too, and what it writes there is not seen: "
+        "end that process");
+    assert_int_equal(kill(other, SIGKILL), 0);
+    assert_int_equal(waitpid(other, NULL, 0), other);
+    assert_int_equal(ibx_preflight_warm(qmp, &ram, NULL, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    end();
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,6 +324,7 @@ int main(void)
         cmocka_unit_test(test_guest_that_expects_zero_pages),
         cmocka_unit_test(test_huge_pages_that_are_given_back),
         cmocka_unit_test(test_pages_that_stay),
+        cmocka_unit_test(test_memory_that_another_process_has),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
