@@ -90,6 +90,8 @@ static int check_vm(struct source *s, struct ibx_error *err)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, true,
                                             s->options->returns != NULL, err);
     if (!rc)
+        rc = ibx_source_vm_claim(&s->vm, err);
+    if (!rc)
         rc = ibx_preflight_qemu(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)

@@ -6,8 +6,11 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #define AHEAD_MS 1000 /* so long answers about what the VM is made of are used */
@@ -32,7 +35,7 @@ static const struct ibx_state_table libvirt_table =
 
 void ibx_source_vm_init(struct source_vm *vm)
 {
-    *vm = (struct source_vm){.watchdog.fd = -1};
+    *vm = (struct source_vm){.watchdog.fd = -1, .claim = -1};
     ibx_state_begin(&vm->state, &vm_table, VM_GOING);
     ibx_source_vm_drive(vm, false);
 }
@@ -68,6 +71,21 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);
     return rc;
+}
+
+/* The lock is on QEMU's folder in /proc, since records of the other tool are not seen, and it may
+ * use another monitor. Where this folder cannot be opened, QEMU alone says that it migrates. */
+int ibx_source_vm_claim(struct source_vm *vm, struct ibx_error *err)
+{
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)vm->ram.pid);
+    vm->claim = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (vm->claim < 0 || !flock(vm->claim, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "another ib-migrate works on the VM of this QEMU (process %d): wait for "
+                         "its end; ib-migrate status shows it if it is given the same --state-dir",
+                         (int)vm->ram.pid);
 }
 
 void ibx_source_vm_check_ahead(const struct source_vm *vm)
@@ -233,6 +251,9 @@ int ibx_source_vm_reach(struct source_vm *vm, const char *path, unsigned ms, str
 
 void ibx_source_vm_fini(struct source_vm *vm)
 {
+    if (vm->claim >= 0)
+        close(vm->claim);
+    vm->claim = -1;
     json_decref(vm->undo.before);
     ibx_page_map_fini(&vm->map);
     ibx_guest_ram_fini(&vm->ram);
