@@ -28,11 +28,12 @@ static void look_up(const struct looking *looking, const char *root, const char 
     }
 }
 
-void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look_at_group *look,
-                                  void *context)
+void ibx_control_groups_of(const char *controller, const char *root, const char *groups,
+                           ibx_look_at_group *look, void *context)
 {
     const struct looking looking = {look, context};
-    char line[PATH_MAX], place[PATH_MAX];
+    char line[PATH_MAX], place[PATH_MAX], of[32];
+    snprintf(of, sizeof(of), ":%.16s:", controller);
     for (size_t n; *groups; groups += n + (groups[n] == '\n')) {
         n = strcspn(groups, "\n");
         snprintf(line, sizeof(line), "%.*s", (int)n, groups);
@@ -43,8 +44,8 @@ void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look
             look_up(&looking, root, path, true);
             snprintf(place, sizeof(place), "%.1000s/unified", root);
             look_up(&looking, place, path, true);
-        } else if (strstr(line, ":memory:")) {
-            snprintf(place, sizeof(place), "%.1000s/memory", root);
+        } else if (strstr(line, of)) {
+            snprintf(place, sizeof(place), "%.1000s/%.16s", root, controller);
             look_up(&looking, place, path, false);
         }
     }

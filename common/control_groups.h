@@ -13,11 +13,11 @@ struct ibx_control_group {
                     group; in v1 the latter need not be above the group of another process */
 };
 typedef void ibx_look_at_group(void *context, const struct ibx_control_group *group);
-/* Calls `look` for the group of a process and for each group above it, of cgroup v2 and of v1's
- * memory controller. `groups`: the content of /proc/PID/cgroup; `root`: where the groups are
- * mounted, which is /sys/fs/cgroup. */
-void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look_at_group *look,
-                                  void *context);
+/* Calls `look` for the group of a process and for each group above it, of cgroup v2 and of this
+ * controller of v1, "memory" or "hugetlb". `groups`: the content of /proc/PID/cgroup; `root`: where
+ * the groups are mounted, which is /sys/fs/cgroup. */
+void ibx_control_groups_of(const char *controller, const char *root, const char *groups,
+                           ibx_look_at_group *look, void *context);
 
 /* Moves this process to those groups of process `pid` by which a service manager ends processes: of
  * cgroup v2, and of v1's "name=systemd". `root`: as above. 0: it is in them now, or was before;

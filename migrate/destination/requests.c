@@ -371,6 +371,7 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     } else {
         ibx_preflight_memory_limit_own(&d->ram.guest, links, &blockers);
     }
+    ibx_preflight_huge_limit_own(&d->ram.guest, &blockers);
     if (d->ram.minor && verifies(d, hello))
         ibx_preflight_minor(d->qemu.qmp, &d->ram.guest, &blockers,
                             ibx_deadline_in_ms(MIGRATION_QMP_MS));

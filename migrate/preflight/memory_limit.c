@@ -137,7 +137,7 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
                                    char name[PATH_MAX])
 {
     struct search search = {&first_version, &second_version, swap, UINT64_MAX, name};
-    ibx_control_groups_of_memory(root, groups, look_at, &search);
+    ibx_control_groups_of("memory", root, groups, look_at, &search);
     return search.room;
 }
 
@@ -145,7 +145,7 @@ uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_
                                    char name[PATH_MAX])
 {
     struct search search = {NULL, &slowing, swap, UINT64_MAX, name};
-    ibx_control_groups_of_memory(root, groups, look_at, &search);
+    ibx_control_groups_of("memory", root, groups, look_at, &search);
     return search.room;
 }
 
@@ -294,18 +294,26 @@ static void judge(const struct room *room, const struct need *need, struct ibx_b
                           room->remedy, room->end);
 }
 
+#define GROUPS_BYTES (2 * PATH_MAX)
+
+static void groups_of(const char *process, char groups[GROUPS_BYTES])
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%s/cgroup", process);
+    FILE *file = fopen(path, "re");
+    const size_t n = file ? fread(groups, 1, GROUPS_BYTES - 1, file) : 0;
+    if (file)
+        fclose(file);
+    groups[n] = '\0';
+}
+
 /* Bytes that its control groups leave to a process (`process` is its name in /proc), by their
  * limits, or with `slow` by memory.high; `name` is set to the group that leaves least. */
 static uint64_t room_of(const char *process, bool slow, char name[PATH_MAX])
 {
-    char path[64], groups[2 * PATH_MAX];
+    char groups[GROUPS_BYTES];
     struct sysinfo host = {0};
-    snprintf(path, sizeof(path), "/proc/%s/cgroup", process);
-    FILE *file = fopen(path, "re");
-    const size_t n = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
-    if (file)
-        fclose(file);
-    groups[n] = '\0';
+    groups_of(process, groups);
     sysinfo(&host);
     const uint64_t swap = (uint64_t)host.freeswap * host.mem_unit;
     return slow ? ibx_preflight_memory_high(ROOT, groups, swap, name)
@@ -395,6 +403,73 @@ void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned li
     need.most = notes + WORKS + links * IN_FLIGHT_MOST;
     judge_own(&need, "what it fetches and notes counts",
               "raise its limit (MemoryMax= of systemd, that of the container)", blockers);
+}
+
+/* ------------------------------------------------------------ huge pages */
+
+struct huge_search {
+    uint64_t page_size, room;
+    char *name;
+};
+
+static void look_at_huge(void *context, const struct ibx_control_group *group)
+{
+    struct huge_search *search = context;
+    const uint64_t mib = search->page_size >> 20;
+    char limit[64], usage[64];
+    uint64_t most, now;
+    snprintf(limit, sizeof(limit), "hugetlb.%" PRIu64 "MB.%s", mib,
+             group->second ? "max" : "limit_in_bytes");
+    snprintf(usage, sizeof(usage), "hugetlb.%" PRIu64 "MB.%s", mib,
+             group->second ? "current" : "usage_in_bytes");
+    if (!read_bytes(group->folder, limit, &most) || !read_bytes(group->folder, usage, &now) ||
+        less(most, now) >= search->room)
+        return;
+    search->room = less(most, now);
+    snprintf(search->name, PATH_MAX, "%s", group->folder);
+}
+
+uint64_t ibx_preflight_huge_room(const char *root, const char *groups, uint64_t page_size,
+                                 char name[PATH_MAX])
+{
+    struct huge_search search = {page_size, UINT64_MAX, name};
+    ibx_control_groups_of("hugetlb", root, groups, look_at_huge, &search);
+    return search.room;
+}
+
+/* All of them count when they are placed. Those that are there are dropped before, and may have
+ * counted towards this group. */
+void ibx_preflight_huge_limit(const char *root, const char *groups, const struct ibx_guest_ram *ram,
+                              struct ibx_blockers *blockers)
+{
+    char name[PATH_MAX] = "";
+    uint64_t page_size = 0, bytes = 0, there = 0;
+    struct stat st;
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        if (block->fd < 0 || block->page_size < 1 << 20 || fstat(block->fd, &st))
+            continue;
+        page_size = block->page_size; /* only those of one size are fetched */
+        bytes += block->size;
+        there += (uint64_t)st.st_blocks * 512;
+    }
+    const uint64_t room =
+        page_size ? sum_of(ibx_preflight_huge_room(root, groups, page_size, name), there)
+                  : UINT64_MAX;
+    if (bytes > room)
+        ibx_blockers_add(blockers,
+                         "the control group of this ib-migrate, %.200s, to which the huge pages "
+                         "that it places count, may take %" PRIu64 " MiB of them and this VM has "
+                         "%" PRIu64 " MiB: raise its limit (hugetlb.%" PRIu64
+                         "MB.max, or limit_in_bytes); the VM waits where a page finds no room",
+                         name, room >> 20, bytes >> 20, page_size >> 20);
+}
+
+void ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    char groups[GROUPS_BYTES];
+    groups_of("self", groups);
+    ibx_preflight_huge_limit(ROOT, groups, ram, blockers);
 }
 
 /* ------------------------------------------------------------ the file system of its files */

@@ -185,6 +185,14 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
 /* The same up to memory.high, beyond which the kernel slows processes down. */
 uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
+/* Bytes of huge pages of this size that control groups leave to a process, as above. */
+uint64_t ibx_preflight_huge_room(const char *root, const char *groups, uint64_t page_size,
+                                 char name[PATH_MAX]);
+/* The limits of the control groups of a receiving tool on the huge pages of guest RAM; `root` and
+ * `groups` as above, or those of this process. */
+void ibx_preflight_huge_limit(const char *root, const char *groups, const struct ibx_guest_ram *ram,
+                              struct ibx_blockers *blockers);
+void ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Room on the file systems of guest RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* huge_pages.c. Adds a blocker for huge pages that QEMU has not reserved, if there are too few, or

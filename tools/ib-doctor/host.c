@@ -117,7 +117,7 @@ static void check_groups(void)
     groups[file ? fread(groups, 1, sizeof(groups) - 1, file) : 0] = '\0';
     if (file)
         fclose(file);
-    ibx_control_groups_of_memory("/sys/fs/cgroup", groups, look_at_group, &least);
+    ibx_control_groups_of("memory", "/sys/fs/cgroup", groups, look_at_group, &least);
     const bool limited = least >= 0 && least < NO_LIMIT;
     const long long memory = host_memory();
     if (limited && memory && least >= memory)

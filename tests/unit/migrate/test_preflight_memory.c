@@ -378,6 +378,53 @@ static void test_huge_pages_for_one_of_two(NO_STATE)
     assert_non_null(strstr(reason, "guest RAM ram0"));
 }
 
+static void may_take(const char *groups, uint64_t mib, const char *of)
+{
+    const uint64_t room = ibx_preflight_huge_room(root, groups, 2 * MIB, name);
+    assert_true(mib == UINT64_MAX ? room == UINT64_MAX : room == mib * MIB);
+    if (of)
+        assert_string_equal(name + strlen(root), of);
+}
+
+/* Those that a receiver places count towards its own control groups. */
+static void test_limits_of_huge_pages(NO_STATE)
+{
+    const char *groups = "5:hugetlb:/h1\n4:memory:/h1/q\n0::/h2/vm\n";
+    struct ibx_guest_block block = {.id = "ram0", .size = 64 * MIB, .page_size = 2 * MIB};
+    const struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
+    make("/h2", NULL);
+    make("/h2/vm", NULL);
+    make("/hugetlb", NULL);
+    make("/hugetlb/h1", NULL);
+    may_take(groups, UINT64_MAX, NULL);
+    make("/h2/vm/hugetlb.2MB.max", "max\n");
+    make("/h2/vm/hugetlb.2MB.current", "4194304\n");
+    make("/h2/hugetlb.1GB.max", "0\n");
+    make("/h2/hugetlb.1GB.current", "0\n");
+    may_take(groups, UINT64_MAX, NULL);
+    make("/h2/hugetlb.2MB.max", "67108864\n");
+    make("/h2/hugetlb.2MB.current", "4194304\n");
+    may_take(groups, 60, "/h2");
+    make("/hugetlb/h1/hugetlb.2MB.limit_in_bytes", "8388608\n");
+    make("/hugetlb/h1/hugetlb.2MB.usage_in_bytes", "2097152\n");
+    may_take(groups, 6, "/hugetlb/h1");
+    block.fd = memfd_create("ram", MFD_CLOEXEC);
+    struct ibx_blockers blockers = {0};
+    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    assert_int_equal(blockers.count, 1);
+    assert_non_null(strstr(blockers.reasons[0], "may take 6 MiB of them and this VM has 64 MiB"));
+    assert_int_equal(ftruncate(block.fd, 64 * MIB), 0);
+    assert_int_equal(fallocate(block.fd, 0, 0, 58 * MIB), 0); /* QEMU has them, in this group */
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    assert_int_equal(blockers.count, 0);
+    block.page_size = 4096;
+    assert_int_equal(ftruncate(block.fd, 0), 0);
+    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    assert_int_equal(blockers.count, 0);
+    close(block.fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_second_version),
@@ -390,6 +437,7 @@ int main(void)
                                        cmocka_unit_test(test_what_a_cache_needs),
                                        cmocka_unit_test(test_huge_pages_that_are_not_reserved),
                                        cmocka_unit_test(test_huge_pages_for_one_of_two),
+                                       cmocka_unit_test(test_limits_of_huge_pages),
                                        cmocka_unit_test(test_reasons_in_one_sentence)};
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
