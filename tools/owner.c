@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tools/owner.h"
+#include "common/error.h"
 #include "common/path_check.h"
 #include "common/path_walk.h"
 #include "tools/options.h"
@@ -145,6 +146,12 @@ bool ibx_owner_was_root(void)
 
 const char *ibx_owner_remedy(int code)
 {
+    if (code == ENOSPC || code == EDQUOT)
+        return ": free space there";
+    if (code == EROFS)
+        return ": mount its file system for writing, too (mount -o remount,rw)";
+    if (code == EFBIG)
+        return ": " IBX_ERROR_RAISE_SIZE;
     return code != EACCES && code != EPERM ? ""
            : acting                        ? remedy
                                            : ": run it as the owner, or with sudo";

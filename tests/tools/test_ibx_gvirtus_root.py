@@ -131,6 +131,32 @@ def root_of_a_container_whose_folders_are_an_outer_roots(scene):
 
 
 @test
+def a_home_that_takes_no_files_is_told_with_what_to_do(scene):
+    """A full disk, and one that is mounted for reading only. Nothing has changed."""
+    home = Home(scene)
+    install = ("install", "--library", PLUGIN)
+    for mount, command, words in (
+            ("mount -t tmpfs -o size=4k,mode=755 none etc", install,
+             "No space left on device: free space there\n"),
+            ("mount --bind lib lib && mount -o remount,bind,ro lib", install,
+             "Read-only file system: mount its file system for writing, too (mount -o "),
+            ("mount --bind lib lib && mount -o remount,bind,ro lib", ("remove",),
+             "Read-only file system: mount its file system for writing, too (mount -o ")):
+        if command[0] == "remove":
+            home.install()
+        before = home.snapshot()
+        done = subprocess.run(["unshare", "-m", "sh", "-c",
+                               f'cd "$0" && {{ {mount}; }} || exit 77; shift; exec "$@"',
+                               home.folder, "-", scene.program, *command, "--home", home.folder],
+                              check=False, capture_output=True, text=True)
+        if done.returncode == 77:
+            raise Skip("needs mount namespaces")
+        equal((done.returncode, done.stderr.count("\n")), (1, 1))
+        assert words in done.stderr, done.stderr
+        equal(home.snapshot(), before)
+
+
+@test
 def root_is_not_led_out_of_a_home_by_install(scene):
     for name, kind, words in (
             ("etc", "", f"outside/properties.json: {DENIED}"),
