@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -482,6 +483,21 @@ int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *recor
     *before = NULL;
     record->settings[0] = '\0';
     return 0;
+}
+
+/* The lock is on a folder of QEMU's in /proc. Where that cannot be opened, QEMU alone refuses a
+ * second migration. */
+int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err)
+{
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)qemu);
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0 || !flock(*fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "another ib-migrate works on the VM of this QEMU (process %d), perhaps a "
+                         "freeze, or one with another --state-dir: wait for its end",
+                         (int)qemu);
 }
 
 uint64_t ibx_vm_event_ns(json_t *event)

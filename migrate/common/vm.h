@@ -29,6 +29,10 @@ const char *ibx_vm_asleep(const char *status);
 bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, size_t size,
                         uint64_t deadline_ns);
 
+/* Makes sure, until `*fd` is closed, that no other tool begins to migrate or freeze the VM of this
+ * QEMU: records of that tool may be in another folder, and it may use another monitor. `*fd` is -1
+ * if that cannot be done. -EBUSY: one has begun. */
+int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err);
 /* Asks QEMU for the VM's status: "running", "paused", "postmigrate", ... */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);

@@ -40,6 +40,7 @@ struct freezing {
     bool made;        /* the folder was made */
     json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* the ends of the stream; -1: closed */
+    int claim;        /* of ibx_vm_claim(); -1: none */
 };
 
 /* ------------------------------------------------------------ what keeps it from being frozen */
@@ -405,6 +406,8 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (!rc)
         rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
     if (!rc)
+        rc = ibx_vm_claim(f->ram.pid, &f->claim, err);
+    if (!rc)
         rc = check(f, after, err);
     if (rc)
         return rc;
@@ -598,7 +601,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     struct ibx_freeze_result got = {.runs = false};
     if (!f)
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
-    f->watchdog.fd = f->ours = f->theirs = -1;
+    f->watchdog.fd = f->ours = f->theirs = f->claim = -1;
     f->undo.completes = true;
     ibx_freeze_phase_begin(&f->phase);
     /* Signals are held back, so that none ends this tool while the VM stands still. */
@@ -625,6 +628,8 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         close(f->ours);
     if (f->theirs >= 0)
         close(f->theirs);
+    if (f->claim >= 0)
+        close(f->claim);
     json_decref(f->undo.before);
     json_decref(f->before);
     ibx_settings_fini(&f->settings);

@@ -90,7 +90,7 @@ static int check_vm(struct source *s, struct ibx_error *err)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, true,
                                             s->options->returns != NULL, err);
     if (!rc)
-        rc = ibx_source_vm_claim(&s->vm, err);
+        rc = ibx_vm_claim(ram->pid, &s->vm.claim, err);
     if (!rc)
         rc = ibx_preflight_qemu(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);

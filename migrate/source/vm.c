@@ -6,11 +6,8 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #define AHEAD_MS 1000 /* so long answers about what the VM is made of are used */
@@ -71,21 +68,6 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);
     return rc;
-}
-
-/* The lock is on QEMU's folder in /proc, since records of the other tool are not seen, and it may
- * use another monitor. Where this folder cannot be opened, QEMU alone says that it migrates. */
-int ibx_source_vm_claim(struct source_vm *vm, struct ibx_error *err)
-{
-    char path[32];
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)vm->ram.pid);
-    vm->claim = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (vm->claim < 0 || !flock(vm->claim, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
-        return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "another ib-migrate works on the VM of this QEMU (process %d): wait for "
-                         "its end; ib-migrate status shows it if it is given the same --state-dir",
-                         (int)vm->ram.pid);
 }
 
 void ibx_source_vm_check_ahead(const struct source_vm *vm)

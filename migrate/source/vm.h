@@ -32,7 +32,7 @@ struct source_vm {
     struct ibx_state_machine state;
     struct ibx_qmp *qmp; /* NULL: after the commit, QEMU has ended, or its monitor is lost */
     uint64_t retry_ns;   /* when to try a lost monitor again; else 0 */
-    int claim;           /* of ibx_source_vm_claim(); -1: none */
+    int claim;           /* of ibx_vm_claim(), until fini; -1: none */
     bool of_files;       /* QEMU had ended when this tool began: RAM is what its files hold */
     struct ibx_guest_ram ram;
     struct ibx_page_map map;
@@ -68,9 +68,6 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: sends at once all questions
  * that are asked until the VM has been described. -EBUSY: an ib-migrate works at its monitor. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err);
-/* Makes sure, until fini, that no other tool begins a migration of this QEMU, whose records may be
- * in another folder. -EBUSY: one has begun. */
-int ibx_source_vm_claim(struct source_vm *vm, struct ibx_error *err);
 /* To be called before the description: drops answers that are too old. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);
 /* The same for whoever continues a VM, and waits for the monitor. Guest RAM is found by this

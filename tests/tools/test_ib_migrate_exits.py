@@ -352,8 +352,10 @@ def the_slower_of_two_tools_does_not_wait_for_the_other(scene):
         line = "receive --listen tcp://127.0.0.1:0" if command == "receive" else f"send {uri}"
         tool.says(tool.fails(scene, f"{line} --state-dir {scene.path('another')}", *vm.qmp),
                   f"process {other.pid} (ib-migrate {command}) works at the QMP socket {vm.socket}")
-    err = tool.fails(scene, f"send {uri} --state-dir {scene.path('another')} --qmp", source.own)
-    tool.says(err, f"another ib-migrate works on the VM of this QEMU (process {source.process.pid})")
+    for line in (f"send {uri} --state-dir {scene.path('another')}",
+                 f"freeze {scene.path('snapshot')}"):
+        tool.says(tool.fails(scene, line, "--qmp", source.own),
+                  f"another ib-migrate works on the VM of this QEMU (process {source.process.pid})")
     tool.says(tool.fails(scene, "freeze", *destination.qmp, scene.path("folder")),
               f"process {waiting.pid} (ib-migrate receive) works at")
     sender.send_signal(signal.SIGCONT)
