@@ -319,6 +319,38 @@ static void test_graphs_of_handlers(void **state)
     assert_true(ext_used(&alice, IBX_HOLD_GRAPH_PARTS) == before);
 }
 
+/* The handler of cufftPlan1d answers with `n` bytes of an int that has `length` before it, unless
+ * that is 0. */
+static uint64_t plan_by_handler(struct gpu_session *x, uint64_t length, uint32_t plan, size_t n)
+{
+    struct ibx_writer w = ibx_writer_of(x->replies.last, sizeof(x->replies.last));
+    const uint64_t before = ext_used(&alice, IBX_HOLD_PLANS);
+    ibx_made_read(x, "cufftPlan1d");
+    if (length)
+        ibx_put_u64(&w, length);
+    ibx_put_u32(&w, plan);
+    ibx_put_u32(&w, 0x5a5a5a5a);
+    x->replies.last_size = n;
+    x->replies.exit_code = 0;
+    ibx_made_answered(x);
+    return ext_used(&alice, IBX_HOLD_PLANS) - before;
+}
+
+/* A plan of cuFFT is an int: generations of GVirtuS return it alone, or as an array of one. */
+static void test_plans_of_handlers(void **state)
+{
+    (void)state;
+    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_FFT);
+    struct gpu_session *x = &alice.x;
+    const uint64_t weight = plan_by_handler(x, 0, 0x101, 4);
+    assert_true(weight && ibx_handles_has(x, kind, 0x101));
+    assert_true(plan_by_handler(x, 4, 0x102, 12) == weight && ibx_handles_has(x, kind, 0x102));
+    assert_true(ibx_handles_remove(x, kind, 0x101) && ibx_handles_remove(x, kind, 0x102));
+    /* An array of two, and an address, are no plan. */
+    assert_true(plan_by_handler(x, 8, 0x103, 12) == 0 && !ibx_handles_has(x, kind, 0x103));
+    assert_true(plan_by_handler(x, 0, 0x104, 8) == 0 && !ibx_handles_has(x, kind, 0x104));
+}
+
 /* CUDA has room for so few that one client could take all of them. */
 static void test_pools_have_a_limit(void **state)
 {
@@ -485,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_limits_are_logged),
         cmocka_unit_test(test_executables_of_handlers),
         cmocka_unit_test(test_handles_have_a_limit),
+        cmocka_unit_test(test_plans_of_handlers), /* handlers' handles are not checked after it */
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
