@@ -268,6 +268,23 @@ static void test_one_process_fills_it(NO_STATE)
     ibx_snapshot_folder_close(&second);
 }
 
+/* A snapshot whose manifest cannot be put in its place is none: the operator is told why, and no
+ * part of the manifest stays. */
+static void test_manifest_that_cannot_be_written(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, IBX_SNAPSHOT_FILES_MAKE, &error), 0);
+    snprintf(name, sizeof(name), "%s/manifest.json", path);
+    assert_int_equal(mkdir(name, 0700), 0);
+    error.message[0] = 0;
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), -EISDIR);
+    assert_non_null(strstr(error.message, "snapshot/manifest.json cannot be written: Is a dir"));
+    assert_false(has(path, "manifest.json.new"));
+    ibx_snapshot_folder_close(&folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +298,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_file_of_another_user_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),
         cmocka_unit_test_setup_teardown(test_one_process_fills_it, begin, end),
+        cmocka_unit_test_setup_teardown(test_manifest_that_cannot_be_written, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
