@@ -151,6 +151,29 @@ static void test_too_many_regions(NO_STATE)
     assert_non_null(strstr(err.message, "more than 194 regions"));
 }
 
+/* A source that ends before it has exposed all: nobody waits for the rest, and the regions that
+ * came are not used. */
+static void test_source_ends_first(NO_STATE)
+{
+    const struct ibx_migrate_any part = region_of(0, 4 * SMALL, 4 * SMALL);
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    struct ibx_error err = {0};
+    struct scene s;
+    int rc = 1;
+    assert_true(scene_make(&s, 1, false));
+    struct ibx_conn *conn = scene_connect_raw(&s);
+    assert_int_equal(take(&s, conn, 0, &part, &err), 1);
+    ibx_close(conn);
+    while (rc == 1 && ibx_now_ns() < deadline) {
+        ibx_wait(ibx_page_reader_conn(s.readers[0]), 100);
+        rc = ibx_page_reader_regions(s.readers[0], &err);
+    }
+    assert_true(rc < 0);
+    text_has(err.message, "a page connection has ended: ");
+    assert_true(ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], &err) < 0);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -159,6 +182,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_hostile_regions_of_huge_pages),
         cmocka_unit_test(test_remote_of_bytes),
         cmocka_unit_test(test_too_many_regions),
+        cmocka_unit_test(test_source_ends_first),
     };
     pages_use(argc > 1 ? argv[1] : "tcp", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
