@@ -252,6 +252,13 @@ static void test_bad_config(NO_STATE)
     config.links = IBX_MIGRATE_LINKS_MAX + 1;
     assert_int_equal(ibx_page_server_open(&config, &pages, &err), -EINVAL);
     config.links = 1;
+    for (unsigned i = 0; i < 2; i++) {
+        struct ibx_guest_ram ram = {.count = i ? IBX_GUEST_BLOCKS_MAX + 1 : 0};
+        config.ram = &ram;
+        assert_int_equal(ibx_page_server_open(&config, &pages, &err), -EINVAL);
+        assert_non_null(strstr(err.message, "memory backends"));
+    }
+    config.ram = &s.ram;
     config.uri = "tcp://127.0.0.1:1";
     assert_int_equal(ibx_page_server_open(&config, &pages, &err), -ECONNREFUSED);
     assert_non_null(strstr(err.message, "page connection 0"));
