@@ -230,6 +230,13 @@ static struct ibx_mr *family_held;
         }                                                                                          \
     } while (0)
 
+static bool family_has(unsigned entries)
+{
+    struct ibx_regcache_stats stats;
+    ibx_regcache_stats(family_cache, &stats);
+    return stats.entries == entries && stats.bytes == entries * PAGE;
+}
+
 static void child_with_the_parents_cache(void)
 {
     unsigned entered = family.entered;
@@ -238,8 +245,10 @@ static void child_with_the_parents_cache(void)
     CHILD_CHECK(family.entered == entered + 1 && family.left == 0);
     get_and_put(family_cache, family_memory, PAGE);
     CHILD_CHECK(family.entered == entered + 1);
+    /* They take no room in it either, but for the one that was in use. */
+    CHILD_CHECK(family_has(2));
     ibx_regcache_put(family_cache, family_held);
-    CHILD_CHECK(family.left == 0);
+    CHILD_CHECK(family.left == 0 && family_has(1));
     /* Now this process's own memory is watched. */
     munmap(family_memory, PAGE);
     map_at(family_memory, PAGE, MAP_FIXED_NOREPLACE);
