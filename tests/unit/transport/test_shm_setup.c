@@ -213,11 +213,11 @@ static void test_segments_that_are_refused(void **state)
 
 /* --------------------------------------------------------------- names and paths */
 
-static int join_by(const char *name, const char *directory)
+static int join_of(unsigned version, const char *name, const char *directory)
 {
     uint8_t bytes[512];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes)), answer = {0};
-    ibx_put_u16(&w, IBX_SHM_VERSION);
+    ibx_put_u16(&w, (uint16_t)version);
     ibx_put_string(&w, name);
     ibx_put_string(&w, directory);
     ibx_put_u8(&w, 0);
@@ -225,10 +225,26 @@ static int join_by(const char *name, const char *directory)
     return ibx_provider_shm.join(client->shm, &offer, &answer, &client->err);
 }
 
+static int join_by(const char *name, const char *directory)
+{
+    return join_of(IBX_SHM_VERSION, name, directory);
+}
+
 static void assert_message(const char *words)
 {
     if (!strstr(client->err.message, words))
         fail_msg("\"%s\" does not say \"%s\"", client->err.message, words);
+}
+
+/* What another version has in the segments is elsewhere, or means something else. */
+static void test_another_version(void **state)
+{
+    (void)state;
+    for (int by = -1; by <= 1; by += 2) {
+        assert_int_equal(join_of((unsigned)((int)IBX_SHM_VERSION + by), NAME, ""),
+                         -EPROTONOSUPPORT);
+        assert_message("the server has version ");
+    }
 }
 
 static void test_another_network_namespace(void **state)
@@ -411,6 +427,7 @@ int main(void)
         TEST(test_no_descriptors_for_the_client),
         TEST(test_wrong_key),
         TEST(test_segments_that_are_refused),
+        TEST(test_another_version),
         TEST(test_another_network_namespace),
         TEST(test_a_directory_that_is_not_shared),
         TEST(test_names_that_are_none),
