@@ -4,7 +4,7 @@
  * CUDA's functions in it by dlsym(3), which does not consult preloaded libraries. This file
  * replaces dlsym(3): such a program gets this library's function if there is one of that name, else
  * GVirtuS's. The same holds for libcuda.so.1, whether GVirtuS's, NVIDIA's or this project's: of the
- * driver only this library's functions are returned.
+ * driver only this library's functions are returned. And modules of Python are found by dlsym(3).
  *
  * dlsym(3) identifies its caller by the return address; RTLD_NEXT depends on that. So the function
  * ends by a jump to the C library's dlsym(). For that this file is compiled separately, with
@@ -45,6 +45,12 @@ typedef void *look_up(void *restrict handle, const char *restrict name);
 
 static look_up *of_libc; /* not atomic: all threads write the same value */
 static void *itself;     /* this library */
+static ibx_python_begins *python_begins;
+
+void ibx_frontend_dlsym_python(ibx_python_begins *function)
+{
+    python_begins = function;
+}
 
 APART static look_up *next_one(void)
 {
@@ -122,6 +128,16 @@ APART static bool ours_of_driver(look_up *next, void *handle, const char *name, 
     return true;
 }
 
+/* The function by which a module of Python's begins. */
+APART static void *python_module(look_up *next, void *handle, const char *name)
+{
+    struct link_map *library = NULL;
+    void *function = next(handle, name);
+    return function && !dlinfo(handle, RTLD_DI_LINKMAP, &library) && library->l_name
+               ? python_begins(library, function)
+               : function;
+}
+
 void *ibx_frontend_dlsym(void *handle, const char *name)
 {
     look_up *next = next_one();
@@ -136,6 +152,8 @@ __attribute__((visibility("default"))) void *dlsym(void *restrict handle, const 
     if (asks && is_of_driver(name) &&
         ours_of_driver(next, handle, name, __builtin_return_address(0), &function))
         return function;
+    if (asks && python_begins && begins(name, "PyInit_"))
+        function = python_module(next, handle, name);
     if (function || !next)
         return function;
     JUMP return next(handle, name);

@@ -572,6 +572,32 @@ bool static_libraries_lacking()
     return HOLDS(many.good());
 }
 
+// Modules of the Python package cuda.bindings call a stripped runtime by functions that they name;
+// other modules with such names are left alone. An interpreter has no sanitizer.
+bool static_runtime_of_python()
+{
+    const char *python = std::getenv("IBX_TEST_PYTHON"),
+               *program = std::getenv("IBX_TEST_PYTHON_PROGRAM"),
+               *module = std::getenv("IBX_TEST_PYTHON_RUNTIME");
+    REQUIRE(python && program && module);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    const std::string packages = folder + "/packages";
+    for (const char *package : {"/cuda/bindings/_internal", "/mine"}) {
+        std::filesystem::create_directories(packages + package);
+        std::filesystem::copy_file(module, packages + package + "/runtime.so");
+    }
+    Application alone(nullptr, python, program, packages.c_str());
+    REQUIRE(alone.ended() == 1 && lines_with(alone.said(), "LD_LIBRARY_PATH has to name") == 1);
+    REQUIRE(lines_with(alone.said(), "_internal/runtime.so contains") == 1);
+    REQUIRE(lines_with(alone.said(), "ibx:") == 1);
+    GpuBackEnd back;
+    const Installed installed;
+    Application app(&back, python, program, packages.c_str());
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 0);
+#endif
+    return true;
+}
+
 // A line names a library that is opened in another namespace, if the loader lists it (glibc 2.35).
 // A sanitizer would be loaded twice.
 bool static_libraries_elsewhere()

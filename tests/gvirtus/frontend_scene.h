@@ -182,6 +182,7 @@ bool static_libraries_opened(const char *how);
 bool static_libraries_lacking();
 bool static_libraries_elsewhere();
 bool static_libraries_refused();
+bool static_runtime_of_python();
 bool driver_alone();
 bool driver_elsewhere();
 bool driver_beside_versions();

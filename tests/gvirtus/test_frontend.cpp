@@ -664,6 +664,7 @@ void check_what_it_does_not()
     check("... a call that is nowhere else", static_libraries_lacking);
     check("... in a namespace of their own", static_libraries_elsewhere);
     check("... libraries that cannot be reached", static_libraries_refused);
+    check("modules of Python with a stripped runtime", static_runtime_of_python);
     for (const char *test :
          {"programs-beside-calls", "daemons", "helpers-of-clone", "waits-in-handlers",
           "cancelled-in-copies", "cancelled-before-calls", "small-stacks",

@@ -8,8 +8,9 @@
  *   elf_functions.c    the functions in the symbol table of a file
  *   code.c             changes code
  *   first_call.c       the entry of a function that is called for the first time
+ *   python_modules.c   the same for the stripped modules of a Python package
  *
- * All but the first and the third run inside the dynamic loader: see early.h.
+ * All but the first, the third and the last run inside the dynamic loader: see early.h.
  *
  * This header: finds such a runtime, and makes each of its functions a jump. For use in the loader.
  */
@@ -85,6 +86,9 @@ void ibx_static_runtime_first(void);
 void ibx_static_runtime_absent(void);
 /* Called by ibx_static_runtime_first(): gives all functions of that object their targets. */
 void ibx_static_runtime_bind(struct ibx_static_function *function);
+/* Loads GVirtuS's libcudart of the runtime's version, for good; gvirtus.c finds it then. NULL:
+ * there is none, and a warning was logged. */
+void *ibx_static_runtime_load(struct ibx_static_runtime *runtime);
 /* Called by ibx_static_runtime_absent(): returns what the function returns. */
 uintptr_t ibx_static_runtime_tell_absent(struct ibx_static_function *function);
 

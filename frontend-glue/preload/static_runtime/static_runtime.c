@@ -87,9 +87,7 @@ static void tell_other(struct ibx_static_runtime *runtime, const struct other *o
                 path_of(runtime, path), runtime->version, other->path);
 }
 
-/* Loads GVirtuS's libcudart of the runtime's version, for good; gvirtus.c finds it then. NULL:
- * there is none, and a warning was logged. */
-static void *load(struct ibx_static_runtime *runtime)
+void *ibx_static_runtime_load(struct ibx_static_runtime *runtime)
 {
     struct other other = {.than = runtime->version};
     void *library = dlopen(runtime->version, RTLD_LAZY | RTLD_NOLOAD);
@@ -122,7 +120,7 @@ static void lead(struct ibx_static_function *f, void *target)
  * to load libcudart. */
 static void bind(struct ibx_static_runtime *runtime)
 {
-    void *libcudart = load(runtime);
+    void *libcudart = ibx_static_runtime_load(runtime);
     for (size_t i = 0; i < runtime->count; i++) {
         struct ibx_static_function *f = &runtime->functions[i];
         /* This library's function, if it has one. */
