@@ -288,6 +288,7 @@ static bool page_locked_is_set()
 {
     namespace g = graph_calls;
     constexpr std::size_t n = 4096;
+    std::vector<char> registered(bytes_each);
     const auto row = [](char *at) { return cudaMemset(at, 2, n); };
     const auto row_later = [](char *at) {
         const int rc = cudaMemsetAsync(at, 2, n, nullptr);
@@ -325,7 +326,22 @@ static bool page_locked_is_set()
         REQUIRE(memory[n - 1] == 1 && memory[n] == 2 && memory[2 * n - 1] == 2);
         REQUIRE(memory[2 * n] == 1 && cudaFreeHost(memory) == 0);
     }
-    return true;
+    // Memory that was registered is set after what the stream copies there, though no kernel gets
+    // it; nodes of graphs do not set it.
+    char *device = device_memory(bytes_each);
+    REQUIRE(device && cudaMemset(device, 3, bytes_each) == 0);
+    REQUIRE(host_register(registered.data(), bytes_each) == 0);
+    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements}) {
+        REQUIRE(cudaMemcpyAsync(registered.data(), device, bytes_each, D2H, nullptr) == 0);
+        REQUIRE(set(registered.data() + n) == 0 && registered[n - 1] == 3 && registered[n] == 2);
+        REQUIRE(registered[2 * n - 1] == 2 && registered[2 * n] == 3);
+    }
+    const auto words = reinterpret_cast<std::uintptr_t>(registered.data());
+    REQUIRE((g::run<std::uint64_t, std::uint32_t, std::size_t>("cuMemsetD32_v2", words, 0x01020304,
+                                                               2)) == 0);
+    REQUIRE(registered[0] == 4 && registered[7] == 1 && registered[8] == 3);
+    REQUIRE(node(registered.data()) == 801 && cudaGetLastError() == 801 && registered[0] == 4);
+    return HOLDS(host_unregister(registered.data()) == 0 && cudaFree(device) == 0);
 }
 
 // One thread makes a graph and launches it; another one launches it after the first has ended.

@@ -50,6 +50,37 @@ int ibx_frontend_set_check(const struct ibx_cuda_memset *set)
     return ibx_frontend_set_reach(set->at);
 }
 
+static void fill(const struct ibx_cuda_memset *set, size_t width)
+{
+    for (size_t row = 0; row < set->height; row++) {
+        char *to = (char *)set->at + row * set->pitch;
+        for (size_t i = 0; i < width; i += set->element)
+            memcpy(to + i, &set->value, set->element); /* of a little-endian host */
+    }
+}
+
+/* Page-locked memory that the back end cannot reach, such as what the program has registered, is
+ * set here, when the work before it in the stream is over. False: it is other memory, or the stream
+ * is captured. */
+static bool set_here(const struct ibx_cuda_memset *set, void *stream, int *rc)
+{
+    const size_t width = set->width * set->element;
+    if (!ibx_frontend_host_any() || ibx_frontend_given_out(set->at) ||
+        ibx_frontend_host_likely(set->at) || ibx_frontend_captures(stream) ||
+        (set->height > 1 && set->pitch < width))
+        return false;
+    *rc = cudaStreamSynchronize(stream);
+    if (!*rc)
+        fill(set, width);
+    return true;
+}
+
+static bool set_bytes_here(void *address, int value, size_t n, void *stream, int *rc)
+{
+    const struct ibx_cuda_memset set = {address, n, (unsigned)value & 0xff, 1, n, 1};
+    return set_here(&set, stream, rc);
+}
+
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
@@ -96,7 +127,7 @@ static int set_anywhere(void *address, int value, size_t n)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if ((rc = ibx_frontend_set_reach(address)))
+    if (set_bytes_here(address, value, n, NULL, &rc) || (rc = ibx_frontend_set_reach(address)))
         return rc;
     if (ibx_frontend_is_short(address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
@@ -117,7 +148,7 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if ((rc = ibx_frontend_set_reach(address)))
+    if (set_bytes_here(address, value, n, stream, &rc) || (rc = ibx_frontend_set_reach(address)))
         return rc;
     ibx_frontend_stream_used(stream);
     begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
@@ -132,9 +163,10 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     struct extension_request e;
     int rc;
     const size_t n = ibx_frontend_extent(pitch, width, height);
+    const struct ibx_cuda_memset set = {address, pitch, (unsigned)value & 0xff, 1, width, height};
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if ((rc = ibx_frontend_set_reach(address)))
+    if (set_here(&set, stream, &rc) || (rc = ibx_frontend_set_reach(address)))
         return rc;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
@@ -156,7 +188,7 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
         return false;
-    if ((*rc = ibx_frontend_set_reach(set->at)))
+    if (set_here(set, stream, rc) || (*rc = ibx_frontend_set_reach(set->at)))
         return true;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
