@@ -20,6 +20,7 @@ struct memory {
     uint64_t number; /* the back end's, and the program's handle */
     size_t n;
     int device, handles; /* of other processes, which the program has asked for */
+    bool is_imported;
     unsigned held, mappings;
 };
 
@@ -270,10 +271,11 @@ EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
 /* ------------------------------------------------------------------------------- memory */
 
 /* Notes memory that the program holds once. `made`: room for the note. */
-static void note_memory(struct memory *made, uint64_t number, size_t n, int device, int handles)
+static void note_memory(struct memory *made, uint64_t number, size_t n, int device, int handles,
+                        bool is_imported)
 {
     enter();
-    *made = (struct memory){memories, number, n, device, handles, 1, 0};
+    *made = (struct memory){memories, number, n, device, handles, is_imported, 1, 0};
     memories = made;
     leave();
 }
@@ -297,7 +299,7 @@ static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties
         free(m);
         return rc;
     }
-    note_memory(m, number, n, p->at.id, p->handles);
+    note_memory(m, number, n, p->at.id, p->handles, false);
     *handle = number;
     return CUDA_SUCCESS;
 }
@@ -359,13 +361,14 @@ EXPORTED int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
     return ANYWHERE(retain(handle, (uintptr_t)address));
 }
 
+/* Of memory of another process CUDA does not say what that has asked for. */
 static int describe(struct ibx_mapped_properties *p, uint64_t handle)
 {
     enter();
     const struct memory *m = find(handle);
     if (m && p)
         *p = (struct ibx_mapped_properties){.type = IBX_MAPPED_PINNED,
-                                            .handles = m->handles,
+                                            .handles = m->is_imported ? 0 : m->handles,
                                             .at = {IBX_MAPPED_OF_DEVICE, m->device}};
     leave();
     return m && p ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
@@ -430,7 +433,7 @@ static int ask_import(struct extension_request *e, struct memory *made, uint64_t
     if (rc)
         return rc == CUDA_INVALID_HANDLE ? CUDA_INVALID_VALUE : rc;
     const uint64_t number = ibx_get_u64(&r), n = ibx_get_u64(&r);
-    note_memory(made, number, n, (int)ibx_get_u32(&r), IBX_MAPPED_POSIX_FILE);
+    note_memory(made, number, n, (int)ibx_get_u32(&r), IBX_MAPPED_POSIX_FILE, true);
     *handle = number;
     return CUDA_SUCCESS;
 }
