@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -146,6 +147,28 @@ inline bool has_maps(const GpuBackEnd &back)
     return any;
 }
 
+// GVirtuS's libcudart, by the name that it has for that version of CUDA.
+struct Installed {
+    const std::string in = folder + "/front end";
+    explicit Installed(int version = 13)
+    {
+        std::filesystem::create_directory(in);
+        std::filesystem::create_symlink(std::filesystem::absolute(cudart),
+                                        in + "/libcudart.so." + std::to_string(version));
+        const char *libraries = std::getenv("LD_LIBRARY_PATH");
+        before = libraries ? libraries : "";
+        setenv("LD_LIBRARY_PATH", (in + ":" + before).c_str(), 1);
+    }
+    ~Installed()
+    {
+        setenv("LD_LIBRARY_PATH", before.c_str(), 1);
+        std::filesystem::remove_all(in);
+    }
+
+  private:
+    std::string before;
+};
+
 // frontend_nccl.cpp
 void check_nccl(bool all);
 
@@ -168,21 +191,10 @@ bool lied_to();
 bool ends_in_the_middle();
 bool killed(const char *test, unsigned rounds, unsigned pause);
 bool library_loaded_later(const char *file, const char *test, const char *line);
-bool static_runtime();
-bool static_runtime_host_only();
-bool static_runtime_allocator();
-bool static_runtime_odd_starts();
-bool static_runtime_refused();
 bool libraries_found_elsewhere();
 bool libraries_found_by_tokens();
 bool libraries_of_its_own();
 bool libraries_ask_driver();
-bool static_libraries_linked();
-bool static_libraries_opened(const char *how);
-bool static_libraries_lacking();
-bool static_libraries_elsewhere();
-bool static_libraries_refused();
-bool static_runtime_of_python();
 bool driver_alone();
 bool driver_elsewhere();
 bool driver_beside_versions();
@@ -190,5 +202,18 @@ bool driver_without_gvirtus();
 bool runtime_without_gvirtus();
 bool stock(const char *test, const char *warning);
 bool loaded_locally(const char *test, unsigned ends);
+
+// frontend_static.cpp
+bool static_runtime();
+bool static_runtime_host_only();
+bool static_runtime_allocator();
+bool static_runtime_odd_starts();
+bool static_runtime_refused();
+bool static_libraries_linked();
+bool static_libraries_opened(const char *how);
+bool static_libraries_lacking();
+bool static_libraries_elsewhere();
+bool static_libraries_refused();
+bool static_runtime_of_python();
 
 #endif
