@@ -40,14 +40,10 @@
 #define ABSENT_2(X) \
     X(cuGraphAddBatchMemOpNode) X(cuGraphBatchMemOpNodeGetParams) \
     X(cuGraphBatchMemOpNodeSetParams) X(cuGraphExecBatchMemOpNodeSetParams)
-/* Contexts of a part of a device, and work of a whole context. */
+/* Work of a whole context; parts of a device that are described one by one. */
 #define ABSENT_3(X) \
-    X(cuCtxFromGreenCtx) X(cuCtxGetDevResource) X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) \
-    X(cuCtxWaitEvent) X(cuDevResourceGenerateDesc) X(cuDevSmResourceSplitByCount) \
-    X(cuDeviceGetDevResource) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) \
-    X(cuGreenCtxGetDevResource) X(cuGreenCtxGetId) X(cuGreenCtxRecordEvent) \
-    X(cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent) X(cuStreamGetGreenCtx) \
-    X(cuDevSmResourceSplit) X(cuStreamGetDevResource)
+    X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) X(cuCtxWaitEvent) X(cuGreenCtxRecordEvent) \
+    X(cuGreenCtxWaitEvent) X(cuDevSmResourceSplit) X(cuStreamGetDevResource)
 /* Texture and surface references; cooperative launches on several devices. */
 #define ABSENT_4(X) \
     X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetTexRef) X(cuSurfRefGetArray) \

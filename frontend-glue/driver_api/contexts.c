@@ -26,6 +26,7 @@ struct ibx_driver_context {
     _Atomic enum { CONTEXT_PRIMARY, CONTEXT_CREATED, CONTEXT_DESTROYED } state;
     unsigned retained; /* how often a primary one was retained */
     unsigned attached; /* how often a created one has to be detached until it is destroyed */
+    unsigned part;     /* multiprocessors of a green context; 0: it is of the whole device */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -207,30 +208,67 @@ EXPORTED int cuCtxGetDevice_v2(int *device, void *context)
 
 /* ---------------------------------------------------------------------- made, and destroyed */
 
-static int create(void **context, unsigned flags, int device)
+/* NULL: there is no memory. */
+static struct ibx_driver_context *made(int device, unsigned flags)
 {
-    int rc = ibx_driver_check_device(device);
-    if (rc || !context || flags & ~FLAGS || device >= DEVICES)
-        return rc ? rc : CUDA_INVALID_VALUE;
     struct ibx_driver_context *c = calloc(1, sizeof(*c));
     if (!c)
-        return CUDA_MEMORY_ALLOCATION;
+        return NULL;
     c->device = device;
     c->flags = flags;
     c->state = CONTEXT_CREATED;
     c->attached = 1;
-    rc = push(c);
-    if (rc) {
-        free(c);
-        return rc;
-    }
+    return c;
+}
+
+static void add(struct ibx_driver_context *c)
+{
     pthread_mutex_lock(&lock);
     c->id = ++ids;
     c->next = created;
     created = c;
     pthread_mutex_unlock(&lock);
+}
+
+static int create(void **context, unsigned flags, int device)
+{
+    int rc = ibx_driver_check_device(device);
+    if (rc || !context || flags & ~FLAGS || device >= DEVICES)
+        return rc ? rc : CUDA_INVALID_VALUE;
+    struct ibx_driver_context *c = made(device, flags);
+    if (!c)
+        return CUDA_MEMORY_ALLOCATION;
+    rc = push(c);
+    if (rc) {
+        free(c);
+        return rc;
+    }
+    add(c);
     *context = c;
     return CUDA_SUCCESS;
+}
+
+int ibx_driver_create_part(void **context, int device, unsigned multiprocessors)
+{
+    struct ibx_driver_context *c = device < DEVICES ? made(device, 0) : NULL;
+    if (!c)
+        return CUDA_MEMORY_ALLOCATION;
+    c->part = multiprocessors;
+    add(c);
+    *context = c;
+    return CUDA_SUCCESS;
+}
+
+unsigned ibx_driver_part(const void *context)
+{
+    const struct ibx_driver_context *c = context;
+    return ibx_driver_is_context(context) ? c->part : 0;
+}
+
+unsigned long long ibx_driver_id(const void *context)
+{
+    const struct ibx_driver_context *c = context;
+    return c->id;
 }
 
 /* Frees what was made in the context, users before what they use. */
@@ -255,8 +293,9 @@ static void empty(const struct ibx_driver_context *context)
             ends[i].end(handle);
 }
 
-/* Waits for the context's work before it destroys the context. */
-static int destroy(struct ibx_driver_context *context)
+/* Waits for the context's work before it destroys the context. What was made in a green one stays:
+ * it is the primary context's. */
+int ibx_driver_destroy(struct ibx_driver_context *context)
 {
     if (context->state != CONTEXT_CREATED)
         return CUDA_INVALID_CONTEXT;
@@ -266,7 +305,8 @@ static int destroy(struct ibx_driver_context *context)
         rc = cudaSetDevice(context->device);
     if (!rc)
         rc = cudaDeviceSynchronize();
-    empty(context);
+    if (!context->part)
+        empty(context);
     pthread_mutex_lock(&lock);
     context->state = CONTEXT_DESTROYED;
     pthread_mutex_unlock(&lock);
@@ -308,7 +348,7 @@ EXPORTED int cuCtxCreate_v4(void **context, const struct create_parameters *p, u
 EXPORTED int cuCtxDestroy_v2(void *context)
 {
     return ANYWHERE(!context                         ? CUDA_INVALID_VALUE
-                    : ibx_driver_is_context(context) ? destroy(context)
+                    : ibx_driver_is_context(context) ? ibx_driver_destroy(context)
                                                      : CUDA_INVALID_CONTEXT);
 }
 
@@ -339,7 +379,7 @@ static int detach(struct ibx_driver_context *context)
     context->attached -= context->attached > 0;
     const bool last = context->state == CONTEXT_CREATED && !context->attached;
     pthread_mutex_unlock(&lock);
-    return last ? destroy(context) : CUDA_SUCCESS;
+    return last ? ibx_driver_destroy(context) : CUDA_SUCCESS;
 }
 
 EXPORTED int cuCtxDetach(void *context)

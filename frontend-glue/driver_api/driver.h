@@ -9,6 +9,7 @@
  *   init.c          cuInit, versions; loads GVirtuS's libcudart if the program has not
  *   errors.c        CUresult, its names, and the runtime's last error, which stays as it was
  *   contexts.c      contexts, and each thread's stack of them
+ *   green_contexts.c  contexts of a part of a device
  *   devices.c       devices and their attributes
  *   memory.c, pointers.c  memory, and questions about it
  *   copies.c, planes.c, sets.c  copies of rows, of planes, and memory that is set
@@ -109,6 +110,17 @@ bool ibx_driver_is_context(const void *context);
 int ibx_driver_device_of(const void *context);
 /* The primary context of that device; NULL: there is no such device. */
 void *ibx_driver_primary(int device);
+/* Creates a green context, of so many multiprocessors, which does not become current. */
+int ibx_driver_create_part(void **context, int device, unsigned multiprocessors);
+/* The number of its multiprocessors; 0: it is no context, or none of a part. */
+unsigned ibx_driver_part(const void *context);
+unsigned long long ibx_driver_id(const void *context);
+int ibx_driver_destroy(struct ibx_driver_context *context);
+
+/* ------------------------------------------------------------------ green_contexts.c */
+
+/* The green context of a stream; NULL: it has none. */
+void *ibx_driver_part_of_stream(const void *stream);
 
 /* ------------------------------------------------------------------------- devices.c */
 

@@ -84,13 +84,21 @@ EXPORTED int cuStreamGetCtx(const void *stream, void **context)
     return IN_CONTEXT_OF(stream, context_of(context, stream));
 }
 
-/* There are no contexts of a part of a device. */
+/* A stream of a green context is also one of the primary context. */
+static int contexts_of(void **context, void **green, const void *stream)
+{
+    void *part = ibx_driver_part_of_stream(stream);
+    const int rc = context_of(context, stream);
+    if (!rc && green)
+        *green = part;
+    if (!rc && part)
+        *context = ibx_driver_primary(ibx_driver_device_of(part));
+    return rc;
+}
+
 EXPORTED int cuStreamGetCtx_v2(const void *stream, void **context, void **green)
 {
-    const int rc = IN_CONTEXT_OF(stream, context_of(context, stream));
-    if (!rc && green)
-        *green = NULL;
-    return rc;
+    return IN_CONTEXT_OF(stream, contexts_of(context, green, stream));
 }
 
 EXPORTED int cuStreamCopyAttributes(void *to, void *from)

@@ -453,6 +453,7 @@ int main(int argc, char **argv)
         {"driver-odd-answers", driver_odd_answers},
         {"driver-launch-answers", driver_launch_answers},
         {"driver-launches-what-is-set", driver_launches_what_is_set},
+        {"driver-green-contexts", driver_green_contexts},
         {"driver-sets-elements", driver_sets_elements},
         {"driver-lone-variables", driver_lone_variables},
         {"driver-without-context", driver_without_context},

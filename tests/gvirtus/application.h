@@ -279,6 +279,7 @@ bool driver_pointer_answers();
 bool driver_odd_answers();
 bool driver_launch_answers();
 bool driver_launches_what_is_set();
+bool driver_green_contexts();
 bool driver_sets_elements();
 
 // application_driver_modules.cpp

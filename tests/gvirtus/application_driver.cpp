@@ -680,7 +680,7 @@ bool driver_entry_points()
             found == is("cuLaunchKernel_ptsz"));
     REQUIRE(get("cuMemcpyHtoD", &found, 13000, 2, &status) == 0 &&
             found == is("cuMemcpyHtoD_v2_ptds"));
-    REQUIRE(get("cuGreenCtxCreate", &found, 13000, 0, &status) == 0 && status == 1 && !found);
+    REQUIRE(get("cuGreenCtxWaitEvent", &found, 13000, 0, &status) == 0 && status == 1 && !found);
     // Some functions are found though they only return errors: attributes say that the device lacks
     // them.
     REQUIRE(get("cuMulticastCreate", &found, 13000, 0, &status) == 0 && status == 0 && found);

@@ -119,6 +119,97 @@ bool driver_launch_answers()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// CUdevResource
+struct DriverPart {
+    int type = 0;
+    unsigned char own[92] = {};
+    unsigned count = 0, least = 0, multiple = 0, reserved[9] = {};
+};
+
+// A device of `all` multiprocessors is divided into pieces of `each`, or more where the device has
+// no such pieces.
+static bool is_divided(int device, unsigned all, unsigned each, unsigned flags)
+{
+    DriverPart whole, parts[3], rest;
+    unsigned n = 3, possible = 0;
+    REQUIRE(cu("cuDeviceGetDevResource", device, &whole, 1) == 0);
+    REQUIRE(whole.type == 1 && whole.count == all);
+    REQUIRE(whole.least == (device ? 8 : 4) && whole.multiple == (device ? 8 : 2));
+    auto *const none = static_cast<DriverPart *>(nullptr);
+    REQUIRE(cu("cuDevSmResourceSplitByCount", none, &possible, &whole, none, flags, each) == 0);
+    REQUIRE(cu("cuDevSmResourceSplitByCount", &parts[0], &n, &whole, &rest, flags, each) == 0);
+    REQUIRE(n && n <= 3 && n <= possible && possible == all / parts[0].count);
+    REQUIRE(parts[0].count >= each && parts[0].count % parts[0].multiple == 0);
+    for (unsigned i = 0; i < n; i++)
+        REQUIRE(parts[i].type == 1 && parts[i].count == parts[0].count);
+    REQUIRE(rest.count == all - n * parts[0].count && (rest.type == 1) == (rest.count > 0));
+    n = 1;
+    REQUIRE(cu("cuDevSmResourceSplitByCount", &parts[0], &n, &whole, none, flags, all + 1) == 1);
+    REQUIRE(cu("cuDevSmResourceSplitByCount", &parts[0], &n, &whole, none, 8u, each) == 1);
+    const DriverPart nothing;
+    return HOLDS(cu("cuDevSmResourceSplitByCount", &parts[0], &n, &nothing, none, 0u, each) == 914);
+}
+
+// The context that is current, and that of a stream.
+static bool is_of_green(void *stream, void *green)
+{
+    void *context = nullptr, *its = nullptr, *same = nullptr;
+    REQUIRE(cu("cuStreamGetGreenCtx", stream, &same) == 0 && same == green);
+    REQUIRE(cu("cuStreamGetCtx_v2", stream, &context, &its) == 0 && its == green);
+    void *primary = nullptr;
+    REQUIRE(cu("cuDevicePrimaryCtxRetain", &primary, 0) == 0);
+    return HOLDS(context == primary && cu("cuDevicePrimaryCtxRelease_v2", 0) == 0);
+}
+
+// What is made in a green context stays when it ends.
+static bool stays(void *green, Address *memory, void **stream)
+{
+    void *context = nullptr, *popped = nullptr;
+    REQUIRE(cu("cuCtxFromGreenCtx", &context, green) == 0);
+    REQUIRE(cu("cuCtxPushCurrent_v2", context) == 0 &&
+            cu("cuMemAlloc_v2", memory, std::size_t{64}) == 0);
+    REQUIRE(cu("cuStreamCreate", stream, 1u) == 0 && is_of_green(*stream, green));
+    REQUIRE(is_of_green(nullptr, green) && cu("cuCtxPopCurrent_v2", &popped) == 0);
+    REQUIRE(popped == context && cu("cuGreenCtxDestroy", green) == 0);
+    REQUIRE(cu("cuGreenCtxDestroy", green) == 201 && cu("cuCtxPushCurrent_v2", context) == 201);
+    return HOLDS(cu("cuMemsetD8Async", *memory, static_cast<unsigned char>(3), std::size_t{64},
+                    *stream) == 0 &&
+                 cu("cuStreamSynchronize", *stream) == 0);
+}
+
+// Contexts of a part of a device are the device's, with streams of their own.
+bool driver_green_contexts()
+{
+    void *context = nullptr, *description = nullptr, *green = nullptr, *stream = nullptr;
+    int count = 0;
+    Address memory = 0;
+    REQUIRE(driver_has_context(&context) && cu("cuDeviceGetAttribute", &count, 16, 0) == 0);
+    const auto all = static_cast<unsigned>(count);
+    for (const int device : {0, 1})
+        for (const unsigned each : {0u, 1u, 16u, 17u, all / 2 - 2, all / 2})
+            REQUIRE(is_divided(device, all, each, 0) && is_divided(device, all, each, 1));
+    DriverPart part, is;
+    REQUIRE(cu("cuDeviceGetDevResource", 0, &part, 2) == 914);
+    REQUIRE(cu("cuDeviceGetDevResource", 0, &part, 1) == 0);
+    REQUIRE(cu("cuDevResourceGenerateDesc", &description, &part, 1u) == 0);
+    REQUIRE(cu("cuGreenCtxCreate", &green, description, 0, 0u) == 1);
+    REQUIRE(cu("cuGreenCtxCreate", &green, static_cast<void *>(&part), 0, 1u) == 1);
+    REQUIRE(cu("cuGreenCtxCreate", &green, description, 0, 1u) == 0 && green);
+    REQUIRE(cu("cuGreenCtxGetDevResource", green, &is, 1) == 0 && is.count == part.count);
+    REQUIRE(cu("cuCtxGetDevResource", context, &is, 1) == 0 && is.count == all);
+    REQUIRE(cu("cuGreenCtxGetDevResource", context, &is, 1) == 201);
+    unsigned long long id = 0, its = 0;
+    REQUIRE(cu("cuGreenCtxGetId", green, &id) == 0 && cu("cuCtxGetId", green, &its) == 0);
+    REQUIRE(id == its && cu("cuGreenCtxStreamCreate", &stream, green, 0u, 0) == 1);
+    REQUIRE(cu("cuGreenCtxStreamCreate", &stream, green, 1u, 0) == 0);
+    REQUIRE(is_of_green(stream, green));
+    void *same = stream;
+    REQUIRE(cu("cuStreamGetGreenCtx", static_cast<void *>(nullptr), &same) == 0 && !same);
+    REQUIRE(cu("cuStreamDestroy_v2", stream) == 0 && stays(green, &memory, &stream));
+    REQUIRE(cu("cuStreamDestroy_v2", stream) == 0 && cu("cuMemFree_v2", memory) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
 // Launches before CUDA 4: what is set stays with the kernel.
 bool driver_launches_what_is_set()
 {

@@ -386,8 +386,8 @@ bool absent()
     int status = 9;
     REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuMemAlloc", &function, 0, &status) == 0);
     REQUIRE(function == dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") && status == 0);
-    REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuGreenCtxCreate", &function, 0, &status) ==
-            0);
+    REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuGreenCtxWaitEvent", &function, 0,
+                                                       &status) == 0);
     REQUIRE(!function && status == 1);
     function = &function;
     REQUIRE(preloaded<FindOf>("cudaGetDriverEntryPointByVersion")("cuGLInit", &function, 12000, 0,

@@ -284,6 +284,26 @@ bool driver_without_gvirtus()
                  lines_with(app.said(), "ibx:") == 1);
 }
 
+// One line says that they do not divide the device.
+bool green_contexts()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "driver-green-contexts");
+    REQUIRE(app.good() && lines_with(app.said(), "which is not divided") == 1);
+    return HOLDS(lines_with(app.said(), "ibx:") == 1);
+}
+
+bool absent()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "absent");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 3);
+    REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuGreenCtxWaitEvent") == 1);
+    return HOLDS(lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") ==
+                 1);
+}
+
 // A program that calls the runtime, but has loaded no libcudart.
 bool runtime_without_gvirtus()
 {

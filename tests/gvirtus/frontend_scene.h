@@ -200,6 +200,8 @@ bool driver_elsewhere();
 bool driver_beside_versions();
 bool driver_without_gvirtus();
 bool runtime_without_gvirtus();
+bool green_contexts();
+bool absent();
 bool stock(const char *test, const char *warning);
 bool loaded_locally(const char *test, unsigned ends);
 

@@ -37,15 +37,16 @@ const Calls device_calls = {
          const std::int32_t count = 2;
          return f.answer(&count, sizeof(count));
      }},
-    // 33: the PCI bus; 75: the compute capability, 8 and 9; 142, 144: the second device has pools
-    // of the host's memory.
+    // 16: multiprocessors; 33: the PCI bus; 75: the compute capability, 8 and 9; 142, 144: the
+    // second device has pools of the host's memory.
     {"cudaDeviceGetAttribute",
      [](Frame &f) -> int {
          f.get<std::uint64_t>();
          f.get<std::int32_t>();
          const auto attribute = f.get<std::int32_t>(), device = f.get<std::int32_t>();
          const bool pools = attribute == 142 || attribute == 144;
-         const std::int32_t value = attribute == 33   ? device + 3
+         const std::int32_t value = attribute == 16   ? 132
+                                    : attribute == 33 ? device + 3
                                     : attribute == 75 ? device + 8
                                     : pools           ? device
                                                       : 0;

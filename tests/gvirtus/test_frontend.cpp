@@ -203,17 +203,6 @@ bool visible_devices()
     return true;
 }
 
-bool absent()
-{
-    GpuBackEnd back;
-    Application app(&back, application, "absent");
-    REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "ibx:") == 3);
-    REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuGreenCtxCreate") == 1);
-    return HOLDS(lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") ==
-                 1);
-}
-
 bool driver_entry_points()
 {
     GpuBackEnd back;
@@ -580,6 +569,7 @@ void check_what_it_does_not()
         check(test, [=] { return run(test, true); });
     for (bool taken : {true, false})
         check("driver-compiler-says", [=] { return run("driver-compiler-says", taken); });
+    check("green contexts of the driver", green_contexts);
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);
     check("... and a kernel that GVirtuS takes for another", taken_for_another);
