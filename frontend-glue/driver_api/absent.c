@@ -43,7 +43,7 @@
 /* Work of a whole context; parts of a device that are described one by one. */
 #define ABSENT_3(X) \
     X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) X(cuCtxWaitEvent) X(cuGreenCtxRecordEvent) \
-    X(cuGreenCtxWaitEvent) X(cuDevSmResourceSplit) X(cuStreamGetDevResource)
+    X(cuGreenCtxWaitEvent) X(cuDevSmResourceSplit)
 /* Texture and surface references; cooperative launches on several devices. */
 #define ABSENT_4(X) \
     X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetTexRef) X(cuSurfRefGetArray) \

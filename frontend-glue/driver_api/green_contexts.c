@@ -6,6 +6,7 @@
  * divided as CUDA divides it, in pieces that a processor of that kind can have.
  */
 #include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
@@ -216,9 +217,7 @@ EXPORTED int cuGreenCtxGetId(const void *context, unsigned long long *id)
 /* The context that is current does not matter. */
 static int create_stream(void **stream, const void *context, unsigned flags, int priority)
 {
-    if (!ibx_driver_part(context))
-        return CUDA_INVALID_CONTEXT;
-    if (!stream || flags != NON_BLOCKING)
+    if (!stream || (ibx_driver_part(context) && flags != NON_BLOCKING))
         return CUDA_INVALID_VALUE;
     const int before = ibx_frontend_current_device(), device = ibx_driver_device_of(context);
     int rc = before == device ? CUDA_SUCCESS : cudaSetDevice(device);
@@ -235,7 +234,8 @@ static int create_stream(void **stream, const void *context, unsigned flags, int
 EXPORTED int cuGreenCtxStreamCreate(void **stream, const void *context, unsigned flags,
                                     int priority)
 {
-    return ANYWHERE(create_stream(stream, context, flags, priority));
+    return ANYWHERE(ibx_driver_part(context) ? create_stream(stream, context, flags, priority)
+                                             : CUDA_INVALID_CONTEXT);
 }
 
 void *ibx_driver_part_of_stream(const void *stream)
@@ -246,9 +246,118 @@ void *ibx_driver_part_of_stream(const void *stream)
     return ibx_driver_part(context) ? (void *)(uintptr_t)context : NULL;
 }
 
+static int resource_of_stream(const void *stream, struct resource *r, int type)
+{
+    const void *part = ibx_driver_part_of_stream(stream);
+    return part ? resource_of_context(part, r, type)
+                : resource_of_device(r, ibx_frontend_device_of_stream(stream), type);
+}
+
+EXPORTED int cuStreamGetDevResource(const void *stream, struct resource *r, int type)
+{
+    return IN_CONTEXT_OF(stream, resource_of_stream(stream, r, type));
+}
+
 EXPORTED int cuStreamGetGreenCtx(const void *stream, void **context)
 {
     return IN_CONTEXT_OF(stream, context
                                      ? (*context = ibx_driver_part_of_stream(stream), CUDA_SUCCESS)
                                      : CUDA_INVALID_VALUE);
+}
+
+/* --------------------------------------------------- the same by the runtime, from CUDA 13.1 on */
+
+static int told(int rc)
+{
+    return rc ? ibx_frontend_fail(ibx_driver_result(rc)) : CUDA_SUCCESS;
+}
+
+/* An execution context is a green or a primary one. */
+static int checked(const void *context)
+{
+    return context && ibx_driver_is_context(context) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
+}
+
+EXPORTED int cudaDeviceGetDevResource(int device, struct resource *r, int type)
+{
+    return told(resource_of_device(r, device, type));
+}
+
+EXPORTED int cudaDevSmResourceSplitByCount(struct resource *parts, unsigned *n,
+                                           const struct resource *whole, struct resource *rest,
+                                           unsigned flags, unsigned least)
+{
+    return told(split(parts, n, whole, rest, flags, least));
+}
+
+EXPORTED int cudaDevResourceGenerateDesc(void **description, const struct resource *all, unsigned n)
+{
+    return told(describe(description, all, n));
+}
+
+EXPORTED int cudaGreenCtxCreate(void **context, const void *description, int device, unsigned flags)
+{
+    return told(flags ? CUDA_INVALID_VALUE : create(context, description, device, DEFAULT_STREAM));
+}
+
+EXPORTED int cudaDeviceGetExecutionCtx(void **context, int device)
+{
+    const int rc = ibx_driver_check_device(device);
+    void *primary = ibx_driver_primary(device);
+    if (!rc && context && primary)
+        *context = primary;
+    return told(rc ? rc : context && primary ? CUDA_SUCCESS : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cudaExecutionCtxDestroy(void *context)
+{
+    return told(ibx_driver_part(context) ? ibx_driver_destroy(context) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cudaExecutionCtxGetDevResource(const void *context, struct resource *r, int type)
+{
+    const int rc = checked(context);
+    return told(rc ? rc : resource_of_context(context, r, type));
+}
+
+EXPORTED int cudaExecutionCtxGetDevice(int *device, const void *context)
+{
+    const int rc = device ? checked(context) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *device = ibx_driver_device_of(context);
+    return told(rc);
+}
+
+EXPORTED int cudaExecutionCtxGetId(const void *context, unsigned long long *id)
+{
+    const int rc = id ? checked(context) : CUDA_INVALID_VALUE;
+    if (!rc)
+        *id = ibx_driver_id(context);
+    return told(rc);
+}
+
+EXPORTED int cudaExecutionCtxStreamCreate(void **stream, const void *context, unsigned flags,
+                                          int priority)
+{
+    const int rc = checked(context);
+    return told(rc ? rc : create_stream(stream, context, flags, priority));
+}
+
+EXPORTED int cudaExecutionCtxSynchronize(const void *context)
+{
+    const int before = ibx_frontend_current_device();
+    int rc = checked(context);
+    if (rc)
+        return told(rc);
+    const int device = ibx_driver_device_of(context);
+    rc = before == device ? CUDA_SUCCESS : cudaSetDevice(device);
+    rc = rc ? rc : cudaDeviceSynchronize();
+    if (before != device)
+        cudaSetDevice(before);
+    return told(rc);
+}
+
+EXPORTED int cudaStreamGetDevResource(const void *stream, struct resource *r, int type)
+{
+    return told(resource_of_stream(stream, r, type));
 }

@@ -177,6 +177,37 @@ static bool stays(void *green, Address *memory, void **stream)
                  cu("cuStreamSynchronize", *stream) == 0);
 }
 
+// The same by the runtime's calls; its execution contexts are also those of whole devices.
+static bool runtime_has_them(unsigned all)
+{
+    void *description = nullptr, *green = nullptr, *whole = nullptr, *stream = nullptr;
+    DriverPart part, is;
+    unsigned n = 1;
+    int device = 9;
+    auto *const none = static_cast<DriverPart *>(nullptr);
+    REQUIRE(cu("cudaDeviceGetDevResource", 1, &part, 1) == 0 && part.count == all);
+    REQUIRE(cu("cudaDevSmResourceSplitByCount", &is, &n, &part, none, 0u, 16u) == 0);
+    REQUIRE(n == 1 && is.count == 16);
+    REQUIRE(cu("cudaDevResourceGenerateDesc", &description, &is, 1u) == 0);
+    REQUIRE(cu("cudaGreenCtxCreate", &green, description, 0, 0u) == 1 && cudaGetLastError() == 1);
+    REQUIRE(cu("cudaGreenCtxCreate", &green, description, 1, 0u) == 0);
+    REQUIRE(cu("cudaExecutionCtxGetDevResource", green, &is, 1) == 0 && is.count == 16);
+    REQUIRE(cu("cudaExecutionCtxGetDevice", &device, green) == 0 && device == 1);
+    REQUIRE(cu("cudaExecutionCtxStreamCreate", &stream, green, 1u, 0) == 0);
+    REQUIRE(cu("cudaStreamGetDevResource", stream, &is, 1) == 0 && is.count == 16);
+    REQUIRE(cu("cudaExecutionCtxSynchronize", green) == 0 && cudaStreamDestroy(stream) == 0);
+    unsigned long long id = 0, other = 0;
+    REQUIRE(cu("cudaExecutionCtxGetId", green, &id) == 0);
+    REQUIRE(cu("cudaDeviceGetExecutionCtx", &whole, 1) == 0 && whole && whole != green);
+    REQUIRE(cu("cudaExecutionCtxGetId", whole, &other) == 0 && id != other);
+    REQUIRE(cu("cudaExecutionCtxGetDevResource", whole, &is, 1) == 0 && is.count == all);
+    REQUIRE(cu("cudaExecutionCtxStreamCreate", &stream, whole, 0u, 0) == 0);
+    REQUIRE(cu("cudaStreamGetDevResource", stream, &is, 1) == 0 && is.count == all);
+    REQUIRE(cudaStreamDestroy(stream) == 0 && cu("cudaExecutionCtxDestroy", green) == 0);
+    REQUIRE(cu("cudaExecutionCtxDestroy", green) == 1 && cudaGetLastError() == 1);
+    return HOLDS(cudaGetDevice(&device) == 0 && device == 0);
+}
+
 // Contexts of a part of a device are the device's, with streams of their own.
 bool driver_green_contexts()
 {
@@ -207,6 +238,7 @@ bool driver_green_contexts()
     REQUIRE(cu("cuStreamGetGreenCtx", static_cast<void *>(nullptr), &same) == 0 && !same);
     REQUIRE(cu("cuStreamDestroy_v2", stream) == 0 && stays(green, &memory, &stream));
     REQUIRE(cu("cuStreamDestroy_v2", stream) == 0 && cu("cuMemFree_v2", memory) == 0);
+    REQUIRE(runtime_has_them(all));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 

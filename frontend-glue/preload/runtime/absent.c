@@ -85,22 +85,10 @@ ABSENT(cudaGetExportTable)
 ABSENT(cudaLibraryGetUnifiedFunction)
 ABSENT(cudaLaunchCooperativeKernelMultiDevice)
 
-/* Contexts of a part of a device. */
-ABSENT(cudaDevResourceGenerateDesc)
+/* Work of a whole context; parts of a device that are described one by one. */
 ABSENT(cudaDevSmResourceSplit)
-ABSENT(cudaDevSmResourceSplitByCount)
-ABSENT(cudaDeviceGetDevResource)
-ABSENT(cudaDeviceGetExecutionCtx)
-ABSENT(cudaExecutionCtxDestroy)
-ABSENT(cudaExecutionCtxGetDevResource)
-ABSENT(cudaExecutionCtxGetDevice)
-ABSENT(cudaExecutionCtxGetId)
 ABSENT(cudaExecutionCtxRecordEvent)
-ABSENT(cudaExecutionCtxStreamCreate)
-ABSENT(cudaExecutionCtxSynchronize)
 ABSENT(cudaExecutionCtxWaitEvent)
-ABSENT(cudaGreenCtxCreate)
-ABSENT(cudaStreamGetDevResource)
 
 /* Numbers of graphs and nodes that tools know; captures into a graph that has been captured. */
 ABSENT(cudaGraphExecGetId)
