@@ -145,6 +145,10 @@ bool static_runtime_of_python()
     REQUIRE(alone.ended() == 1 && lines_with(alone.said(), "LD_LIBRARY_PATH has to name") == 1);
     REQUIRE(lines_with(alone.said(), "_internal/runtime.so contains") == 1);
     REQUIRE(lines_with(alone.said(), "ibx:") == 1);
+    setenv("TEST_OF_12", "1", 1);
+    Application of_12(nullptr, python, program, packages.c_str());
+    REQUIRE(of_12.ended() == 1 && lines_with(of_12.said(), "libcudart.so.12") == 1);
+    unsetenv("TEST_OF_12");
     GpuBackEnd back;
     const Installed installed;
     Application app(&back, python, program, packages.c_str());

@@ -116,46 +116,49 @@ static void *target_of(void *libcudart, const char *name, bool is_by_thread)
     return target ? target : (void *)(uintptr_t)lacked;
 }
 
-/* The version of the module's runtime, which it tells without a driver; 0: it has none. */
-static int version_of(void *functions)
+/* The libcudart of the same version as the module's runtime, judged by functions that were added or
+ * removed between versions; NULL: it has no runtime. A runtime with symbols, which redirect.c has
+ * found, is of the same version there. */
+static const char *version_of(void *functions)
 {
-    int (*get)(int *version) = NULL;
     void *key, *capsule;
-    int version = 0;
+    bool is_there = false, of_12 = false, since_12 = false;
     for (ssize_t at = 0; python.next(functions, &at, &key, &capsule);) {
         const char *name = python.text(key);
-        if (name && !strcmp(name, VERSION))
-            *(void **)&get = python.function(capsule, python.signature(capsule));
+        is_there = is_there || (name && !strcmp(name, "_cudaMalloc"));
+        of_12 = of_12 || (name && !strcmp(name, "_cudaMemAdvise_v2"));
+        since_12 = since_12 || (name && !strcmp(name, "_cudaGetKernel"));
     }
-    return get && !get(&version) ? version : 0;
+    return !is_there  ? NULL
+           : of_12    ? "libcudart.so.12"
+           : since_12 ? "libcudart.so.13"
+                      : "libcudart.so.11.0";
 }
 
 /* GVirtuS's libcudart for the runtime of this module; NULL: there is none, and a line has said so.
  */
-static void *load(const char *path, int version)
+static void *load(const char *path, const char *version)
 {
     static atomic_bool is_told;
-    struct ibx_static_runtime runtime = {.path = path,
-                                         .version = version >= 13000   ? "libcudart.so.13"
-                                                    : version >= 12000 ? "libcudart.so.12"
-                                                                       : "libcudart.so.11.0"};
+    struct ibx_static_runtime runtime = {.path = path, .version = version};
     void *libcudart = atomic_load(&is_told) ? NULL : ibx_static_runtime_load(&runtime);
     atomic_store(&is_told, !libcudart);
     return libcudart;
 }
 
+/* The module's own function tells the version of the runtime in it, as natively. */
 static void replace(void *functions, const char *path)
 {
     const char *by_thread = secure_getenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM");
     const bool is_by_thread = strstr(path, BY_THREAD) || (by_thread && atoi(by_thread));
-    const int version = version_of(functions);
+    const char *version = version_of(functions);
     void *libcudart = version ? load(path, version) : NULL, *key, *capsule;
     for (ssize_t at = 0; version && python.next(functions, &at, &key, &capsule);) {
         const char *name = python.text(key);
         if (name && !strncmp(name, FUNCTION, strlen(FUNCTION)) && strcmp(name, VERSION))
             python.set_function(capsule, target_of(libcudart, name + 1, is_by_thread));
     }
-    python.clear_error();
+    python.clear_error(); /* of what is no capsule */
 }
 
 /* ---------------------------------------------------------------------------- its beginning */

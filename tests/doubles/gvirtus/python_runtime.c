@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A module of Python as Cython makes them, whose functions call a CUDA runtime that is stripped,
- * and fails without a driver. The parts of Python's API that it uses are declared here. */
+ * and fails without a driver. TEST_OF_12: it is of CUDA 12. The parts of Python's API that it uses
+ * are declared here. */
 #include <stddef.h>
+#include <stdlib.h>
 #include <sys/types.h>
 
 struct head {
@@ -57,13 +59,15 @@ static int add(void *functions, const char *name, const char *signature, int (*f
 
 static int execute(void *module)
 {
-    static const char *const runtimes[] = {"_cudaMalloc", "_cudaMemcpy", "_cudaMemcpyAsync",
-                                           "_cudaFree", "_cudaNothing"};
+    static const char *const runtimes[] = {"_cudaMalloc", "_cudaMemcpy",  "_cudaMemcpyAsync",
+                                           "_cudaFree",   "_cudaNothing", "_cudaGetKernel"};
     void *functions = PyDict_New();
     int rc = add(functions, "_cudaRuntimeGetVersion", "cudaError_t (int *)",
                  (int (*)(void))(void *)(size_t)version);
     for (size_t i = 0; i < sizeof(runtimes) / sizeof(runtimes[0]); i++)
         rc |= add(functions, runtimes[i], "cudaError_t (...)", fails);
+    if (getenv("TEST_OF_12"))
+        rc |= add(functions, "_cudaMemAdvise_v2", "cudaError_t (...)", fails);
     rc |= add(functions, "_getLocalRuntimeVersion", "int (void)", other);
     return rc | PyObject_SetAttrString(module, "__pyx_capi__", functions);
 }
