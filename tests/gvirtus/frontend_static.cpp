@@ -141,6 +141,10 @@ bool static_runtime_of_python()
         std::filesystem::create_directories(packages + package);
         std::filesystem::copy_file(module, packages + package + "/runtime.so");
     }
+    setenv("TEST_CALLS", "0", 1);
+    Application silent(nullptr, python, program, packages.c_str());
+    REQUIRE(silent.good() && lines_with(silent.said(), "ibx:") == 0);
+    unsetenv("TEST_CALLS");
     Application alone(nullptr, python, program, packages.c_str());
     REQUIRE(alone.ended() == 1 && lines_with(alone.said(), "LD_LIBRARY_PATH has to name") == 1);
     REQUIRE(lines_with(alone.said(), "_internal/runtime.so contains") == 1);

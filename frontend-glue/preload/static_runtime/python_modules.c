@@ -98,6 +98,46 @@ static int lacked(void)
     return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }
 
+/* GVirtuS's libcudart for the runtime of this module, of which there may be none. `is_told`: then a
+ * line says so. */
+static void *load(const char *path, const char *version, bool is_told)
+{
+    struct ibx_static_runtime runtime = {.path = path, .version = version};
+    if (!is_told)
+        atomic_flag_test_and_set(&runtime.is_unreached_told);
+    return ibx_static_runtime_load(&runtime);
+}
+
+/* The first module without a libcudart. Many programs import it and call only the driver. */
+static struct {
+    atomic_flag is_noted, is_told;
+    char path[PATH_MAX];
+    const char *version;
+} unreached = {ATOMIC_FLAG_INIT, ATOMIC_FLAG_INIT, "", NULL};
+
+static int call_unreached(void)
+{
+    if (!atomic_flag_test_and_set(&unreached.is_told))
+        load(unreached.path, unreached.version, true);
+    return CUDA_INSUFFICIENT_DRIVER;
+}
+
+static int count_unreached(int *count)
+{
+    if (count)
+        *count = 0;
+    return call_unreached();
+}
+
+static void *unreached_target(const char *name)
+{
+    void *target = ibx_static_runtime_without_gpu(name);
+    const bool counts = !strcmp(name, "cudaGetDeviceCount");
+    return target   ? target
+           : counts ? (void *)(uintptr_t)count_unreached
+                    : (void *)(uintptr_t)call_unreached;
+}
+
 /* The target of the runtime's function. A program may have chosen streams by thread, as
  * cuda.bindings reads this variable. */
 static void *target_of(void *libcudart, const char *name, bool is_by_thread)
@@ -106,7 +146,7 @@ static void *target_of(void *libcudart, const char *name, bool is_by_thread)
     char longer[LONGEST];
     void *target = NULL;
     if (!libcudart)
-        return ibx_static_runtime_unreached(name);
+        return unreached_target(name);
     for (size_t i = is_by_thread ? 0 : 2; i < 3 && !target; i++)
         if (snprintf(longer, sizeof(longer), "%s%s", name, ends[i]) < LONGEST)
             target = dlsym(libcudart, longer);
@@ -135,24 +175,17 @@ static const char *version_of(void *functions)
                       : "libcudart.so.11.0";
 }
 
-/* GVirtuS's libcudart for the runtime of this module; NULL: there is none, and a line has said so.
- */
-static void *load(const char *path, const char *version)
-{
-    static atomic_bool is_told;
-    struct ibx_static_runtime runtime = {.path = path, .version = version};
-    void *libcudart = atomic_load(&is_told) ? NULL : ibx_static_runtime_load(&runtime);
-    atomic_store(&is_told, !libcudart);
-    return libcudart;
-}
-
 /* The module's own function tells the version of the runtime in it, as natively. */
 static void replace(void *functions, const char *path)
 {
     const char *by_thread = secure_getenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM");
     const bool is_by_thread = strstr(path, BY_THREAD) || (by_thread && atoi(by_thread));
     const char *version = version_of(functions);
-    void *libcudart = version ? load(path, version) : NULL, *key, *capsule;
+    void *libcudart = version ? load(path, version, false) : NULL, *key, *capsule;
+    if (version && !libcudart && !atomic_flag_test_and_set(&unreached.is_noted)) {
+        snprintf(unreached.path, sizeof(unreached.path), "%s", path);
+        unreached.version = version;
+    }
     for (ssize_t at = 0; version && python.next(functions, &at, &key, &capsule);) {
         const char *name = python.text(key);
         if (name && !strncmp(name, FUNCTION, strlen(FUNCTION)) && strcmp(name, VERSION))

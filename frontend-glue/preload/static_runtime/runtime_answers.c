@@ -64,8 +64,7 @@ static void *find(const struct answer *all, size_t n, const char *name)
     return NULL;
 }
 
-/* Functions that need no GPU. */
-static void *without_gpu(const char *name)
+void *ibx_static_runtime_without_gpu(const char *name)
 {
     static const struct answer all[] = {ANSWER("cudaCreateChannelDesc", make_channel),
                                         ANSWER("cudaGetErrorName", cudaGetErrorName),
@@ -77,7 +76,7 @@ void *ibx_static_runtime_unreached(const char *name)
 {
     static const struct answer all[] = {ANSWER("cudaGetDeviceCount", count_devices),
                                         ANSWER("__cudaRegisterFatBinary", register_module)};
-    void *answer = without_gpu(name);
+    void *answer = ibx_static_runtime_without_gpu(name);
     if (!answer)
         answer = find(all, sizeof(all) / sizeof(all[0]), name);
     return answer ? answer : (void *)(uintptr_t)unreached;
@@ -85,7 +84,7 @@ void *ibx_static_runtime_unreached(const char *name)
 
 void *ibx_static_runtime_lacked(const char *name)
 {
-    void *answer = without_gpu(name);
+    void *answer = ibx_static_runtime_without_gpu(name);
     return answer ? answer : (void *)(uintptr_t)ibx_static_runtime_absent;
 }
 

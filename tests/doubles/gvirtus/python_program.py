@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Calls the functions of a module as another one of Cython's would. argv[1]: the folder of the
-package."""
+package. TEST_CALLS=0: it is only imported."""
 import ctypes
 import importlib
+import os
 import sys
 
 BYTES = 100000
@@ -48,6 +49,8 @@ def main():
     mine = functions_of('mine.runtime')
     bindings = functions_of('cuda.bindings._internal.runtime')
     nothing = [None] * 5
+    if os.environ.get('TEST_CALLS') == '0':
+        return 0
     return 0 if (copies(bindings) and bindings['_cudaNothing'](*nothing) == 801 and
                  version_of(bindings) == 13000 and
                  bindings['_getLocalRuntimeVersion'](*nothing) == 7 and
