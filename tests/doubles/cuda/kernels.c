@@ -267,15 +267,17 @@ static bool is_captured(const void *stream)
 
 /* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks, and is
  * not captured with its arguments in one buffer, as on an H200; and one in clusters (4) has whole
- * ones. Attribute 6 lets a kernel begin early, and 0 says nothing. */
+ * ones. Attribute 6 lets a kernel begin early, 7 and 12 record an event, which the double does not,
+ * and 0 says nothing. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
     for (unsigned i = 0; i < c->count; i++) {
         const struct launch_attribute *a = &c->attributes[i];
         const int id = a->id;
-        const bool sound = id == 4 ? has_clusters(c, a->value.cluster)
-                                   : !id || ((id == 2 || id == 6) && a->value.on == 1);
+        const bool sound =
+            id == 4 ? has_clusters(c, a->value.cluster)
+                    : !id || id == 7 || id == 12 || ((id == 2 || id == 6) && a->value.on == 1);
         if (!sound || (id == 2 && !arguments && is_captured(c->stream)))
             return INVALID_VALUE;
         if (id == 2 && c->grid[0] > 1000)

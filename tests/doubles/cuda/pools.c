@@ -173,6 +173,12 @@ EXPORT int cudaMemPoolGetAttribute(void *of, int attribute, void *value)
     return returns(0);
 }
 
+EXPORT int cudaMemPoolTrimTo(void *of, size_t keep)
+{
+    (void)keep;
+    return returns(pool_of(of)->opened ? 1 : 0);
+}
+
 /* A pool of page-locked memory of device 0. Attribute 7 is the size that was asked for. */
 EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 {
