@@ -197,6 +197,7 @@ struct gvirtus_handler {
     enum captures_use captures;               /* about to run */
     enum captures_use captures_run;           /* runs: until it has answered */
     bool ends_capture;                        /* runs: until it has returned */
+    bool ends_graphs;                         /* ... may end a capture's graph: captures.c */
     unsigned captures_before;                 /* as it began: ibx_captures_over_so_far() */
     enum registrations_use registrations;     /* about to run */
     enum registrations_use registrations_run; /* runs: until ibx_registrations_end() */

@@ -348,11 +348,34 @@ static bool get_active(struct gpu_session *x, uint64_t stream, struct known_capt
     return !rc && status == CAPTURE_IS_ACTIVE;
 }
 
+/* A session that ends a capture, or destroys a stream, has it alone. The graph of a capture is a
+ * bare address, and the capture may have come to the stream from another one: so it is one lock for
+ * all captures that a tenant's clients can end. */
+static pthread_rwlock_t *graphs_of(const struct gpu_session *x)
+{
+    static pthread_rwlock_t of_nobody = PTHREAD_RWLOCK_INITIALIZER;
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    return tenant ? &ibx_tenant_captured(tenant)->graphs : &of_nobody;
+}
+
+void ibx_captures_graphs_hold(struct gpu_session *x)
+{
+    pthread_rwlock_rdlock(graphs_of(x));
+}
+
+void ibx_captures_graphs_let_go(struct gpu_session *x)
+{
+    pthread_rwlock_unlock(graphs_of(x));
+}
+
 bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
 {
     struct known_capture c = {.graph = NULL};
-    if (!get_active(x, stream, &c))
+    ibx_captures_graphs_hold(x);
+    if (!get_active(x, stream, &c)) {
+        ibx_captures_graphs_let_go(x);
         return false;
+    }
     *id = c.id;
     *graph = c.graph;
     return true;
@@ -507,6 +530,9 @@ void ibx_captures_run(struct gpu_session *x)
     x->handler.captures_run = x->handler.captures;
     x->handler.captures_before = ibx_captures_over_so_far();
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
+    x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
+    if (x->handler.ends_graphs)
+        pthread_rwlock_wrlock(graphs_of(x));
     if (x->handler.ends_capture)
         atomic_fetch_add(&endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
@@ -521,7 +547,9 @@ void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.ends_capture)
         atomic_fetch_add(&endings_over, 1);
-    x->handler.ends_capture = false;
+    if (x->handler.ends_graphs)
+        pthread_rwlock_unlock(graphs_of(x));
+    x->handler.ends_capture = x->handler.ends_graphs = false;
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
     ibx_captures_wait_end();
@@ -613,8 +641,10 @@ static void end_in_cuda(struct gpu_session *x)
         *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
         const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
+        pthread_rwlock_wrlock(graphs_of(x));
         if (end_capture && there && is_still(x, c.stream, c.id))
             end_capture(c.stream, &graph);
+        pthread_rwlock_unlock(graphs_of(x));
         if (graph && destroy)
             destroy(graph);
         ibx_handles_let_go(x); /* a request can hold only a few handles */

@@ -92,8 +92,12 @@ void ibx_isolation_sent(struct gpu_session *x);
 bool ibx_captures_any(void);
 /* Whether the stream is being captured. *id: CUDA's number of the capture; 0: not known. */
 bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id);
-/* Likewise, with the graph that it is captured into. */
+/* Likewise, with the graph that it is captured into. If it is, the graph exists until
+ * ibx_captures_graphs_let_go(): nobody of the tenant ends a capture meanwhile. graphs_hold(): the
+ * same for what the caller finds out itself. In between, the caller makes short calls only. */
 bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
+void ibx_captures_graphs_hold(struct gpu_session *x);
+void ibx_captures_graphs_let_go(struct gpu_session *x);
 /* How many nodes the next one of that stream, which is being captured, comes behind; 0: the driver
  * does not tell. */
 size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream);

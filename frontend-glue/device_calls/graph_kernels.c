@@ -71,9 +71,11 @@ static void captured(struct gpu_session *x, uint64_t stream)
     void *graph = NULL;
     const struct ibx_client_module *module = x->launches.user.held;
     struct captured_module *c = &x->launches.captured[((uintptr_t)module >> 6) % CAPTURED_MODULES];
-    if (!ibx_captures_graph(x, stream, &id, &graph) || (c->module == module && c->id == id))
+    if (!ibx_captures_graph(x, stream, &id, &graph))
         return;
-    ibx_graph_has_kernel(x, graph);
+    if (c->module != module || c->id != id)
+        ibx_graph_has_kernel(x, graph);
+    ibx_captures_graphs_let_go(x);
     *c = (struct captured_module){module, id};
 }
 

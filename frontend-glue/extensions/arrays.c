@@ -100,8 +100,10 @@ static void captures(struct extension_request *e, const void *stream,
     uint64_t id;
     void *graph = NULL;
     if (ibx_captures_any() && (copy->from_array || copy->to_array) &&
-        ibx_captures_graph(e->x, (uintptr_t)stream, &id, &graph))
+        ibx_captures_graph(e->x, (uintptr_t)stream, &id, &graph)) {
         ibx_extension_graph_has_copy(e, graph, copy);
+        ibx_captures_graphs_let_go(e->x);
+    }
     if (!ibx_captures_ended_since(before))
         return;
     ibx_array_use_unknown(e->x, (uintptr_t)copy->from_array);

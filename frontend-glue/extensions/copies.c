@@ -403,25 +403,37 @@ static int go_on_behind(void *stream, const struct captured *c, void *node)
                     : update_before(stream, &node, 1, SET_DEPENDENCIES);
 }
 
-static int capture_copy(struct extension_request *e)
+/* Adds the pair to the graph that the stream is captured into. */
+static int add_captured(const struct extension_request *e, void *stream, void *pair)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, void *child) = NULL;
     struct captured c = {.count = 0};
+    void *node = NULL;
+    if (!get_captured(stream, &c))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, add);
+    const int rc = add(&node, c.graph, c.behind, c.count, pair);
+    return rc ? rc : go_on_behind(stream, &c, node);
+}
+
+static int capture_copy(struct extension_request *e)
+{
     struct runtime r;
     struct asked a;
-    void *pair = NULL, *node = NULL, *stream = stream_in(e);
+    void *pair = NULL, *stream = stream_in(e);
     get_asked(e, &a);
     if (!whole(e) || !is_asked(e, &a))
         return CUDA_INVALID_VALUE;
-    if (!look_up(&r) || !get_captured(stream, &c))
+    if (!look_up(&r))
         return CUDA_NOT_SUPPORTED;
-    FUNCTION(e, add);
     int rc = make_pair(e, &r, &a, &pair);
     if (rc)
         return rc;
-    rc = add(&node, c.graph, c.behind, c.count, pair);
+    ibx_captures_graphs_hold(e->x);
+    rc = add_captured(e, stream, pair);
+    ibx_captures_graphs_let_go(e->x);
     r.destroy(pair);
-    return rc ? rc : go_on_behind(stream, &c, node);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------- plain functions
@@ -459,10 +471,12 @@ void ibx_extension_node_calls_end(void *graph, uint64_t object)
     release_object(graph, pointer_to(object));
 }
 
-void ibx_extension_capture_calls(void *stream, void *repeated)
+void ibx_extension_capture_calls(struct extension_request *e, void *stream, void *repeated)
 {
     struct captured c = {.count = 0};
+    ibx_captures_graphs_hold(e->x);
     graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
+    ibx_captures_graphs_let_go(e->x);
 }
 
 /* ---------------------------------------------------------------------------------- requests */

@@ -331,7 +331,7 @@ static int capture_function(struct extension_request *e)
     if (rc)
         ibx_host_work_release(repeated);
     else
-        ibx_extension_capture_calls(stream, repeated);
+        ibx_extension_capture_calls(e, stream, repeated);
     return rc;
 }
 

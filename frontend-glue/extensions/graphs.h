@@ -74,6 +74,6 @@ uint64_t ibx_extension_copy_of_node(struct extension_request *e, void *node);
  * destroyed: then _end() is called, with the object that ibx_handles_set_object() has returned. */
 void ibx_extension_node_calls(struct extension_request *e, const void *node, void *repeated);
 void ibx_extension_node_calls_end(void *graph, uint64_t object);
-void ibx_extension_capture_calls(void *stream, void *repeated);
+void ibx_extension_capture_calls(struct extension_request *e, void *stream, void *repeated);
 
 #endif

@@ -342,6 +342,7 @@ static struct ibx_tenant *begin(const char *name)
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         tenant->execs[i].of = &tenant->holds[IBX_HOLD_EXECS];
     pthread_mutex_init(&tenant->captured.lock, NULL);
+    pthread_rwlock_init(&tenant->captured.graphs, NULL);
     return tenant;
 }
 

@@ -80,6 +80,7 @@ struct ibx_captured_work {
     struct ibx_capture_work *list;
     uint64_t of_any; /* of captures whose number is not known */
     uint64_t all;
+    pthread_rwlock_t graphs; /* of captures: captures.c */
 };
 
 /* Checks a text for `weights` of the limits. -EINVAL: the error names the wrong entry. */

@@ -161,6 +161,14 @@ EXPORT int cudaGraphRetainUserObject(void *handle, void *object, unsigned count,
 
 /* -------------------------------------------------------------------------------- captures */
 
+static void (*as_told)(void);
+
+/* Calls that once, when the next call below is about to return. */
+EXPORT void ibx_double_as_capture_is_told(void (*call)(void))
+{
+    as_told = call;
+}
+
 /* What is captured comes behind the node that was added last. */
 EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                     void *const **behind, const void **edges, size_t *count)
@@ -174,6 +182,10 @@ EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long lon
     *count = captured->count != 0;
     last = captured->count ? &captured->nodes[captured->count - 1] : NULL;
     *behind = &last;
+    void (*const call)(void) = as_told;
+    as_told = NULL;
+    if (call)
+        call();
     return returns(0);
 }
 
