@@ -324,6 +324,8 @@ struct gpu_session {
 
     uint64_t named[2][IBX_NAMED_STREAMS]; /* streams; events: named_streams.c */
     unsigned named_since;
+    struct ibx_uses *uses; /* of the request in hand: handle_uses.c; NULL: none so far */
+    unsigned use_count;
 
     struct handle *held[IBX_HANDLES_HELD]; /* by the request in hand */
     unsigned held_count;

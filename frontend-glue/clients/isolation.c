@@ -89,6 +89,7 @@ void ibx_isolation_end(struct gpu_session *x)
     set_up(i);
     ibx_room_end(&x->handler.exec_room);
     ibx_handles_let_go(x);
+    ibx_handles_uses_leave(x);
     ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);

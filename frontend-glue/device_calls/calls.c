@@ -416,6 +416,7 @@ int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensio
         return IBX_REQUEST_PASS;
     bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);
     room = ibx_graph_joins_end(x) && room;
+    ibx_handles_let_go(x);
     x->handler.captures = CAPTURES_UNUSED;
     if (!room)
         return ibx_captures_full(x);

@@ -142,6 +142,8 @@ static int run_request(void *context, const struct ibx_request *q)
     ibx_cuda_capture_restore(x->cuda, mode);
     if (rc == IBX_REQUEST_PASS)
         ibx_copies_pass_in_order(x, q);
+    else
+        ibx_handles_let_go(x);
     x->ran += rc == IBX_REQUEST_DONE;
     if (rc == IBX_REQUEST_DONE && x->copy.path >= 0)
         x->taken[x->copy.path]++;

@@ -16,7 +16,7 @@ static bool goes_alone(const struct handle *h, uint64_t client)
  * handle that another client has open is passed on, which moves it to another list. */
 static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
 {
-    return goes_alone(h, client) && !h->holders && !h->ending &&
+    return goes_alone(h, client) && !h->holders && !h->ending && !ibx_handle_is_used(NULL, h) &&
            (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
                    : !h->context || h->context == context) &&
            !ibx_handle_passes_on(h);
@@ -100,7 +100,8 @@ bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *h = *ibx_handle_list_of_client(client, kind);
-    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders && !h->ending))
+    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders && !h->ending &&
+                  !ibx_handle_is_used(NULL, h)))
         h = h->in[OF_CLIENT].next;
     if (h)
         *context = h->context;

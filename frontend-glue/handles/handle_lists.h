@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by the files about handles: handles.c, handle_arrays.c, handle_ends.c, handle_events.c,
  * handle_graphs.c, handle_execs.c, handle_modules.c, handle_sizes.c, handle_openers.c,
- * handle_memory.c. */
+ * handle_memory.c, handle_uses.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -126,6 +126,14 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
 
 /* handles.c: waits until a request lets something go, or until then. */
 void ibx_handle_wait(const struct timespec *until);
+
+/* handle_uses.c: streams and events, which requests note without the lock. is_used(): whether
+ * another request than that of `x` (NULL: any request) has noted it. is_going(): who remembers that
+ * one is there has to look again; is_used() calls it first. use_ends(): the session's request does
+ * not use it any more. */
+bool ibx_handle_is_used(const struct gpu_session *x, const struct handle *h);
+void ibx_handle_is_going(void);
+void ibx_handle_use_ends(struct gpu_session *x, uint64_t value);
 
 /* handle_arrays.c: whether the client has freed the array, or the mipmapped array of which it is a
  * level; the array is gone. */

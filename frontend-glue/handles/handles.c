@@ -33,7 +33,6 @@ static void *tree;
 #define GRAPH_BUCKETS  8192u
 static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
 static atomic_uint there[KINDS]; /* how many there are; 0: nobody needs to take the lock */
-static atomic_uint gone;         /* streams and events that were given back */
 
 /* Ranges that overlap compare as equal: so a search finds one. */
 static int compare(const void *a, const void *b)
@@ -163,7 +162,7 @@ void ibx_handle_drop(struct handle *h)
     tdelete(h, &tree, compare);
     ibx_handle_count_as(h, NULL);
     if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
-        atomic_fetch_add(&gone, 1);
+        ibx_handle_is_going();
     h->gone = true;
     if (!h->holders)
         free_handle(h);
@@ -229,6 +228,7 @@ void ibx_handles_let_go(struct gpu_session *x)
 {
     if (x->graph_events.named || x->graph_events.held)
         ibx_graph_events_end(x);
+    ibx_handles_uses_end(x);
     if (!x->held_count)
         return;
     pthread_mutex_lock(&ibx_handles_lock);
@@ -556,11 +556,6 @@ bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
     return has;
 }
 
-unsigned ibx_handles_gone_so_far(void)
-{
-    return atomic_load(&gone);
-}
-
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const bool known = ibx_handles_has(x, kind, value);
@@ -607,6 +602,19 @@ bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint6
     return may;
 }
 
+/* Locked. Whether another request needs it. */
+static bool is_held(const struct gpu_session *x, const struct handle *h)
+{
+    return h->holders || ibx_handle_is_used(x, h);
+}
+
+/* Locked, except while it waits: for who has only noted that it uses the handle, a moment. */
+static void wait_for(const struct handle *h, const struct timespec *until)
+{
+    const struct timespec soon = ibx_timespec_of(ibx_deadline_in_ms(1));
+    ibx_handle_wait(h->holders ? until : &soon);
+}
+
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     if (!atomic_load(&there[kind]))
@@ -615,13 +623,14 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
     const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_ending(x, kind, value);
+    ibx_handle_use_ends(x, value);
     if (found)
         let_go_of(x, found);
-    while (found && found->holders && ibx_now_ns() < deadline) {
-        pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
+    while (found && is_held(x, found) && ibx_now_ns() < deadline) {
+        wait_for(found, &until);
         found = find_ending(x, kind, value); /* another request may have given it back */
     }
-    const bool known = found && !found->holders;
+    const bool known = found && !is_held(x, found);
     if (known && kind == IBX_HANDLE_NODE && found->of)
         ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
     if (known && kind == IBX_HANDLE_MIPMAP)

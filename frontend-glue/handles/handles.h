@@ -11,12 +11,14 @@
  *   handle_sizes.c   as how many graphs and executable graphs count
  *   handle_execs.c   what executable graphs have alone
  *   handle_modules.c modules of the driver's API
+ *   handle_uses.c    streams and events that requests in hand name
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
  * handles.c, handle_arrays.c, handle_events.c, handle_execs.c, handle_graphs.c, handle_modules.c,
- * handle_openers.c and handle_sizes.c call each other: they are one list under one lock.
+ * handle_openers.c, handle_sizes.c and handle_uses.c call each other: they are one list under one
+ * lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -104,6 +106,12 @@ void ibx_handles_let_go(struct gpu_session *x);
  * changes, those that were found are still there. */
 bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 unsigned ibx_handles_gone_so_far(void);
+/* handle_uses.c: notes that the request uses that stream or event, before it finds out whether
+ * there is one: then nobody gives it back until ibx_handles_let_go(), which calls _uses_end().
+ * False: it uses too many, and has to hold this one. uses_leave(): the session ends. */
+bool ibx_handles_use(struct gpu_session *x, uint64_t value);
+void ibx_handles_uses_end(struct gpu_session *x);
+void ibx_handles_uses_leave(struct gpu_session *x);
 /* Adds a function or a texture reference of a module. */
 bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           uint64_t module);

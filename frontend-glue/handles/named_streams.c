@@ -55,11 +55,13 @@ static bool is_there(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
 {
     uint64_t *place =
         &x->named[kind == IBX_HANDLE_EVENT][(value >> 4 ^ value >> 12) % IBX_NAMED_STREAMS];
-    if (is_remembered(x, place, value))
+    const bool noted = ibx_handles_use(x, value);
+    if (noted && is_remembered(x, place, value))
         return true;
-    if (!ibx_handles_has(x, kind, value))
+    if (noted ? !ibx_handles_has(x, kind, value) : !ibx_handles_know(x, kind, value))
         return nobody_knows(x, &unseen);
-    *place = value;
+    if (noted)
+        *place = value;
     return true;
 }
 

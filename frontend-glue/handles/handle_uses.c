@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Streams and events that requests in hand name. Most requests name one, so a request notes it
+ * without a lock, and who gives a stream or an event back looks for such notes:
+ *
+ *   a request              notes the handle, then asks whether any was given back
+ *   who gives it back      counts that one is given back, then looks whether a request has noted it
+ *
+ * So at least one of them sees the other: either the request does not rely on what it remembers,
+ * and looks in the list, which is locked; or the handle stays until the request is over.
+ */
+#include "frontend-glue/handles/handle_lists.h"
+
+#include <stdlib.h>
+
+#define USES 4u /* that one request notes; it holds further ones as others */
+
+struct ibx_uses {
+    struct ibx_uses *next;
+    atomic_bool taken;             /* by a session */
+    _Atomic uint64_t values[USES]; /* handles; 0: none */
+};
+
+static _Atomic(struct ibx_uses *)
+    all; /* is never freed: as many as there were sessions at a time */
+
+static atomic_uint gone; /* streams and events that were given back, or are about to be */
+
+unsigned ibx_handles_gone_so_far(void)
+{
+    return atomic_load(&gone);
+}
+
+void ibx_handle_is_going(void)
+{
+    atomic_fetch_add(&gone, 1);
+}
+
+/* NULL: no memory. */
+static struct ibx_uses *take(void)
+{
+    struct ibx_uses *u = atomic_load(&all);
+    bool taken = false;
+    while (u && !atomic_compare_exchange_strong(&u->taken, &taken, true)) {
+        u = u->next;
+        taken = false;
+    }
+    if (u || !(u = calloc(1, sizeof(*u))))
+        return u;
+    atomic_store(&u->taken, true);
+    u->next = atomic_load(&all);
+    while (!atomic_compare_exchange_weak(&all, &u->next, u)) {
+    }
+    return u;
+}
+
+bool ibx_handles_use(struct gpu_session *x, uint64_t value)
+{
+    for (unsigned i = 0; i < x->use_count; i++)
+        if (atomic_load_explicit(&x->uses->values[i], memory_order_relaxed) == value)
+            return true;
+    if (x->use_count == USES || !(x->uses || (x->uses = take())))
+        return false;
+    atomic_store(&x->uses->values[x->use_count++], value);
+    return true;
+}
+
+void ibx_handle_use_ends(struct gpu_session *x, uint64_t value)
+{
+    unsigned i = 0;
+    while (i < x->use_count && atomic_load(&x->uses->values[i]) != value)
+        i++;
+    if (i == x->use_count)
+        return;
+    atomic_store(&x->uses->values[i], atomic_load(&x->uses->values[--x->use_count]));
+    atomic_store(&x->uses->values[x->use_count], 0);
+}
+
+void ibx_handles_uses_end(struct gpu_session *x)
+{
+    while (x->use_count)
+        atomic_store_explicit(&x->uses->values[--x->use_count], 0, memory_order_release);
+}
+
+void ibx_handles_uses_leave(struct gpu_session *x)
+{
+    ibx_handles_uses_end(x);
+    if (x->uses)
+        atomic_store(&x->uses->taken, false);
+    x->uses = NULL;
+}
+
+bool ibx_handle_is_used(const struct gpu_session *x, const struct handle *h)
+{
+    if (h->kind != IBX_HANDLE_STREAM && h->kind != IBX_HANDLE_EVENT)
+        return false;
+    ibx_handle_is_going();
+    for (const struct ibx_uses *u = atomic_load(&all); u; u = u->next)
+        for (unsigned i = 0; i < USES && (!x || u != x->uses); i++)
+            if (atomic_load(&u->values[i]) == h->value)
+                return true;
+    return false;
+}

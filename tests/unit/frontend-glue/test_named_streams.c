@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Streams and events that a request names while another thread of the client gives them back: that
+ * waits until the request is over. */
+#include "common/clock.h"
+#include "frontend-glue/session/session_internal.h"
+#include "tests/fixtures/extensions.h"
+#include "tests/fixtures/thread_state.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define MANY 7u /* more than a request notes */
+
+static struct client others[2]; /* other sessions of alice's */
+
+static bool name(struct client *c, enum ibx_handle_kind kind, uint64_t value)
+{
+    return kind == IBX_HANDLE_STREAM ? ibx_named_stream(&c->x, value)
+                                     : ibx_named_event(&c->x, value);
+}
+
+struct remover {
+    pthread_t thread;
+    struct client *client;
+    enum ibx_handle_kind kind;
+    uint64_t value;
+    _Atomic pid_t id;
+    atomic_bool over;
+    bool removed;
+};
+
+static void *remove_it(void *of)
+{
+    struct remover *r = of;
+    atomic_store(&r->id, gettid());
+    r->removed = ibx_handles_remove(&r->client->x, r->kind, r->value);
+    atomic_store(&r->over, true);
+    return NULL;
+}
+
+static void start(struct remover *r)
+{
+    assert_int_equal(pthread_create(&r->thread, NULL, remove_it, r), 0);
+}
+
+static bool sleeps(struct remover *r)
+{
+    const pid_t id = atomic_load(&r->id);
+    return id && thread_state(getpid(), id) == 'S';
+}
+
+/* The handle stays although another thread removes it, until alice's request is over. */
+static void stays(enum ibx_handle_kind kind, uint64_t value)
+{
+    struct remover r = {.client = &others[0], .kind = kind, .value = value};
+    start(&r);
+    while (!sleeps(&r) && !atomic_load(&r.over))
+        sched_yield();
+    for (unsigned i = 0; i < 1000; i++)
+        assert_true(ibx_handles_has(&alice.x, kind, value) && !atomic_load(&r.over));
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(pthread_join(r.thread, NULL), 0);
+    assert_true(r.removed);
+    assert_false(name(&alice, kind, value));
+    ibx_handles_let_go(&alice.x);
+}
+
+/* The second time a request relies on what an earlier one has found. */
+static void test_stays(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        const enum ibx_handle_kind kind = i & 1 ? IBX_HANDLE_EVENT : IBX_HANDLE_STREAM;
+        const uint64_t value = 0x7000 + 16 * i;
+        assert_true(ibx_handles_add(&alice.x, kind, value));
+        assert_true(name(&alice, kind, value));
+        if (i & 2) {
+            ibx_handles_let_go(&alice.x);
+            assert_true(name(&alice, kind, value));
+        }
+        stays(kind, value);
+    }
+}
+
+static void test_many(void **state)
+{
+    (void)state;
+    for (unsigned last = 0; last < MANY; last++) {
+        for (unsigned i = 0; i < MANY; i++) {
+            ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000 + 16 * i);
+            assert_true(name(&alice, IBX_HANDLE_STREAM, 0x7000 + 16 * i));
+        }
+        stays(IBX_HANDLE_STREAM, 0x7000 + 16 * last);
+    }
+    for (unsigned i = 0; i < MANY; i++)
+        ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, 0x7000 + 16 * i);
+}
+
+/* Two requests name a stream that both destroy: they do not wait for each other. */
+static void test_removed_twice(void **state)
+{
+    struct remover r[2] = {{.client = &others[0], .value = 0x7000},
+                           {.client = &others[1], .value = 0x7000}};
+    const uint64_t began = ibx_now_ns();
+    (void)state;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    for (unsigned i = 0; i < 2; i++) {
+        r[i].kind = IBX_HANDLE_STREAM;
+        assert_true(name(r[i].client, IBX_HANDLE_STREAM, 0x7000));
+    }
+    for (unsigned i = 0; i < 2; i++)
+        start(&r[i]);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(pthread_join(r[i].thread, NULL), 0);
+    for (unsigned i = 0; i < 2; i++)
+        ibx_handles_let_go(&r[i].client->x);
+    assert_true(r[0].removed != r[1].removed);
+    assert_true(ibx_now_ns() - began < UINT64_C(5000000000));
+}
+
+/* A reset, or the end of the client, leaves it, too. */
+static void test_taken(void **state)
+{
+    struct gpu_session owner = {.s = session, .joined = true, .options = alice.x.options};
+    struct ibx_taken taken = {.value = 0};
+    void *context = NULL;
+    (void)state;
+    owner.isolation.tenant = alice.x.isolation.tenant;
+    session->path.provider[0] = '?';
+    const uint64_t client = ibx_clients_number(&owner);
+    assert_true(client);
+    assert_true(ibx_handles_add(&owner, IBX_HANDLE_STREAM, 0x7000));
+    assert_int_equal(owner.cuda->ctx_get_current(&context), 0);
+    assert_true(name(&alice, IBX_HANDLE_STREAM, 0x7000));
+    for (size_t left = 0; left < 2; left++) {
+        assert_int_equal(ibx_handles_take_some(client, IBX_HANDLE_STREAM, context, &taken, 1),
+                         left);
+        ibx_handles_let_go(&alice.x);
+    }
+    assert_true(taken.value == 0x7000);
+    ibx_clients_leave(&owner);
+    session->path.provider[0] = 0;
+}
+
+/* ----------------------------------------------------------------------- at the same time */
+
+#define STREAMS 8u
+#define ROUNDS  20000u
+
+static atomic_bool alive[STREAMS], made_all;
+
+/* Makes and gives back streams. Those that were given back are gone. */
+static void *make_and_remove(void *unused)
+{
+    (void)unused;
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        const uint64_t value = 0x7000 + 16 * (i % STREAMS);
+        atomic_store(&alive[i % STREAMS], true);
+        if (!ibx_handles_add(&others[0].x, IBX_HANDLE_STREAM, value) ||
+            !ibx_handles_remove(&others[0].x, IBX_HANDLE_STREAM, value))
+            break;
+        atomic_store(&alive[i % STREAMS], false);
+    }
+    atomic_store(&made_all, true);
+    return NULL;
+}
+
+static void test_at_once(void **state)
+{
+    pthread_t thread;
+    unsigned long named = 0;
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, make_and_remove, NULL), 0);
+    for (unsigned i = 0; !atomic_load(&made_all); i++) {
+        const uint64_t value = 0x7000 + 16 * (i % STREAMS);
+        if (name(&alice, IBX_HANDLE_STREAM, value)) {
+            named++;
+            for (unsigned k = 0; k < 10; k++)
+                assert_true(atomic_load(&alive[i % STREAMS]));
+        }
+        ibx_handles_let_go(&alice.x);
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    for (unsigned i = 0; i < STREAMS; i++)
+        assert_false(alive[i]);
+    print_message("%lu streams were named while they were given back\n", named);
+}
+
+static int set_up(void **state)
+{
+    const int rc = ext_set_up(state);
+    for (unsigned i = 0; i < 2; i++) {
+        others[i].x.s = session;
+        others[i].x.options.mode = IBX_GPU_ON;
+        others[i].x.chosen_for = 0;
+        others[i].x.replies.shape = IBX_REPLY_TIMED;
+        others[i].x.isolation = alice.x.isolation;
+    }
+    return rc;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stays),         cmocka_unit_test(test_many),
+        cmocka_unit_test(test_removed_twice), cmocka_unit_test(test_taken),
+        cmocka_unit_test(test_at_once),
+    };
+    return cmocka_run_group_tests(tests, set_up, ext_tear_down);
+}
