@@ -416,6 +416,14 @@ static int add_captured(const struct extension_request *e, void *stream, void *p
     return rc ? rc : go_on_behind(stream, &c, node);
 }
 
+/* The nodes that CUDA says the next one comes behind are in its own memory, until the next call
+ * that adds work to the stream: no other thread of the client may make one. */
+static bool has_alone(const struct extension_request *e, const void *stream)
+{
+    return !ibx_handles_has(e->x, IBX_HANDLE_STREAM, (uintptr_t)stream) ||
+           ibx_handles_use_alone(e->x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
 static int capture_copy(struct extension_request *e)
 {
     struct runtime r;
@@ -429,9 +437,13 @@ static int capture_copy(struct extension_request *e)
     int rc = make_pair(e, &r, &a, &pair);
     if (rc)
         return rc;
-    ibx_captures_graphs_hold(e->x);
-    rc = add_captured(e, stream, pair);
-    ibx_captures_graphs_let_go(e->x);
+    if (has_alone(e, stream)) {
+        ibx_captures_graphs_hold(e->x);
+        rc = add_captured(e, stream, pair);
+        ibx_captures_graphs_let_go(e->x);
+    } else {
+        rc = CUDA_INVALID_HANDLE;
+    }
     r.destroy(pair);
     return rc;
 }

@@ -124,6 +124,9 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
+/* The request holds it. False: it names too much. */
+bool ibx_handle_hold(struct gpu_session *x, struct handle *h);
+
 /* handles.c: waits until a request lets something go, or until then. */
 void ibx_handle_wait(const struct timespec *until);
 

@@ -11,9 +11,12 @@
  */
 #include "frontend-glue/handles/handle_lists.h"
 
+#include "common/clock.h"
+
 #include <stdlib.h>
 
-#define USES 4u /* that one request notes; it holds further ones as others */
+#define HELD_MS 10000u /* for so long a request waits for those who use something */
+#define USES    4u     /* that one request notes; it holds further ones as others */
 
 struct ibx_uses {
     struct ibx_uses *next;
@@ -100,4 +103,58 @@ bool ibx_handle_is_used(const struct gpu_session *x, const struct handle *h)
             if (atomic_load(&u->values[i]) == h->value)
                 return true;
     return false;
+}
+
+/* Locked, except while it waits: a moment, as nobody tells that a note is gone. */
+static void wait_a_moment(void)
+{
+    const struct timespec soon = ibx_timespec_of(ibx_deadline_in_ms(1));
+    ibx_handle_wait(&soon);
+}
+
+static bool is_anothers(const struct gpu_session *x, const struct handle *h)
+{
+    return h->user && h->user != x;
+}
+
+/* Its own note would keep the one who has it alone from getting it. */
+bool ibx_handles_has_used(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *h = ibx_handle_find(x, kind, value);
+    while (h && is_anothers(x, h) && ibx_now_ns() < deadline) {
+        ibx_handle_use_ends(x, value);
+        wait_a_moment();
+        h = ibx_handle_find(x, kind, value);
+    }
+    const bool has = h && !is_anothers(x, h) && ibx_handles_use(x, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return has;
+}
+
+/* Locked. From the first call on, others that name it wait, unless somebody else has it alone. */
+static bool gets_alone(struct gpu_session *x, struct handle *h)
+{
+    if (is_anothers(x, h))
+        return false;
+    h->user = x;
+    return !ibx_handle_is_used(x, h);
+}
+
+bool ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    struct handle *h;
+    bool alone = false;
+    pthread_mutex_lock(&ibx_handles_lock);
+    ibx_handle_use_ends(x, value);
+    while ((h = ibx_handle_find(x, kind, value)) && !(alone = gets_alone(x, h)) &&
+           ibx_now_ns() < deadline)
+        wait_a_moment();
+    alone = alone && ibx_handle_hold(x, h);
+    if (h && h->user == x && !alone)
+        h->user = NULL;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return alone;
 }

@@ -177,7 +177,7 @@ static struct handle *whole_of(const struct gpu_session *x, const struct handle 
 }
 
 /* Locked. False: the request names too much. */
-static bool hold(struct gpu_session *x, struct handle *h)
+bool ibx_handle_hold(struct gpu_session *x, struct handle *h)
 {
     unsigned i = 0;
     while (i < x->held_count && x->held[i] != h)
@@ -191,7 +191,7 @@ static bool hold(struct gpu_session *x, struct handle *h)
     if (h->kind == IBX_HANDLE_GRAPH)
         h->user = x;
     struct handle *whole = whole_of(x, h);
-    return !whole || hold(x, whole);
+    return !whole || ibx_handle_hold(x, whole);
 }
 
 /* Locked, except while it waits for other requests with the same graph. Finds a handle that the
@@ -215,10 +215,10 @@ void ibx_handle_wait(const struct timespec *until)
     pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, until);
 }
 
-/* Locked. */
-static void release(struct handle *h)
+/* Locked. The session, or NULL: a thread of the back end, does not hold it any more. */
+static void release(const struct gpu_session *x, struct handle *h)
 {
-    h->user = NULL;
+    h->user = h->user == x ? NULL : h->user;
     if (!--h->holders && h->gone)
         free_handle(h);
     pthread_cond_broadcast(&let_go);
@@ -233,7 +233,7 @@ void ibx_handles_let_go(struct gpu_session *x)
         return;
     pthread_mutex_lock(&ibx_handles_lock);
     while (x->held_count)
-        release(x->held[--x->held_count]);
+        release(x, x->held[--x->held_count]);
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
@@ -367,7 +367,7 @@ static bool hold_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_
     for (;;) {
         struct handle *found = ibx_handle_find(x, kind, value);
         const bool has = found && (!found->holders || found->user == x);
-        if (has && hold(x, found))
+        if (has && ibx_handle_hold(x, found))
             found->user = x;
         if (!found || has || ibx_now_ns() >= deadline)
             return has && found->user == x;
@@ -413,7 +413,7 @@ bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint
     const struct handle *found = ibx_handle_find(x, kind, value);
     const uint64_t other = found ? found->relies : 0, number = found ? found->relied : 0;
     struct handle *used = other ? find_free(x, on, other) : NULL;
-    const bool may = !other || (used && used->number == number && hold(x, used));
+    const bool may = !other || (used && used->number == number && ibx_handle_hold(x, used));
     pthread_mutex_unlock(&ibx_handles_lock);
     return may;
 }
@@ -445,7 +445,7 @@ bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
     const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
     const bool has = made && made->user == x && made->of &&
                      ibx_handle_is_in(x, made->of, found->of, made->number) &&
-                     found->number < made->number && hold(x, found);
+                     found->number < made->number && ibx_handle_hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }
@@ -517,7 +517,7 @@ bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, IBX_HANDLE_NODE, node);
-    const bool is = found && found->of == graph && hold(x, found);
+    const bool is = found && found->of == graph && ibx_handle_hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }
@@ -543,7 +543,7 @@ bool ibx_handles_know(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_free(x, kind, value);
-    const bool known = found && hold(x, found);
+    const bool known = found && ibx_handle_hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return known;
 }
@@ -573,7 +573,7 @@ static void let_go_of(struct gpu_session *x, struct handle *h)
         if (x->held[i] != h)
             continue;
         x->held[i] = x->held[--x->held_count];
-        release(h);
+        release(x, h);
         return;
     }
 }
@@ -626,11 +626,12 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
     ibx_handle_use_ends(x, value);
     if (found)
         let_go_of(x, found);
-    while (found && is_held(x, found) && ibx_now_ns() < deadline) {
+    bool held; /* who notes it after that was asked has to wait for the lock */
+    while ((held = found && is_held(x, found)) && ibx_now_ns() < deadline) {
         wait_for(found, &until);
         found = find_ending(x, kind, value); /* another request may have given it back */
     }
-    const bool known = found && !is_held(x, found);
+    const bool known = found && !held;
     if (known && kind == IBX_HANDLE_NODE && found->of)
         ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
     if (known && kind == IBX_HANDLE_MIPMAP)
@@ -693,7 +694,7 @@ void ibx_handles_release(struct handle **held, size_t count)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     for (size_t i = 0; i < count; i++)
-        release(held[i]);
+        release(NULL, held[i]);
     pthread_mutex_unlock(&ibx_handles_lock);
     free(held);
 }

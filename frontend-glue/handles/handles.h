@@ -108,8 +108,12 @@ bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
 unsigned ibx_handles_gone_so_far(void);
 /* handle_uses.c: notes that the request uses that stream or event, before it finds out whether
  * there is one: then nobody gives it back until ibx_handles_let_go(), which calls _uses_end().
- * False: it uses too many, and has to hold this one. uses_leave(): the session ends. */
+ * False: it uses too many, and has to hold this one. has_used(): as ibx_handles_has(), for one that
+ * it has noted; waits while another request has it alone. use_alone(): the request has it alone
+ * from now on, for which it waits up to 10 s. uses_leave(): the session ends. */
 bool ibx_handles_use(struct gpu_session *x, uint64_t value);
+bool ibx_handles_has_used(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 void ibx_handles_uses_end(struct gpu_session *x);
 void ibx_handles_uses_leave(struct gpu_session *x);
 /* Adds a function or a texture reference of a module. */

@@ -58,7 +58,7 @@ static bool is_there(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
     const bool noted = ibx_handles_use(x, value);
     if (noted && is_remembered(x, place, value))
         return true;
-    if (noted ? !ibx_handles_has(x, kind, value) : !ibx_handles_know(x, kind, value))
+    if (noted ? !ibx_handles_has_used(x, kind, value) : !ibx_handles_know(x, kind, value))
         return nobody_knows(x, &unseen);
     if (noted)
         *place = value;

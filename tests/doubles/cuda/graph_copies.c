@@ -173,15 +173,13 @@ EXPORT void ibx_double_as_capture_is_told(void (*call)(void))
 EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                     void *const **behind, const void **edges, size_t *count)
 {
-    static __thread void *last;
     struct double_graph *captured = graph_captured(stream);
     *status = captured != NULL;
     if (id || edges || !captured)
         return returns(id || edges ? INVALID_VALUE : 0);
     *graph = captured;
     *count = captured->count != 0;
-    last = captured->count ? &captured->nodes[captured->count - 1] : NULL;
-    *behind = &last;
+    *behind = capture_tell(captured->count ? &captured->nodes[captured->count - 1] : NULL);
     void (*const call)(void) = as_told;
     as_told = NULL;
     if (call)

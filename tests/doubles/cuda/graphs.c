@@ -85,11 +85,26 @@ void graph_discard(void *handle)
 
 /* -------------------------------------------------------------------------------- captures */
 
+static void **told_behind; /* what capture_tell() has returned last */
+
+void *const *capture_tell(void *last)
+{
+    void **made = malloc(sizeof(*made));
+    *made = last;
+    pthread_mutex_lock(&mutex);
+    free(told_behind);
+    told_behind = made;
+    pthread_mutex_unlock(&mutex);
+    return made;
+}
+
 static struct graph_node *captured(void *stream, int type)
 {
     struct graph_node *node = NULL;
     pthread_mutex_lock(&mutex);
     if (stream && stream == capture.stream) {
+        free(told_behind);
+        told_behind = NULL;
         struct double_graph *graph = capture.graph;
         void *last = graph->count ? &graph->nodes[graph->count - 1] : NULL;
         node = graph_add(graph, type, &last, last ? 1 : 0);
@@ -244,6 +259,8 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
     *graph = stream == capture.stream && !lost ? capture.graph : NULL;
     capture.stream = NULL;
     capture.lost = false;
+    free(told_behind);
+    told_behind = NULL;
     pthread_mutex_unlock(&mutex);
     tell_driver(NULL);
     return returns(!may ? WRONG_THREAD : lost ? INVALIDATED : 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A request asks for the graph that a stream is captured into, and before it uses the graph another
- * thread of the client ends the capture and destroys the graph. The double ends the process, as
- * CUDA does, if it gets a graph that is gone. */
+ * thread of the client ends the capture and destroys the graph, or adds work to it. The double ends
+ * the process, as CUDA does, if it gets a graph that is gone. */
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "tests/fixtures/extensions.h"
 #include "tests/fixtures/thread_state.h"
@@ -21,29 +21,47 @@ static struct client other; /* another session of alice's */
 static void *stream;
 static uint64_t queue;
 static struct {
-    bool armed, started;
+    bool captured, armed, started;
+    void (*does)(void);
     pthread_t thread;
     _Atomic pid_t id;
     atomic_bool over;
 } ender;
 
-static void *end_it(void *unused)
+static void *run_it(void *unused)
 {
     (void)unused;
     atomic_store(&ender.id, gettid());
-    const uint64_t graph = ext_capture_end(&other, stream);
-    ext_graph_destroy(&other, graph);
+    ender.does();
     atomic_store(&ender.over, true);
     return NULL;
 }
 
+static void end_it(void)
+{
+    const uint64_t graph = ext_capture_end(&other, stream);
+    ext_graph_destroy(&other, graph);
+}
+
+/* More work in the same stream. */
+static void add_it(void)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
+    ibx_put_u64(&w, alice.memory);
+    ibx_put_u32(&w, 1);
+    ibx_put_u64(&w, 64);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    assert_int_equal(ext_run(&other, &w, NULL), 0);
+}
+
 /* The graph is known now. Returns when the other thread has done it, or waits. */
-static void end_meanwhile(void)
+static void go_meanwhile(void)
 {
     if (!ender.armed)
         return;
     ender.armed = false;
-    ender.started = !pthread_create(&ender.thread, NULL, end_it, NULL);
+    ender.started = !pthread_create(&ender.thread, NULL, run_it, NULL);
     assert_true(ender.started);
     while (!atomic_load(&ender.over) &&
            !(atomic_load(&ender.id) && thread_state(getpid(), atomic_load(&ender.id)) == 'S'))
@@ -56,25 +74,33 @@ bool __wrap_ibx_captures_graph(struct gpu_session *x, uint64_t of, uint64_t *id,
 {
     const bool is = __real_ibx_captures_graph(x, of, id, graph);
     if (is)
-        end_meanwhile();
+        go_meanwhile();
     return is;
 }
 
-static void begin(void)
+static void begin(void (*other_does)(void))
 {
-    ext_capture_begin(&alice, stream);
+    ender.does = other_does;
+    if (!ender.captured)
+        ext_capture_begin(&alice, stream);
+    ender.captured = false;
     atomic_store(&ender.over, false);
     atomic_store(&ender.id, 0);
     ender.armed = true;
     ender.started = false;
 }
 
-/* The request was answered, and the graph is gone. */
-static void finish(void)
+/* The request was answered, and the other thread has done it. */
+static void join(void)
 {
     assert_true(ender.started);
     assert_int_equal(pthread_join(ender.thread, NULL), 0);
     assert_true(atomic_load(&ender.over));
+}
+
+static void finish(void)
+{
+    join();
     assert_false(ibx_captures_any());
 }
 
@@ -129,7 +155,7 @@ static void test_launch(void **state)
     ibx_put_u64(&w, alice.memory + 4096);
     ibx_put_u64(&w, 8);
     load();
-    begin();
+    begin(end_it);
     assert_int_equal(ibx_device_launch(&alice.x, bytes, w.length), 0);
     finish();
 }
@@ -141,27 +167,47 @@ static void test_copy_of_array(void **state)
     (void)state;
     put_copy(&w, 3);
     ibx_put_u64(&w, (uintptr_t)stream);
-    begin();
+    begin(end_it);
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
     finish();
 }
 
 /* By a graph within the graph. */
-static void test_copy_from_host(void **state)
+static void copy_from_host(uint64_t number, void (*other_does)(void))
 {
     uint8_t bytes[256];
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_COPY);
     void (*as_told)(void (*call)(void)) = NULL;
-    (void)state;
     *(void **)&as_told = ibx_back_end_runtime("ibx_double_as_capture_is_told");
     ibx_put_u64(&w, (uintptr_t)stream);
     ibx_put_u64(&w, queue);
-    ibx_put_u64(&w, 1);
+    ibx_put_u64(&w, number);
     put_copy(&w, 1);
-    begin();
-    as_told(end_meanwhile);
+    begin(other_does);
+    as_told(go_meanwhile);
     assert_int_equal(ext_run(&alice, &w, NULL), 0);
+}
+
+static void test_copy_from_host(void **state)
+{
+    (void)state;
+    copy_from_host(1, end_it);
     finish();
+}
+
+/* What CUDA tells of the nodes before the next one is valid until another one is added. */
+static void test_work_beside_a_copy(void **state)
+{
+    (void)state;
+    ext_capture_begin(&alice, stream);
+    add_it();
+    ender.captured = true;
+    copy_from_host(3, add_it);
+    join();
+    const uint64_t graph = ext_capture_end(&alice, stream);
+    assert_int_equal(ext_nodes_count(&alice, graph), 3);
+    ext_graph_destroy(&alice, graph);
+    assert_false(ibx_captures_any());
 }
 
 static void test_function(void **state)
@@ -169,8 +215,8 @@ static void test_function(void **state)
     void (*as_told)(void (*call)(void)) = NULL;
     (void)state;
     *(void **)&as_told = ibx_back_end_runtime("ibx_double_as_capture_is_told");
-    begin();
-    as_told(end_meanwhile);
+    begin(end_it);
+    as_told(go_meanwhile);
     assert_int_equal(
         ext_call(&alice, IBX_EXT_HOST_CAPTURE, 3, (uint64_t[]){(uintptr_t)stream, queue, 2}, NULL),
         0);
@@ -200,9 +246,8 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launch),
-        cmocka_unit_test(test_copy_of_array),
-        cmocka_unit_test(test_copy_from_host),
+        cmocka_unit_test(test_launch),         cmocka_unit_test(test_copy_of_array),
+        cmocka_unit_test(test_copy_from_host), cmocka_unit_test(test_work_beside_a_copy),
         cmocka_unit_test(test_function),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

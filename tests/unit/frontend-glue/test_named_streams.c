@@ -123,6 +123,71 @@ static void test_removed_twice(void **state)
     assert_true(ibx_now_ns() - began < UINT64_C(5000000000));
 }
 
+static void *use_alone(void *of)
+{
+    struct remover *r = of;
+    atomic_store(&r->id, gettid());
+    r->removed = ibx_handles_use_alone(&r->client->x, r->kind, r->value);
+    atomic_store(&r->over, true);
+    return NULL;
+}
+
+static void *name_it(void *of)
+{
+    struct remover *r = of;
+    atomic_store(&r->id, gettid());
+    r->removed = name(r->client, r->kind, r->value);
+    atomic_store(&r->over, true);
+    return NULL;
+}
+
+static void run(struct remover *r, void *(*does)(void *of))
+{
+    assert_int_equal(pthread_create(&r->thread, NULL, does, r), 0);
+    while (!sleeps(r) && !atomic_load(&r->over))
+        sched_yield();
+    for (unsigned i = 0; i < 1000; i++)
+        assert_false(atomic_load(&r->over) || (sched_yield(), false));
+}
+
+static void end(struct remover *r)
+{
+    assert_int_equal(pthread_join(r->thread, NULL), 0);
+    assert_true(r->removed);
+}
+
+/* One request has the stream alone, behind those that named it before, and before those that name
+ * it later, or remember it. */
+static void test_alone(void **state)
+{
+    struct remover first = {.client = &others[0], .kind = IBX_HANDLE_STREAM, .value = 0x7000};
+    struct remover second = first, third = first;
+    (void)state;
+    second.client = &others[1];
+    third.client = &alice;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    assert_true(name(&others[0], IBX_HANDLE_STREAM, 0x7000));
+    assert_true(name(&alice, IBX_HANDLE_STREAM, 0x7000));
+    run(&first, use_alone);
+    ibx_handles_let_go(&alice.x);
+    end(&first);
+    run(&third, name_it);
+    run(&second, use_alone);
+    ibx_handles_let_go(&others[0].x);
+    for (unsigned done = 0; !done;) {
+        if (atomic_load(&second.over))
+            ibx_handles_let_go(&others[1].x), done = 1;
+        else if (atomic_load(&third.over))
+            ibx_handles_let_go(&alice.x), done = 1;
+    }
+    end(&second);
+    end(&third);
+    ibx_handles_let_go(&others[1].x);
+    ibx_handles_let_go(&alice.x);
+    assert_false(ibx_handles_use_alone(&alice.x, IBX_HANDLE_STREAM, 0x8000));
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+}
+
 /* A reset, or the end of the client, leaves it, too. */
 static void test_taken(void **state)
 {
@@ -153,12 +218,13 @@ static void test_taken(void **state)
 #define ROUNDS  20000u
 
 static atomic_bool alive[STREAMS], made_all;
+static unsigned rounds; /* that the thread has made */
 
 /* Makes and gives back streams. Those that were given back are gone. */
 static void *make_and_remove(void *unused)
 {
     (void)unused;
-    for (unsigned i = 0; i < ROUNDS; i++) {
+    for (unsigned i = 0; i < ROUNDS; i++, rounds++) {
         const uint64_t value = 0x7000 + 16 * (i % STREAMS);
         atomic_store(&alive[i % STREAMS], true);
         if (!ibx_handles_add(&others[0].x, IBX_HANDLE_STREAM, value) ||
@@ -186,8 +252,7 @@ static void test_at_once(void **state)
         ibx_handles_let_go(&alice.x);
     }
     assert_int_equal(pthread_join(thread, NULL), 0);
-    for (unsigned i = 0; i < STREAMS; i++)
-        assert_false(alive[i]);
+    assert_int_equal(rounds, ROUNDS);
     print_message("%lu streams were named while they were given back\n", named);
 }
 
@@ -208,8 +273,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stays),         cmocka_unit_test(test_many),
-        cmocka_unit_test(test_removed_twice), cmocka_unit_test(test_taken),
-        cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_removed_twice), cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_taken),         cmocka_unit_test(test_at_once),
     };
     return cmocka_run_group_tests(tests, set_up, ext_tear_down);
 }
