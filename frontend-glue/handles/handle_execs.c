@@ -6,36 +6,69 @@
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 
-#define OF_GRAPH_MOST 64u /* of a graph's are remembered, since each request looks through them */
+/* What a node of an executable graph has; of a graph, something that it has an object for, and no
+ * list. */
+struct extras {
+    uint64_t key; /* the node; or the address of that */
+    unsigned count;
+    struct extra {
+        void *what;
+        void (*end)(void *what); /* to be called once, when it is needed no more */
+    } * list;
+};
+
+static int compare(const void *a, const void *b)
+{
+    const struct extras *left = a, *right = b;
+    return (left->key > right->key) - (left->key < right->key);
+}
+
+static void end_all(void *of)
+{
+    struct extras *e = of;
+    for (unsigned i = 0; i < e->count; i++)
+        e->list[i].end(e->list[i].what);
+    free(e->list);
+    free(e);
+}
 
 void ibx_handle_forget_extras(struct handle *h)
 {
-    for (unsigned i = 0; i < h->extra_count; i++)
-        h->extras[i].end(h->extras[i].what);
-    h->extra_count = 0;
-    free(h->extras);
+    tdestroy(h->extras, end_all);
     h->extras = NULL;
 }
 
-/* Locked. */
-static bool has(const struct handle *h, const void *what)
+/* Locked. NULL: it has nothing. */
+static struct extras *extras_of(const struct handle *h, uint64_t key)
 {
-    unsigned i = 0;
-    while (i < h->extra_count && h->extras[i].what != what)
-        i++;
-    return i < h->extra_count;
+    struct extras *const *found = tfind(&(struct extras){.key = key}, &h->extras, compare);
+    return found ? *found : NULL;
+}
+
+/* Locked. NULL: no memory. */
+static struct extras *enter(struct handle *h, uint64_t key)
+{
+    struct extras *made = calloc(1, sizeof(*made));
+    if (!made)
+        return NULL;
+    made->key = key;
+    if (tsearch(made, &h->extras, compare))
+        return made;
+    free(made);
+    return NULL;
 }
 
 /* Locked. False: no memory. */
-static bool add(struct handle *h, const struct extra *extra)
+static bool add(struct extras *e, void *what, void (*end)(void *what))
 {
-    struct extra *more = realloc(h->extras, (h->extra_count + 1) * sizeof(*more));
+    struct extra *more = e ? realloc(e->list, (e->count + 1) * sizeof(*more)) : NULL;
     if (!more)
         return false;
-    h->extras = more;
-    h->extras[h->extra_count++] = *extra;
+    e->list = more;
+    e->list[e->count++] = (struct extra){what, end};
     return true;
 }
 
@@ -43,14 +76,11 @@ static bool add(struct handle *h, const struct extra *extra)
  * gives it back. */
 static void forget_of_node(struct handle *h, uint64_t node)
 {
-    unsigned kept = 0;
-    for (unsigned i = 0; i < h->extra_count; i++) {
-        if (h->extras[i].node == node)
-            h->extras[i].end(h->extras[i].what);
-        else
-            h->extras[kept++] = h->extras[i];
-    }
-    h->extra_count = kept;
+    struct extras *e = extras_of(h, node);
+    if (!e)
+        return;
+    tdelete(e, &h->extras, compare);
+    end_all(e);
 }
 
 bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, uint64_t node, void *const *whats,
@@ -61,7 +91,8 @@ bool ibx_handles_exec_has(struct gpu_session *x, uint64_t exec, uint64_t node, v
     struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
     if (found)
         forget_of_node(found, node);
-    while (found && added < count && add(found, &(struct extra){whats[added], end, node}))
+    struct extras *e = found && count ? enter(found, node) : NULL;
+    while (added < count && add(e, whats[added], end))
         added++;
     pthread_mutex_unlock(&ibx_handles_lock);
     for (unsigned i = added; i < count; i++)
@@ -75,16 +106,24 @@ static void never(void *what)
 }
 
 /* A module stays until its client's process has ended, an array until the client has. */
+static void stay(const void *at, VISIT visit, int level)
+{
+    const struct extras *e = *(struct extras *const *)at;
+    (void)level;
+    for (unsigned i = 0; i < e->count && (visit == postorder || visit == leaf); i++) {
+        if (e->list[i].end == ibx_functions_graph_end)
+            ibx_functions_graph_unknown(e->list[i].what);
+        else
+            e->list[i].end = never;
+    }
+}
+
 void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
-    for (unsigned i = 0; found && i < found->extra_count; i++) {
-        if (found->extras[i].end == ibx_functions_graph_end)
-            ibx_functions_graph_unknown(found->extras[i].what);
-        else
-            found->extras[i].end = never;
-    }
+    if (found)
+        twalk(found->extras, stay);
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
@@ -99,16 +138,16 @@ bool ibx_handles_graph_has(struct gpu_session *x, uint64_t graph, const void *wh
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = find_graph(x, graph);
-    const bool is = found && has(found, what);
+    const bool is = found && extras_of(found, (uintptr_t)what);
     pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }
 
-void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, void *what)
+void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, const void *what)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *found = find_graph(x, graph);
-    if (found && found->extra_count < OF_GRAPH_MOST && !has(found, what))
-        (void)add(found, &(struct extra){what, never, 0});
+    if (found && !extras_of(found, (uintptr_t)what))
+        enter(found, (uintptr_t)what);
     pthread_mutex_unlock(&ibx_handles_lock);
 }

@@ -18,13 +18,6 @@ struct opener {
     unsigned times;
 };
 
-/* To be called once, when it is needed no more. */
-struct extra {
-    void *what;
-    void (*end)(void *what);
-    uint64_t node; /* of an executable graph, that has it */
-};
-
 /* The lists that a handle is in. One client's handles must not slow down another client, so nothing
  * but a reset walks through all handles. */
 enum handle_list {
@@ -64,9 +57,8 @@ struct handle {
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
     struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
-    struct extra *extras;           /* of a graph, executable or not: handle_execs.c */
-    unsigned extra_count;
-    bool theirs;               /* another process's; each client that uses it has opened it */
+    void *extras;                   /* of a graph, executable or not: handle_execs.c */
+    bool theirs;                    /* another process's; each client that uses it has opened it */
     bool was_open;             /* by another client, whose work may use it also after a close */
     bool gone;                 /* it is in no list; its last holder frees it */
     bool of_process;           /* it is known which process has made it */

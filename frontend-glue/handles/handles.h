@@ -87,7 +87,7 @@ void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec);
 /* Whether a graph, which the request holds, has an object of CUDA's for that until it ends; notes
  * that. */
 bool ibx_handles_graph_has(struct gpu_session *x, uint64_t graph, const void *what);
-void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, void *what);
+void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, const void *what);
 /* handle_modules.c: GVirtuS launches a function of a module that its handlers have made, and the
  * launch may be captured: the module may not be unloaded any more (ibx_handles_may_end()). */
 void ibx_handles_captured(struct gpu_session *x, uint64_t function);

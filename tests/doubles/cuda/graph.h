@@ -12,7 +12,7 @@
 
 #define GRAPH_NODES   64u
 #define GRAPH_BEHIND  64u
-#define GRAPH_OBJECTS 64u
+#define GRAPH_OBJECTS 128u
 
 enum graph_node_type { /* enum cudaGraphNodeType */
                        NODE_KERNEL,

@@ -193,6 +193,67 @@ static void test_very_many_slots(void **state)
     assert_true(ibx_slots_bytes() == before);
 }
 
+#define NODES 100000u
+
+static unsigned ends; /* of what nodes have had */
+
+static void count_end(void *what)
+{
+    (void)what;
+    ends++;
+}
+
+/* Processor time of this thread, in seconds: so many nodes of alice's executable graph get
+ * something that they have there alone. */
+static double seconds_of_nodes(unsigned from, unsigned until)
+{
+    struct timespec begun, done;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (unsigned i = from; i < until; i++) {
+        /* Now here, now there. */
+        const uint64_t node = 0x10000 + 16 * ((uint64_t)i * 7919 % NODES);
+        void *const both[] = {pointer_to(i), pointer_to(node)};
+        assert_true(ibx_handles_exec_has(&alice.x, alice.exec, node, both, i % 2 + 1, count_end));
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* All clients' handles are under one lock: a client must not wait while another one looks through
+ * all nodes of a large graph. */
+static void test_very_many_nodes(void **state)
+{
+    (void)state;
+    const double first = seconds_of_nodes(0, 1000);
+    seconds_of_nodes(1000, NODES);
+    assert_int_equal(ends, 0);
+    const double again = seconds_of_nodes(0, 1000);
+    assert_int_equal(ends, 1500);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, alice.exec, NULL), 0);
+    assert_int_equal(ends, 1500 + NODES + NODES / 2);
+    if (again > 20 * first + 0.02)
+        fail_msg("%f s for 1000 of 100000 nodes, %f s for the first ones", again, first);
+}
+
+#define MODULES 100u
+
+/* A graph has one object of CUDA's for each module and array, however many there are: each copy of
+ * the graph has all of them again. */
+static void test_many_in_a_graph(void **state)
+{
+    static char modules[MODULES];
+    const uint64_t graph = ext_graph_make(&alice);
+    (void)state;
+    ends = 0;
+    for (unsigned i = 0; i < 2 * MODULES; i++) {
+        assert_true(
+            ibx_graph_retain(&alice.x, pointer_to(graph), &modules[i % MODULES], count_end));
+        assert_int_equal(ends, i < MODULES ? 0 : i + 1 - MODULES);
+    }
+    ext_graph_destroy(&alice, graph);
+    assert_int_equal(ends, 2 * MODULES);
+}
+
 static uint64_t copy_slot(uint64_t queue, uint64_t number)
 {
     struct ibx_host_copy copy = {.n = 16, .to_device = true};
@@ -528,6 +589,8 @@ int main(void)
         cmocka_unit_test(test_pointers_of_others),
         cmocka_unit_test(test_openers_that_have_ended),
         cmocka_unit_test(test_work_of_ended_sessions),
+        cmocka_unit_test(test_very_many_nodes),
+        cmocka_unit_test(test_many_in_a_graph),
         cmocka_unit_test(test_very_many_slots),
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_numbers_of_a_long_run),
