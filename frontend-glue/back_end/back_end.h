@@ -111,9 +111,10 @@ struct copy {
     bool held;
     struct ibx_remote part; /* the part that is held */
     enum copy_answered answered;
-    struct ibx_staging_begun begun; /* the copy that is answered LATE */
-    bool placed;                    /* in place: the GPU itself has used the client's memory */
-    bool direct;                    /* the fabric reads or writes the device's memory */
+    struct ibx_unpinned_stream *behind; /* in place, EARLY: it is not pinned, and goes by a chunk */
+    struct ibx_staging_begun begun;     /* the copy that is answered LATE */
+    bool placed;                        /* in place: the GPU itself has used the client's memory */
+    bool direct;                        /* the fabric reads or writes the device's memory */
     struct ibx_mr *mr;  /* direct: its registration; NULL: this connection has none yet */
     uint64_t delivered; /* direct: bytes of the reply that have been WRITten */
 };

@@ -12,6 +12,7 @@
  *   virtual_memory.c, virtual_sharing.c  memory that is mapped apart from its addresses
  *   ranges.c         ranges of addresses, found by any of them
  *   process_memory.c which addresses are this process's own memory
+ *   unpinned_copies.c  asynchronous copies of memory that is not pinned
  *   held_memory.c    keeps memory from being freed while a copy uses it
  *   cleared_memory.c clears memory before another program gets it
  *   pending_clears.c what is being cleared, and is not to be freed yet

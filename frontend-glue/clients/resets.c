@@ -4,6 +4,7 @@
  * that sessions have in a context are destroyed with it: no session may use them any more.
  */
 #include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/clients/unpinned_copies.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
 /* Exit codes of requests that have done nothing: GVirtuS's for an unknown request, and CUDA's. */
@@ -52,6 +53,7 @@ static void forget(const void *context)
     ibx_end_forget(context);
     ibx_frees_forget(context);
     ibx_slots_forget(context);
+    ibx_unpinned_forget(context);
     ibx_left_work_forget(context);
     ibx_word_stream_forget(context);
     ibx_cleared_forget(context);

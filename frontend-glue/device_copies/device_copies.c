@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "frontend-glue/extensions/extensions.h"
 #include "frontend-glue/clients/graph_slots.h"
+#include "frontend-glue/clients/unpinned_copies.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "frontend-glue/session/client_process.h"
 #include "frontend-glue/tenants/shared_handles.h"
@@ -138,6 +139,7 @@ static int run_request(void *context, const struct ibx_request *q)
     if (rc == IBX_REQUEST_PASS && q->settle) {
         ibx_back_end_handle_resets(x);
         ibx_client_pins_wait(&x->pins, x->cuda);
+        ibx_unpinned_wait(x);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
     if (rc == IBX_REQUEST_PASS)
@@ -386,6 +388,7 @@ static void broken(void *context)
     ibx_gpu_registrations_pause(&x->registrations); /* who frees such memory waits for that */
     ibx_back_end_handle_resets(x);
     end_with_work(x);
+    ibx_unpinned_end(x);
     ibx_client_pins_drop(&x->pins, x->cuda);
 }
 
@@ -413,6 +416,7 @@ static void ending(void *context)
     x->late.pending = false;
     ibx_back_end_handle_resets(x);
     end_with_work(x);
+    ibx_unpinned_end(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection unmaps them */
     free(x->regions);
     x->regions = NULL;

@@ -3,7 +3,9 @@
  * pinned, too. */
 #include "frontend-glue/device_copies/copies.h"
 
+#include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/clients/unpinned_copies.h"
 
 #include <stdatomic.h>
 
@@ -12,6 +14,7 @@
 #define FILL_MAX   30000u     /* microseconds */
 #define LATE_MIN   (1u << 20) /* bytes: parts of long copies, which are sent ahead ... */
 #define LATE_MAX   (4u << 20) /* ... longer copies are whole ones */
+#define SOON_MS    20u /* for so long work is waited for that keeps memory from being pinned */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
@@ -35,13 +38,43 @@ static bool in_parts(struct gpu_session *x)
     return ibx_client_pin_rest(&x->pins, x->copy.reach.address) < x->copy.bytes;
 }
 
+static bool is_whole(const struct copy *c)
+{
+    return c->gpu.height == 1 && ibx_gpu_copy_bytes(&c->gpu) == c->gpu.width &&
+           c->stage != COPY_PART;
+}
+
 /* The same for the copy in hand. It is cut if it is in several parts, unless it has rows, or is a
  * part of a reply. */
 static bool pin_for_copy(struct gpu_session *x)
 {
-    const struct copy *c = &x->copy;
-    const bool whole = c->gpu.height == 1 && ibx_gpu_copy_bytes(&c->gpu) == c->gpu.width;
-    return pin(x, &c->reach) && (!in_parts(x) || (whole && c->stage != COPY_PART));
+    return pin(x, &x->copy.reach) && (!in_parts(x) || is_whole(&x->copy));
+}
+
+/* Whether the stream has work that does not end by `deadline`. */
+static bool is_busy(const struct gpu_session *x, uint64_t deadline)
+{
+    uint64_t ns = 0;
+    int rc;
+    while ((rc = x->cuda->stream_query(x->copy.gpu.stream)) == IBX_CUDA_NOT_READY &&
+           ibx_now_ns() < deadline)
+        ibx_nap(&ns);
+    return rc == IBX_CUDA_NOT_READY;
+}
+
+/* A copy whose memory is not pinned may not wait for its stream, in which a kernel may wait for the
+ * program. False: it need not, or has to; the former also if the memory may be pinned soon. To look
+ * at the legacy stream would end captures. */
+static bool leave_unpinned(struct gpu_session *x)
+{
+    struct copy *c = &x->copy;
+    const bool writes = c->stage == COPY_TO_CLIENT;
+    if (!is_whole(c) || (writes && !c->reach.writable) || ibx_captures_any() ||
+        !is_busy(x, x->pins.put_off ? ibx_deadline_in_ms(SOON_MS) : 0))
+        return false;
+    c->behind = ibx_unpinned_begin(x, c->gpu.stream, c->bytes);
+    c->answered = COPY_ANSWERED_EARLY;
+    return c->behind;
 }
 
 /* Whether this is a part of a long copy from the device, as far as can be seen: then the client has
@@ -67,6 +100,8 @@ static bool in_place_able(struct gpu_session *x)
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin_for_copy(x);
+    if (!pinned && leave && leave_unpinned(x))
+        return true;
     if (!pinned && in_order) { /* other paths do not heed the stream's order */
         ibx_cuda_stream_wait(x->cuda, c->gpu.stream);
         pinned = x->pins.put_off && pin_for_copy(x);
@@ -81,7 +116,7 @@ static bool in_place_able(struct gpu_session *x)
 static int finish(struct gpu_session *x, int rc)
 {
     const struct copy *c = &x->copy;
-    if (c->answered != COPY_ANSWERED_AT_END && !rc)
+    if (c->answered != COPY_ANSWERED_AT_END && !c->behind && !rc)
         ibx_client_pin_fence_record(&x->pins, x->cuda, c->reach.address, (size_t)c->bytes);
     ibx_remote_release(ibx_session_conn(x->s));
     x->copy.placed = !rc;
@@ -103,6 +138,8 @@ static int make_all(struct gpu_session *x, bool to_device)
     uint64_t left = part.width, some = 0;
     unsigned parts = 0;
     int rc = 0;
+    if (x->copy.behind)
+        return ibx_unpinned_add(x, x->copy.behind, host, &part, to_device);
     if (!in_parts(x))
         return make(x, host, &part, to_device);
     for (; left && !rc; left -= some, part.device += some, host += some, parts++) {

@@ -9,6 +9,7 @@
  * case.
  */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/clients/unpinned_copies.h"
 
 int ibx_copies_delay(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
@@ -28,6 +29,7 @@ static int failed(struct gpu_session *x, const struct late_copy *late, int code)
     int (*query)(void *event) = NULL;
     *(void **)&query = ibx_back_end_runtime("cudaEventQuery");
     const int seen = query && late->begun.event ? query(late->begun.event) : 0;
+    ibx_unpinned_wait(x);
     ibx_client_pins_wait(&x->pins, x->cuda); /* until nothing is under way in the client's memory */
     return seen && seen != IBX_CUDA_NOT_READY ? seen : code;
 }

@@ -61,6 +61,11 @@ bool ibx_client_has_ended(const struct ibx_client *c)
     return c->process_fd >= 0 && poll(&wait, 1, 0) > 0;
 }
 
+bool ibx_clients_own_ended(const struct gpu_session *x)
+{
+    return x->client && ibx_client_has_ended(x->client);
+}
+
 /* Locked. */
 struct ibx_client *ibx_client_find_number(uint64_t number)
 {

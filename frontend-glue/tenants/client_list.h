@@ -22,6 +22,8 @@ bool ibx_clients_left(void);
 bool ibx_clients_any(void);
 /* Whether the processes of all clients have ended, as far as this host sees. */
 bool ibx_clients_all_ended(void);
+/* Whether the process of the session's client has ended, if that is on this host. */
+bool ibx_clients_own_ended(const struct gpu_session *x);
 /* Whether there is a client beside the session's. */
 bool ibx_clients_others(struct gpu_session *x);
 /* use_thread_stream(): the session uses CUDA's per-thread stream. use_thread_streams(): whether

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Asynchronous copies of memory that both ends map and that cannot be pinned, behind a kernel that
+ * waits for the program which makes them: in the double, a stream that is held. */
+#include "frontend-glue/clients/unpinned_copies.h"
+#include "tests/fixtures/copies_scene.h"
+#include "tests/fixtures/patience.h"
+
+#include "common/clock.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define CHUNKS 40u
+#define BYTES  ((size_t)3000000) /* six chunks, of which the last is not full */
+
+static uint8_t *memory;
+static void *stream;
+static size_t pins_most; /* of the back end's session */
+
+/* In the back end's thread. */
+static void handle(const char *name)
+{
+    if (!strcmp(name, "limit"))
+        ibx_copies_of(pair.server)->pins.bytes_max = pins_most;
+}
+
+static void limit_pins(size_t most)
+{
+    struct frame nothing = {0};
+    pins_most = most;
+    expect_code("limit", &nothing, HANDLED);
+}
+
+static int begin(void **state)
+{
+    gpu.memory = CHUNKS * (size_t)IBX_PINNED_STRIDE;
+    on_request = handle;
+    const int rc = set_up(state);
+    memory = ibx_shared_allocate(BYTES, NULL);
+    assert_non_null(memory);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    limit_pins(0);
+    return rc;
+}
+
+static int end(void **state)
+{
+    app->hold_stream(NULL);
+    app->stream_synchronize(stream);
+    app->stream_destroy(stream);
+    const int rc = tear_down(state);
+    return ibx_shared_free(memory) ? rc : -1;
+}
+
+/* The stream has work that does not end before release(). */
+static void hold(void)
+{
+    app->hold_stream(stream);
+    assert_int_equal(
+        app->copy_async(device + DEVICE_BYTES - 8, device + DEVICE_BYTES - 16, 8, stream), 0);
+}
+
+static void release(void)
+{
+    app->hold_stream(NULL);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+}
+
+static void copy(bool to_device, size_t n)
+{
+    assert_int_equal(copy_by_client((struct ibx_frontend_copy){.to_device = to_device,
+                                                               .async = true,
+                                                               .host = memory,
+                                                               .n = n,
+                                                               .stream = (uintptr_t)stream,
+                                                               .lasting = true}),
+                     0);
+}
+
+/* The program goes on, and only then ends what the kernel waits for. The bytes are those that are
+ * there when the stream gets to the copy, as with page-locked memory. */
+static void test_to_the_device(void **state)
+{
+    (void)state;
+    pattern_fill(memory, BYTES, 1);
+    hold();
+    copy(true, BYTES);
+    assert_int_equal(app->stream_query(stream), IBX_CUDA_NOT_READY);
+    pattern_fill(memory, BYTES, 2);
+    release();
+    assert_device(BYTES, 2);
+}
+
+static void test_from_the_device(void **state)
+{
+    (void)state;
+    pattern_fill(memory, BYTES, 3);
+    copy(true, BYTES);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    memset(memory, 0, BYTES);
+    hold();
+    copy(false, BYTES);
+    assert_int_equal(app->stream_query(stream), IBX_CUDA_NOT_READY);
+    assert_int_equal(pattern_check(memory, BYTES, 3), 0);
+    release();
+    assert_int_equal(pattern_check(memory, BYTES, 3), BYTES);
+}
+
+/* They come one after the other, through one chunk. */
+static void test_several_in_a_stream(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    pattern_fill(memory, BYTES, 4);
+    hold();
+    for (unsigned i = 0; i < 8; i++)
+        copy(i % 2 == 0, BYTES);
+    assert_int_equal(ibx_pinned_taken(), taken + 1);
+    release();
+    assert_device(BYTES, 4);
+    assert_int_equal(pattern_check(memory, BYTES, 4), BYTES);
+    while (ibx_pinned_taken() != taken)
+        sched_yield();
+}
+
+/* A thread's session ends before its copy, which is made all the same. */
+static void test_session_ends(void **state)
+{
+    (void)state;
+    pattern_fill(memory, BYTES, 5);
+    hold();
+    copy(true, BYTES);
+    ibx_session_close(pair.client);
+    release();
+    join_server();
+    assert_device(BYTES, 5);
+}
+
+/* The context goes: nobody waits for the copy any more, and its chunk is free again. */
+static void test_context_goes(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    void *context = NULL;
+    assert_int_equal(app->primary_retain(&context, 0), 0);
+    hold();
+    copy(true, BYTES);
+    assert_int_equal(ibx_pinned_taken(), taken + 1);
+    ibx_unpinned_forget(context);
+    assert_int_equal(ibx_pinned_taken(), taken);
+    release();
+}
+
+/* Without work in the stream they are made at once, as before. */
+static void test_idle_stream(void **state)
+{
+    (void)state;
+    pattern_fill(memory, BYTES, 6);
+    copy(true, BYTES);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_device(BYTES, 6);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_to_the_device), TEST(test_from_the_device), TEST(test_several_in_a_stream),
+        TEST(test_session_ends),  TEST(test_context_goes),    TEST(test_idle_stream),
+    };
+    session_pair_use("shm", NULL, NULL, NULL);
+    app = cuda_application();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
