@@ -9,6 +9,7 @@
 
 #define CUDA_INVALID_VALUE 1 /* CUresult: there is no such pinned memory */
 #define ROOM_FIRST         64u
+#define JOINS_EVERY        64u /* copies: then memory in parts is pinned whole, if it can be */
 
 static const struct ibx_state pin_states[] = {
     [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -461,6 +462,20 @@ static bool pin_gaps(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, 
     return !pins->put_off;
 }
 
+/* Whether all of it is pinned, in parts. */
+static bool is_in_parts(struct ibx_client_pins *pins, const uint8_t *base, size_t length,
+                        uint64_t id)
+{
+    const uint8_t *at = base;
+    while (at < base + length) {
+        const struct ibx_client_pin *pin = find(pins, at);
+        if (!pin || !is_pinned(pin) || pin->id != id)
+            return false;
+        at = pin->base + pin->length;
+    }
+    return true;
+}
+
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err)
 {
@@ -468,7 +483,8 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
     pins->put_off = false;
     if (pin && is_about(pin, base, length, id))
         return is_there(pins, cuda, pin, writable, err);
-    return clear(pins, cuda, base, length, id) && fits(pins, length, err) &&
+    const bool joins = !is_in_parts(pins, base, length, id) || ++pins->in_parts % JOINS_EVERY == 0;
+    return (!joins || (clear(pins, cuda, base, length, id) && fits(pins, length, err))) &&
            pin_gaps(pins, cuda, base, length, id, writable, err);
 }
 

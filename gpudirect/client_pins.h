@@ -71,7 +71,8 @@ struct ibx_client_pins {
     /* NULL, or whether work of the client's is under way; with `others` whether any may be. */
     bool (*works)(void *owner, bool others);
     void *owner;
-    bool put_off; /* the latest memory is not pinned, since there is such work */
+    unsigned in_parts; /* how often memory was pinned in parts already */
+    bool put_off;      /* the latest memory is not pinned, since there is such work */
 };
 
 /* Whether the client has touched all of its memory, as far as mincore(2) tells. */

@@ -109,10 +109,12 @@ static void test_shorter_allocation_of_the_same_pages(void **state)
 }
 
 static bool busy, others_busy;
+static unsigned asked;
 
 static bool works(void *owner, bool others)
 {
     (void)owner;
+    asked++;
     return busy || (others && others_busy);
 }
 
@@ -177,6 +179,27 @@ static void test_longer_allocation_beside_work(void **state)
     assert_true(is_over(0));
     assert_int_equal(cuda_stats().host_pins, 1);
     assert_int_equal(pins.bytes, 120 * KIB);
+}
+
+/* Whether anybody works is not asked before each copy of memory that is pinned in parts, but often
+ * enough that it becomes whole. */
+static void test_copies_of_parts(void **state)
+{
+    (void)state;
+    pins.works = works;
+    busy = true;
+    assert_true(pin(0, BLOCK, 1) && pin(0, 2 * BLOCK, 1));
+    assert_int_equal(cuda_stats().host_pins, 2);
+    asked = 0;
+    for (unsigned i = 0; i < 1000; i++)
+        assert_true(pin(0, 2 * BLOCK, 1));
+    assert_in_range(asked, 1, 20);
+    assert_int_equal(cuda_stats().host_pins, 2);
+    busy = false;
+    for (unsigned i = 0; i < 100; i++)
+        assert_true(pin(0, 2 * BLOCK, 1));
+    assert_int_equal(cuda_stats().host_pins, 1);
+    assert_int_equal(pins.bytes, 2 * BLOCK);
 }
 
 /* Pins are limited in bytes and number; the least recently used one is dropped. */
@@ -561,6 +584,7 @@ int main(void)
         TEST(test_shorter_allocation_of_the_same_pages),
         TEST(test_nothing_is_unpinned_beside_work),
         TEST(test_longer_allocation_beside_work),
+        TEST(test_copies_of_parts),
         TEST(test_bounds),
         TEST(test_bytes_that_end_with_the_room),
         TEST(test_in_turn),
