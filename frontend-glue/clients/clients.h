@@ -152,6 +152,10 @@ void ibx_frees_unloaded(void);
  * ibx_frees_end(). Returns the result of `launch`. */
 int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream);
+/* Around a call that has a stream wait for a word: begin() waits while a free is in CUDA, or soon
+ * will be. */
+void ibx_frees_word_begin(struct gpu_session *x);
+void ibx_frees_word_end(void);
 /* To be called before an executable graph is destroyed: waits until its last launch has ended. */
 void ibx_frees_exec(struct gpu_session *x, const void *exec);
 /* The context is gone: forgets the events behind the last launches of executable graphs in it, and

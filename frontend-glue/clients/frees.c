@@ -12,6 +12,12 @@
  * The driver waits likewise as it loads a kernel, by default when the kernel is first looked up,
  * and as it unloads a client's kernels. Both are done at such a moment, too.
  *
+ * A stream that waits for a word (cuStreamWaitValue32) may wait until somebody calls the driver,
+ * which the free would keep out: its client, or another thread of ours if that has ended. So if
+ * there are several clients, no such wait is added while a free is in CUDA, for HELD_MOST_MS; and
+ * if one was added since all work had ended, all work is waited for anew. Meanwhile each is held
+ * for HELD_MS.
+ *
  * Before an executable graph is destroyed, its last launch is waited for likewise, by an event
  * behind it.
  *
@@ -42,7 +48,10 @@ static uint64_t launches;  /* of graphs, so far */
 static unsigned launching; /* launches that are in CUDA now */
 static unsigned waiting;   /* frees that wait for the device */
 static unsigned held_ms = HELD_MS;
-static unsigned inside; /* frees that are in CUDA, or in one of GVirtuS's handlers */
+static unsigned settling; /* frees that wait for all work */
+static unsigned adding;   /* waits for words that are being added, */
+static uint64_t added;    /* and so far */
+static unsigned inside;   /* frees that are in CUDA, or in one of GVirtuS's handlers */
 
 /* Whether it is memory of a pool, for which cudaFree does not wait. */
 static bool is_pooled(struct gpu_session *x, uint64_t address)
@@ -86,22 +95,50 @@ static bool waits(struct gpu_session *x, uint64_t address)
            (!x->cuda->mem_get_address_range(&base, &n, address) && !is_pooled(x, address));
 }
 
-void ibx_frees_begin(struct gpu_session *x, uint64_t address)
+/* Waits until all work has ended that was there at some moment. Returns how many waits for words
+ * had been added before. */
+static uint64_t settle(struct gpu_session *x)
+{
+    pthread_mutex_lock(&lock);
+    settling++;
+    while (adding) /* it may not be seen in its stream yet */
+        ibx_thread_wait(&changed, &lock);
+    const uint64_t before = added;
+    pthread_mutex_unlock(&lock);
+    ibx_own_work_settle_all(x);
+    pthread_mutex_lock(&lock);
+    settling--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return before;
+}
+
+/* False: a wait for a word was added meanwhile. */
+static bool begin(struct gpu_session *x, bool settles, bool graphs)
 {
     int (*wait)(void) = NULL;
-    if (ibx_clients_several(x) && waits(x, address))
-        ibx_own_work_settle_all(x);
-    if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
+    const uint64_t before = settles ? settle(x) : 0;
+    if (graphs)
         *(void **)&wait = ibx_back_end_runtime("cudaDeviceSynchronize");
     if (wait && !ibx_captures_wait_try()) /* the wait would end a capture */
         wait = NULL;
     pthread_mutex_lock(&lock);
     if (wait)
         wait_for_graphs(wait);
-    inside++;
+    const bool begins = !settles || added == before;
+    inside += begins;
     pthread_mutex_unlock(&lock);
     if (wait)
         ibx_captures_wait_end();
+    return begins;
+}
+
+void ibx_frees_begin(struct gpu_session *x, uint64_t address)
+{
+    const bool settles = ibx_clients_several(x) && waits(x, address);
+    const bool graphs = ibx_host_work_repeats() && !(address && is_pooled(x, address));
+    while (!begin(x, settles, graphs)) {
+    }
 }
 
 void ibx_frees_end(void)
@@ -293,12 +330,12 @@ static unsigned functions_of(struct gpu_session *x, const void *graph, void *str
     return capturing ? 0 : functions;
 }
 
-/* Locked, except while it waits. Delays a launch while somebody waits for graphs. */
-static void hold(void)
+/* Locked, except while it waits: until there are none of these, for `ms` at most. */
+static void hold(const unsigned *some, unsigned ms)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(held_ms);
+    const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
-    while (waiting && ibx_now_ns() < deadline)
+    while (*some && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }
 
@@ -311,7 +348,7 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     ibx_graph_room_take(functions);
     ibx_exec_functions_launch(graph, 1);
     pthread_mutex_lock(&lock);
-    hold();
+    hold(&waiting, held_ms);
     while (inside)
         ibx_thread_wait(&changed, &lock);
     launches++;
@@ -329,4 +366,27 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     if (!rc && !ibx_captures_any())
         note_launch(x, graph, stream);
     return rc;
+}
+
+/* ------------------------------------------------------------------------ waits for words */
+
+void ibx_frees_word_begin(struct gpu_session *x)
+{
+    const bool several = ibx_clients_several(x);
+    pthread_mutex_lock(&lock);
+    if (several) {
+        hold(&settling, HELD_MS);
+        hold(&inside, HELD_MOST_MS);
+    }
+    adding++;
+    added++;
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_frees_word_end(void)
+{
+    pthread_mutex_lock(&lock);
+    adding--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }

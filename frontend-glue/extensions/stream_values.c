@@ -46,9 +46,13 @@ static int stream_value(struct extension_request *e)
     if (!ready(e) || is_captured(e, stream))
         return CUDA_NOT_SUPPORTED;
     const bool waits = type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64;
-    if (waits)
+    if (waits) {
         ibx_word_stream_prepare(e->x);
+        ibx_frees_word_begin(e->x);
+    }
     const int rc = add(names[type], wide, stream, (uintptr_t)address, value, flags);
+    if (waits)
+        ibx_frees_word_end();
     if (!rc && waits)
         ibx_stream_waits_add(e->x, stream, (uintptr_t)address, (unsigned)n, value, flags);
     return rc;

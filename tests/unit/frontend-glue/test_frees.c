@@ -19,6 +19,10 @@ static struct timespec now; /* the clock stands still except while launches are 
 static unsigned follow_ms;
 static unsigned rounds;
 
+static bool several; /* clients */
+static unsigned settles,
+    words; /* waits for all work; the first ones during which a wait is added */
+
 static _Atomic int counted; /* launches of functions that only an executable graph calls */
 
 void ibx_exec_functions_launch(const void *exec, int more)
@@ -62,12 +66,16 @@ void ibx_captures_wait_end(void) {}
 bool ibx_clients_several(struct gpu_session *session)
 {
     (void)session;
-    return false;
+    return several;
 }
 
 void ibx_own_work_settle_all(struct gpu_session *session)
 {
-    (void)session;
+    settles++;
+    if (session && settles <= words) {
+        ibx_frees_word_begin(session);
+        ibx_frees_word_end();
+    }
 }
 
 bool ibx_back_end_have_cuda(struct gpu_session *session)
@@ -235,9 +243,48 @@ static void test_launches_of_functions(void **state)
     assert_int_equal(counted, 1);
 }
 
+static int64_t now_ms(void)
+{
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* A wait for a word that is added meanwhile is work that the free has not waited for. It is held
+ * for a while, and if it comes all the same, the free waits anew. */
+static void test_word_is_added_before_a_free(NO_STATE)
+{
+    several = true;
+    for (words = 0; words < 3; words++) {
+        const int64_t before = now_ms();
+        settles = 0;
+        ibx_frees_begin(&x, 0);
+        ibx_frees_end();
+        assert_int_equal(settles, words + 1);
+        assert_int_equal(now_ms() - before, words * 200);
+    }
+    several = false;
+}
+
+/* No wait is added while the free is in CUDA, unless that takes long, or there is one client. */
+static void test_word_is_added_beside_a_free(NO_STATE)
+{
+    for (unsigned clients = 1; clients <= 2; clients++) {
+        several = clients == 2;
+        words = 0;
+        ibx_frees_begin(&x, 0);
+        const int64_t before = now_ms();
+        ibx_frees_word_begin(&x);
+        ibx_frees_word_end();
+        assert_int_equal(now_ms() - before, several ? 3200 : 0);
+        ibx_frees_end();
+    }
+    several = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches_of_functions),
+                                       cmocka_unit_test(test_word_is_added_before_a_free),
+                                       cmocka_unit_test(test_word_is_added_beside_a_free),
                                        cmocka_unit_test(test_launch_under_way),
                                        cmocka_unit_test(test_free_waits_while_launches_follow)};
     return cmocka_run_group_tests_name("frees", tests, NULL, NULL);
