@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -20,6 +21,15 @@
 static uint8_t *memory;
 static void *stream;
 static size_t pins_most; /* of the back end's session */
+
+static atomic_bool has_ended; /* the client's process */
+
+bool __wrap_ibx_clients_own_ended(const struct gpu_session *x);
+bool __wrap_ibx_clients_own_ended(const struct gpu_session *x)
+{
+    (void)x;
+    return has_ended;
+}
 
 /* In the back end's thread. */
 static void handle(const char *name)
@@ -140,6 +150,29 @@ static void test_session_ends(void **state)
     assert_device(BYTES, 5);
 }
 
+/* The client is killed: its session ends while the copy waits, which then uses nothing of the
+ * client's memory. */
+static void test_client_is_killed(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    uint8_t got[4096], zeros[4096] = {0};
+    pattern_fill(memory, BYTES, 7);
+    hold();
+    copy(true, BYTES);
+    has_ended = true;
+    ibx_session_close(pair.client);
+    join_server();
+    has_ended = false;
+    assert_int_equal(app->stream_query(stream), IBX_CUDA_NOT_READY);
+    assert_int_equal(ibx_pinned_taken(), taken + 1);
+    release();
+    assert_true(app->peek(device, got, sizeof(got)));
+    assert_memory_equal(got, zeros, sizeof(got));
+    while (ibx_pinned_taken() != taken)
+        sched_yield();
+}
+
 /* The context goes: nobody waits for the copy any more, and its chunk is free again. */
 static void test_context_goes(void **state)
 {
@@ -170,8 +203,9 @@ static void test_idle_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_to_the_device), TEST(test_from_the_device), TEST(test_several_in_a_stream),
-        TEST(test_session_ends),  TEST(test_context_goes),    TEST(test_idle_stream),
+        TEST(test_to_the_device), TEST(test_from_the_device),  TEST(test_several_in_a_stream),
+        TEST(test_session_ends),  TEST(test_client_is_killed), TEST(test_context_goes),
+        TEST(test_idle_stream),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
