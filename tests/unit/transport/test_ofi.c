@@ -63,6 +63,12 @@ static void test_golden_offer(void **state)
         struct ibx_reader cut = ibx_reader_of(bytes, n);
         assert_int_equal(ibx_ofi_side_get(&cut, &back, NULL), -EPROTO);
     }
+    for (bytes[0] = 0; bytes[0] <= 2; bytes[0] += 2) { /* other versions */
+        struct ibx_error err = {0};
+        r = ibx_reader_of(bytes, w.length);
+        assert_int_equal(ibx_ofi_side_get(&r, &back, &err), -EPROTO);
+        assert_non_null(strstr(err.message, "libfabric offer has version"));
+    }
 }
 
 static int read_back(const struct ofi_side *side)
