@@ -357,9 +357,9 @@ bool endless_work(unsigned flags)
     return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
-// A client that has read no answers is killed, while its child has its connection as well: the back
-// end waits for room for the next answer, and nobody makes any.
-bool killed_with_unread_answers()
+// A client is killed while its child has its connection as well, so that this does not end: the
+// back end waits for the next request, or, with as many unread answers, for room for the next one.
+bool killed_with_a_child(unsigned unread)
 {
     Gpu gpu(resume);
     const Left before(gpu);
@@ -371,7 +371,7 @@ bool killed_with_unread_answers()
         client.remote.get_last_error();
         if (!client.remote.malloc(some))
             return 1;
-        for (unsigned i = 0; i < 24; i++) { // each way 16 are under way at most
+        for (unsigned i = 0; i < unread; i++) {
             client.over->Write(request, sizeof(request));
             client.over->Sync();
         }
@@ -589,7 +589,9 @@ void check_calls_ends()
     check("... of one that was killed, too", [] { return ends_beside_endless(true, 1); });
     check("... in a stream that waits for the legacy one",
           [] { return ends_beside_endless(false, 0); });
-    check("a client that is killed before it reads its answers", killed_with_unread_answers);
+    check("a client that is killed and leaves a child", [] { return killed_with_a_child(0); });
+    check("... before it has read its answers", // each way 16 are under way at most
+          [] { return killed_with_a_child(24); });
     check("endless work in a stream that was destroyed", endless_in_destroyed_stream);
     check("a client that is killed while it captures many streams", many_captures);
     check("memory of a graph of a killed client", memory_of_a_graph);
