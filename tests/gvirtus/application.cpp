@@ -290,6 +290,7 @@ int main(int argc, char **argv)
         {"memory-after-reset", memory_after_reset},
         {"managed-on-devices", managed_on_devices},
         {"pools-of-devices", pools_of_devices},
+        {"pools-of-peers", pools_of_peers},
         {"calls", calls},
         {"processes", processes},
         {"programs", programs},

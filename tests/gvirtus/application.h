@@ -423,6 +423,7 @@ bool peers();
 bool memory_after_reset();
 bool managed_on_devices();
 bool pools_of_devices();
+bool pools_of_peers();
 
 // application_host_functions.cpp
 

@@ -100,6 +100,45 @@ bool pools_of_devices()
     return true;
 }
 
+namespace
+{
+
+// cudaMemPoolProps.
+struct PoolProperties {
+    int allocation, handles, type, device;
+    void *security;
+    std::size_t most;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+} // namespace
+
+// The memory of a pool is of the pool's device, whichever stream it is for.
+bool pools_of_peers()
+{
+    struct Attributes {
+        int type, device;
+        void *on_device, *on_host;
+        char more[64];
+    } what = {};
+    using FromPool = int(void **, std::size_t, void *, void *);
+    auto *create = preloaded<int(void **, const PoolProperties *)>("cudaMemPoolCreate");
+    auto *allocate = preloaded<FromPool>("cudaMallocFromPoolAsync");
+    auto *ask = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
+    auto *own = preloaded<int(void **, int)>("cudaDeviceGetDefaultMemPool");
+    auto *select = preloaded<int(int, void *)>("cudaDeviceSetMemPool");
+    void *pools[4] = {}, *made[4] = {}, *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (int i = 0; i < 4; i++) {
+        const PoolProperties wish = {1, 0, 1, i % 2, nullptr, 0, 0, {}};
+        REQUIRE(i < 2 ? own(&pools[i], i) == 0 : create(&pools[i], &wish) == 0);
+        REQUIRE(allocate(&made[i], 4000, pools[i], stream) == 0);
+        REQUIRE(ask(&what, made[i]) == 0 && what.type == 2 && what.device == i % 2);
+        REQUIRE(select(i % 2, pools[i]) == 0 && fails(select(!(i % 2), pools[i]), 1));
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
+
 // Kernels of all devices use page-locked memory, as natively; the program need not enable anything
 // for that, and notices nothing.
 bool managed_on_devices()

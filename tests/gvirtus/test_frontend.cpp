@@ -620,6 +620,7 @@ void check_what_it_does_not()
     check("access to other devices' memory", peers);
     check("memory of a device that is reset", [] { return run("memory-after-reset", true); });
     check("pools of several devices", [] { return run("pools-of-devices", true); });
+    check("pools of each of several devices", [] { return run("pools-of-peers", true); });
     check("managed memory beside another program", managed_beside_another);
     check("managed memory on several devices", [] { return run("managed-on-devices", true); });
     check("an application that frees its memory as it ends", [] { return run("exits", true); });

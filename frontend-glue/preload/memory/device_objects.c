@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The arrays, mipmapped arrays, textures and surfaces that this process has made, with what is
- * known of each. A reset of a device removes those on it. */
+/* The arrays, mipmapped arrays, textures, surfaces and pools that this process has made or asked
+ * for, with what is known of each. A reset of a device removes those on it. */
 #include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 

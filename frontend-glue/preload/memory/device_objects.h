@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum thing_kind { THING_ARRAY, THING_MIPMAP, THING_TEXTURE, THING_SURFACE };
+enum thing_kind { THING_ARRAY, THING_MIPMAP, THING_TEXTURE, THING_SURFACE, THING_POOL };
 
 /* The first member of an entry, which is allocated by malloc() and belongs to the list. */
 struct thing {

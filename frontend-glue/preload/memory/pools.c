@@ -6,18 +6,21 @@
  * A pool that this process exports has a handle by which another process opens it (ipc.c,
  * handle_files.c).
  */
+#include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #define DEVICES      64
 #define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
 #define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
 #define MANAGED      2  /* cudaMemAllocationTypeManaged */
 #define HANDLE_TYPES 15 /* all of cudaMemAllocationHandleType */
+#define UNKNOWN      (-1)
 
 static _Atomic(void *) set_for[DEVICES]; /* NULL: the default pool */
 static atomic_bool any_set;              /* at some time */
@@ -61,6 +64,28 @@ int ibx_frontend_device_of_stream(const void *stream)
                : ibx_frontend_current_device();
 }
 
+/* ------------------------------------------------------------------------- their devices */
+
+/* Without memory for the entry, the pool counts as the device's that its memory is allocated for.
+ */
+static void note_device(void *pool, int device)
+{
+    struct thing *made = calloc(1, sizeof(*made));
+    if (!made)
+        return;
+    *made = (struct thing){.kind = THING_POOL, .device = device, .handle = (uintptr_t)pool};
+    ibx_frontend_thing_made(made);
+}
+
+/* The device of the pool's memory; `otherwise`: this process has not seen where it comes from. */
+static int device_of(const void *pool, int otherwise)
+{
+    const struct thing *known = ibx_frontend_thing_hold(THING_POOL, (uintptr_t)pool);
+    const int device = known ? known->device : otherwise;
+    ibx_frontend_things_let_go();
+    return device;
+}
+
 /* ------------------------------------------------------------------------- pools of memory */
 
 static int allocate(struct extension_request *e, void **address, size_t n, int device)
@@ -88,7 +113,6 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
     return allocate(&e, address, n, device);
 }
 
-/* The memory of a pool is mostly on the device of the stream. */
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extension_request e;
@@ -101,7 +125,9 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n, ibx_frontend_device_of_stream(stream));
+    const int device = device_of(pool, UNKNOWN);
+    return allocate(&e, address, n,
+                    device == UNKNOWN ? ibx_frontend_device_of_stream(stream) : device);
 }
 
 /* Managed memory is mapped in this process, too, where work of the stream may still need it. */
@@ -140,8 +166,10 @@ static int pool_of(struct extension_request *e, void **pool, int device)
     uint64_t found = 0;
     ibx_put_u32(&e->body, (uint32_t)device);
     int rc = pool ? ibx_frontend_request_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!rc)
+    if (!rc) {
         *pool = (void *)(uintptr_t)found;
+        note_device(*pool, device);
+    }
     return rc;
 }
 
@@ -249,8 +277,10 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     if (properties->handles)
         ibx_put_u8(&e.body, (uint8_t)properties->handles);
     const int rc = ibx_frontend_request_ask(&e, &made);
-    if (!rc)
+    if (!rc) {
         *pool = (void *)(uintptr_t)made;
+        note_device(*pool, properties->location.id);
+    }
     return rc;
 }
 
@@ -265,13 +295,17 @@ int cudaMemPoolDestroy(void *pool)
     if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
-    return ibx_frontend_request_make(&e, NULL, 0);
+    const int rc = ibx_frontend_request_make(&e, NULL, 0);
+    if (!rc)
+        free(ibx_frontend_thing_take(THING_POOL, (uintptr_t)pool));
+    return rc;
 }
 
 int cudaDeviceSetMemPool(int device, void *pool)
 {
     uint64_t unused = 0;
-    if (!pool || device < 0 || device >= DEVICES || ibx_host_pool_is(pool))
+    if (!pool || device < 0 || device >= DEVICES || ibx_host_pool_is(pool) ||
+        device_of(pool, device) != device)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* Checks that it is a pool. */
     const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused);

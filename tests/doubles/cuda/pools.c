@@ -32,15 +32,16 @@ struct properties {
     uint8_t reserved[54];
 };
 
-/* The first one is the device's own. */
+/* The first one is device 0's own, the second one device 1's. */
 static struct pool {
     bool made;
+    int device;
     int flags; /* of access by device 1 */
     uint64_t values[8];
     bool opened;   /* it is another process's */
     int fd;        /* the file of a pool that is made for other processes; otherwise 0 */
     uint64_t file; /* inode of its file, or of the opened pool's */
-} pools[POOLS] = {{.made = true}};
+} pools[POOLS] = {{.made = true}, {.made = true, .device = 1}};
 
 static bool is_pool(const void *handle)
 {
@@ -64,7 +65,7 @@ static void count_pool(int more)
 
 static struct pool *free_pool(void)
 {
-    unsigned i = 1;
+    unsigned i = 2;
     while (i < POOLS && pools[i].made)
         i++;
     return i < POOLS ? &pools[i] : NULL;
@@ -111,7 +112,8 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
     if (device_of_stream(stream, &device))
         return returns(400);
     enter_device(device);
-    const int rc = is_captured(stream) ? graph_malloc(address, n) : allocate(address, n, &pools[0]);
+    const int rc =
+        is_captured(stream) ? graph_malloc(address, n) : allocate(address, n, &pools[device]);
     leave_device();
     return rc;
 }
@@ -126,7 +128,10 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
     while (pool->values[6] && pool->made)
         usleep(1000);
     (void)stream;
-    return allocate(address, n, pool_of(from));
+    enter_device(pool_of(from)->device);
+    const int rc = allocate(address, n, from);
+    leave_device();
+    return rc;
 }
 
 /* A capture takes only memory of graphs; other memory is refused, and the capture goes on. */
@@ -148,8 +153,10 @@ EXPORT int cudaFreeAsync(void *address, void *stream)
 
 EXPORT int cudaDeviceGetDefaultMemPool(void **found, int device)
 {
-    *found = &pools[0];
-    return returns(device ? 101 : 0);
+    if (device != 0 && device != 1)
+        return returns(101);
+    *found = &pools[device];
+    return returns(0);
 }
 
 EXPORT int cudaDeviceGetMemPool(void **found, int device)
@@ -179,14 +186,14 @@ EXPORT int cudaMemPoolTrimTo(void *of, size_t keep)
     return returns(pool_of(of)->opened ? 1 : 0);
 }
 
-/* A pool of page-locked memory of device 0. Attribute 7 is the size that was asked for. */
+/* A pool of memory of a device. Attribute 7 is the size that was asked for. */
 EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 {
     struct pool *made = free_pool();
     if (!made || p->allocation != 1 || (p->handles && p->handles != POSIX_FILE) ||
-        p->location.type != 1 || p->location.id)
+        p->location.type != 1 || (p->location.id != 0 && p->location.id != 1))
         return returns(1);
-    *made = (struct pool){.made = true, .values = {[7] = p->most}};
+    *made = (struct pool){.made = true, .device = p->location.id, .values = {[7] = p->most}};
     if (p->handles) {
         made->fd = memfd_create("pool", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         fcntl(made->fd, F_ADD_SEALS, SEALS);
