@@ -57,9 +57,7 @@ static int of_peers(void *to, const void *to_context, const void *from, const vo
         return CUDA_INVALID_CONTEXT;
     if (waits)
         return cudaMemcpyPeer(to, to_device, from, from_device, n);
-    return ibx_frontend_captures(stream)
-               ? ibx_frontend_peers_captured(to, to_device, from, from_device, n, stream)
-               : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, n, stream);
 }
 
 EXPORTED int cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *from_context,

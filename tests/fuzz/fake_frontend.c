@@ -505,6 +505,17 @@ int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int f
     (void)to, (void)to_device, (void)from, (void)from_device, (void)n, (void)stream;
     return 900;
 }
+int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back)
+{
+    (void)to, (void)from, (void)stream;
+    *back = -1;
+    return 0;
+}
+int ibx_frontend_peers_end(int rc, void *stream, int back)
+{
+    (void)stream, (void)back;
+    return rc;
+}
 int ibx_frontend_current_device(void)
 {
     return 0;

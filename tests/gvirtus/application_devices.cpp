@@ -103,7 +103,7 @@ bool pools_of_devices()
 namespace
 {
 
-// cudaMemPoolProps.
+// cudaMemPoolProps, and cudaMemcpy3DPeerParms.
 struct PoolProperties {
     int allocation, handles, type, device;
     void *security;
@@ -111,9 +111,45 @@ struct PoolProperties {
     unsigned short usage;
     unsigned char reserved[54];
 };
+struct PeerPlanes {
+    void *from_array;
+    std::size_t from_at[3];
+    struct {
+        void *at;
+        std::size_t pitch, x, y;
+    } from;
+    int from_device;
+    void *to_array;
+    std::size_t to_at[3];
+    decltype(from) to;
+    int to_device;
+    std::size_t extent[3];
+};
+
+// Whether the copies between devices make each side what `bytes` has.
+bool copied(char *to, int to_device, char *from, int from_device, const std::vector<char> &bytes)
+{
+    auto *peer = preloaded<int(void *, int, const void *, int, std::size_t)>("cudaMemcpyPeer");
+    auto *later =
+        preloaded<int(void *, int, const void *, int, std::size_t, void *)>("cudaMemcpyPeerAsync");
+    std::vector<char> back(bytes.size());
+    const auto seen = [&](char *memory, int device) {
+        return on_device(device, [&] {
+            return !cudaMemcpy(back.data(), memory, back.size(), DEFAULT) && back == bytes;
+        });
+    };
+    REQUIRE(on_device(from_device,
+                      [&] { return !cudaMemcpy(from, bytes.data(), bytes.size(), DEFAULT); }));
+    REQUIRE(peer(to, to_device, from, from_device, bytes.size()) == 0 && seen(to, to_device));
+    REQUIRE(on_device(from_device, [&] { return !cudaMemset(from, 7, bytes.size()); }));
+    REQUIRE(later(from, from_device, to, to_device, bytes.size(), nullptr) == 0);
+    return HOLDS(cudaStreamSynchronize(nullptr) == 0 && seen(from, from_device));
+}
+
 } // namespace
 
-// The memory of a pool is of the pool's device, whichever stream it is for.
+// The memory of a pool is of the pool's device, whichever stream it is for; and a copy between
+// devices reaches it from each.
 bool pools_of_peers()
 {
     struct Attributes {
@@ -127,14 +163,43 @@ bool pools_of_peers()
     auto *ask = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
     auto *own = preloaded<int(void **, int)>("cudaDeviceGetDefaultMemPool");
     auto *select = preloaded<int(int, void *)>("cudaDeviceSetMemPool");
-    void *pools[4] = {}, *made[4] = {}, *stream = nullptr;
-    REQUIRE(cudaStreamCreate(&stream) == 0);
+    auto *planes = preloaded<int(const PeerPlanes *)>("cudaMemcpy3DPeer");
+    void *pools[4] = {}, *made[4] = {}, *stream = nullptr, *locked = nullptr;
+    char *memory[2] = {};
+    std::vector<char> bytes(4000);
+    for (int i = 0; i < 2; i++)
+        REQUIRE(on_device(i, [&] { return (memory[i] = device_memory(4000)) != nullptr; }));
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&locked, 4000) == 0);
     for (int i = 0; i < 4; i++) {
         const PoolProperties wish = {1, 0, 1, i % 2, nullptr, 0, 0, {}};
         REQUIRE(i < 2 ? own(&pools[i], i) == 0 : create(&pools[i], &wish) == 0);
         REQUIRE(allocate(&made[i], 4000, pools[i], stream) == 0);
         REQUIRE(ask(&what, made[i]) == 0 && what.type == 2 && what.device == i % 2);
         REQUIRE(select(i % 2, pools[i]) == 0 && fails(select(!(i % 2), pools[i]), 1));
+    }
+    unsigned seed = 0;
+    for (int selected = 0; selected < 2; selected++) {
+        REQUIRE(cudaSetDevice(selected) == 0);
+        for (int i = 0; i < 4; i++) {
+            auto *pooled = static_cast<char *>(made[i]);
+            for (int of = 0; of < 2; of++) {
+                random_fill(bytes.data(), bytes.size(), ++seed);
+                REQUIRE(copied(pooled, i % 2, memory[of], of, bytes));
+                REQUIRE(copied(memory[of], of, pooled, i % 2, bytes));
+            }
+            random_fill(bytes.data(), bytes.size(), ++seed);
+            REQUIRE(copied(pooled, i % 2, static_cast<char *>(made[3 - i]), !(i % 2), bytes));
+            REQUIRE(copied(pooled, i % 2, static_cast<char *>(locked), 0, bytes));
+            PeerPlanes some = {};
+            some.from = {memory[1], 100, 100, 10};
+            some.to = {pooled, 100, 100, 10};
+            some.from_device = 1;
+            some.to_device = i % 2;
+            some.extent[0] = 100, some.extent[1] = 10, some.extent[2] = 4;
+            REQUIRE(planes(&some) == 0 && copied(memory[1], 1, pooled, i % 2, bytes));
+        }
+        int now = -1;
+        REQUIRE(cudaGetDevice(&now) == 0 && now == selected);
     }
     return HOLDS(cudaGetLastError() == 0);
 }

@@ -20,6 +20,11 @@
 int ibx_frontend_before_host(const void *memory, size_t n);
 /* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
 int ibx_frontend_are_devices(int one, int other);
+/* Before and after a copy between devices in that stream, of memory of a pool perhaps, which other
+ * devices may not reach: a device that reaches both is selected. _begin() returns an error, and
+ * sets *back in any case; _end() returns `rc`, or an error of its own. */
+int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back);
+int ibx_frontend_peers_end(int rc, void *stream, int back);
 /* Of a copy between devices in a stream that is captured: CUDA permits none, and ends the capture.
  * Returns the back end's error for a copy of `n` bytes. CUDA looks at addresses first: an array's
  * side needs one of memory. */

@@ -402,6 +402,16 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
         CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream));
 }
 
+/* ----------------------------------------------------------------- copies between devices */
+
+#define NOWHERE (-1)
+
+/* The legacy stream or the thread's own: of whichever device is selected. */
+static bool is_of_each_device(const void *stream)
+{
+    return (uintptr_t)stream <= (uintptr_t)CUDA_STREAM_PER_THREAD;
+}
+
 /* The devices share one address space, so their numbers are only checked. */
 int ibx_frontend_are_devices(int one, int other)
 {
@@ -414,10 +424,47 @@ int ibx_frontend_are_devices(int one, int other)
                : ibx_frontend_fail(CUDA_INVALID_DEVICE);
 }
 
-int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
+/* The device, other than that one, of memory of a pool, which no other device reaches unless the
+ * pool allows it; NOWHERE: it is no such memory. */
+static int far_pool(const void *address, int device)
 {
-    const int rc = ibx_frontend_are_devices(to_device, from_device);
-    return rc ? rc : cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
+    struct range range;
+    const bool pooled = ibx_frontend_allocation(address, &range) && range.pooled && !range.reserved;
+    return pooled && range.device != device ? range.device : NOWHERE;
+}
+
+/* The device on which a copy reaches both; NOWHERE: there is none. */
+static int device_of_both(const void *to, const void *from, int here)
+{
+    const int of_to = far_pool(to, here), of_from = far_pool(from, here);
+    const int there = of_to == NOWHERE ? of_from : of_to;
+    if (there == NOWHERE)
+        return here;
+    return far_pool(to, there) == NOWHERE && far_pool(from, there) == NOWHERE ? there : NOWHERE;
+}
+
+int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back)
+{
+    const int here = ibx_frontend_current_device(), there = device_of_both(to, from, here);
+    *back = there == here || there == NOWHERE ? NOWHERE : here;
+    if (*back == NOWHERE)
+        return CUDA_SUCCESS;
+    int rc =
+        is_of_each_device(stream) ? cudaStreamSynchronize((void *)(uintptr_t)stream) : CUDA_SUCCESS;
+    rc = rc ? rc : cudaSetDevice(there);
+    if (rc)
+        *back = NOWHERE;
+    return rc;
+}
+
+int ibx_frontend_peers_end(int rc, void *stream, int back)
+{
+    if (back == NOWHERE)
+        return rc;
+    if (!rc && is_of_each_device(stream))
+        rc = cudaStreamSynchronize(stream);
+    const int selected = cudaSetDevice(back);
+    return rc ? rc : selected;
 }
 
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
@@ -426,12 +473,39 @@ int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int f
     return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
 }
 
+/* By GVirtuS, whose back end calls CUDA's function of that name. That one needs no access, but does
+ * not know page-locked memory of this process. */
+static bool has_to_be_gvirtus(const void *to, const void *from)
+{
+    return device_of_both(to, from, ibx_frontend_current_device()) == NOWHERE &&
+           ibx_frontend_only_device(to) && ibx_frontend_only_device(from);
+}
+
+static int copy_on_device(void *to, const void *from, size_t n, void *stream, bool waits)
+{
+    int back;
+    int rc = ibx_frontend_peers_begin(to, from, stream, &back);
+    if (!rc)
+        rc = waits ? cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE)
+                   : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
+    return ibx_frontend_peers_end(rc, stream, back);
+}
+
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
+{
+    int rc = ibx_frontend_are_devices(to_device, from_device);
+    if (rc || !has_to_be_gvirtus(to, from))
+        return rc ? rc : copy_on_device(to, from, n, NULL, true);
+    rc = ibx_frontend_peers_captured(to, to_device, from, from_device, n, NULL);
+    return rc ? rc : cudaStreamSynchronize(NULL);
+}
+
 /* cudaMemcpyAsync is answered before the back end has run it. */
 int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
                         void *stream)
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
-    if (!rc && ibx_frontend_captures(stream))
+    if (!rc && (ibx_frontend_captures(stream) || has_to_be_gvirtus(to, from)))
         return ibx_frontend_peers_captured(to, to_device, from, from_device, n, stream);
-    return rc ? rc : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
+    return rc ? rc : copy_on_device(to, from, n, stream, false);
 }

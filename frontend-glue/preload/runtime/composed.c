@@ -129,21 +129,27 @@ static int of_peers(const struct peer_planes *p, struct ibx_cuda_memcpy3d *copy)
 int cudaMemcpy3DPeer(const struct peer_planes *parameters)
 {
     struct ibx_cuda_memcpy3d copy;
-    const int rc = of_peers(parameters, &copy);
-    return rc ? rc : cudaMemcpy3D(&copy);
+    int back, rc = of_peers(parameters, &copy);
+    if (rc)
+        return rc;
+    rc = ibx_frontend_peers_begin(copy.to.at, copy.from.at, NULL, &back);
+    return ibx_frontend_peers_end(rc ? rc : cudaMemcpy3D(&copy), NULL, back);
 }
 
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
 {
     struct ibx_cuda_memcpy3d copy;
-    const int rc = of_peers(parameters, &copy);
+    int back, rc = of_peers(parameters, &copy);
     const bool some = !rc && copy.extent.width && copy.extent.height && copy.extent.depth;
     if (some && ibx_frontend_captures(stream))
         return ibx_frontend_peers_captured(copy.to_array ? copy.from.at : copy.to.at,
                                            parameters->to_device,
                                            copy.from_array ? copy.to.at : copy.from.at,
                                            parameters->from_device, copy.extent.width, stream);
-    return rc ? rc : cudaMemcpy3DAsync(&copy, stream);
+    if (rc)
+        return rc;
+    rc = ibx_frontend_peers_begin(copy.to.at, copy.from.at, stream, &back);
+    return ibx_frontend_peers_end(rc ? rc : cudaMemcpy3DAsync(&copy, stream), stream, back);
 }
 
 /* ---------------------------------------------------------------- hints for several places */

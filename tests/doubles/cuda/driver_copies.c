@@ -25,6 +25,22 @@ static size_t span_of(size_t pitch, size_t width, size_t height)
     return (height - 1) * pitch + width;
 }
 
+static _Thread_local bool between_devices; /* in cudaMemcpyPeerAsync, which needs no access */
+
+EXPORT void ibx_double_between_devices(bool begins)
+{
+    between_devices = begins;
+}
+
+/* Memory of a pool of another device than the current one, which has no access to it. An H200
+ * refuses to copy it, in whichever device's stream. */
+static bool is_far(unsigned type, uint64_t device)
+{
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    return type == IBX_CUDA_MEMORY_DEVICE && a && a->pool && a->device >= 0 &&
+           a->device != current->device && !between_devices;
+}
+
 static bool is_between(const struct ibx_cuda_memcpy2d *c)
 {
     const struct allocation *to = find((void *)(uintptr_t)c->dst_device, 1),
@@ -59,7 +75,8 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
                            span_of(c->src_pitch, c->width, c->height), &from_pinned);
     uint8_t *to = end_of(c->dst_type, c->dst_device, c->dst_host,
                          span_of(c->dst_pitch, c->width, c->height), &to_pinned);
-    if (!stream || !from || !to)
+    if (!stream || !from || !to || is_far(c->src_type, c->src_device) ||
+        is_far(c->dst_type, c->dst_device))
         return stream ? INVALID_VALUE : INVALID_HANDLE;
     int code;
     if (capture_takes(handle, is_legacy(stream), &code))

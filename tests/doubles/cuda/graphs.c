@@ -329,11 +329,20 @@ int captures_nothing(const void *stream)
 EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
                                void *stream)
 {
-    const struct ibx_cuda_memcpy3d copy = {
-        .from = {(void *)(uintptr_t)from, n, n, 1}, .to = {to, n, n, 1}, .extent = {n, 1, 1}};
+    const struct ibx_cuda_memcpy3d copy = {.from = {(void *)(uintptr_t)from, n, n, 1},
+                                           .to = {to, n, n, 1},
+                                           .extent = {n, 1, 1},
+                                           .kind = 3};
+    void (*between)(bool begins) = NULL;
+    *(void **)&between = driver_function("ibx_double_between_devices");
     (void)to_device, (void)from_device;
-    const int rc = captures_nothing(stream);
-    return returns(rc ? rc : graph_run_copy(&copy, stream));
+    int rc = captures_nothing(stream);
+    if (rc)
+        return returns(rc);
+    between(true);
+    rc = graph_run_copy(&copy, stream);
+    between(false);
+    return returns(rc);
 }
 
 EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
