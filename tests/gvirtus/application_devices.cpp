@@ -26,6 +26,14 @@ bool on_device(int device, const std::function<bool()> &run)
 // As natively, whatever other programs of the back end have enabled.
 bool peers()
 {
+    struct Attributes {
+        int type, device;
+        void *on_device, *on_host;
+        char more[64];
+    } what = {};
+    auto *ask = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
+    auto *set = preloaded<int(void *, int, std::size_t, void *)>("cudaMemsetAsync");
+    char *own = nullptr;
     char *near = device_memory(1000), *far = nullptr;
     std::vector<char> bytes(1000), back(1000);
     int can = -1;
@@ -38,8 +46,19 @@ bool peers()
     REQUIRE(cudaDeviceEnablePeerAccess(1, 1) == 1 && cudaGetLastError() == 1); // there are no flags
     REQUIRE(cudaDeviceEnablePeerAccess(0, 0) == 101 && cudaDeviceEnablePeerAccess(7, 0) == 101);
     REQUIRE(cudaGetLastError() == 101 && cudaGetLastError() == 0);
+    REQUIRE(ask(&what, near + 5) == 0 && what.device == 0 && what.on_device == near + 5);
     REQUIRE(on_device(1, [&] {
-        return cudaDeviceEnablePeerAccess(0, 0) == 0 && cudaDeviceEnablePeerAccess(0, 0) == 704 &&
+        REQUIRE((own = device_memory(100)) && ask(&what, near + 5) == 0);
+        REQUIRE(what.type == 2 && what.device == 0 && !what.on_device);
+        for (int i = 0; i < 5; i++) // from some on, such a call is answered before it is made
+            REQUIRE(cudaMemset(own, 1, 100) == 0 && set(own, 1, 100, nullptr) == 0);
+        REQUIRE(fails(cudaMemset(near, 1, 100), 1) && fails(set(near, 1, 100, nullptr), 1));
+        return HOLDS(cudaDeviceSynchronize() == 0);
+    }));
+    REQUIRE(on_device(1, [&] {
+        return cudaDeviceEnablePeerAccess(0, 0) == 0 && ask(&what, near) == 0 &&
+               what.on_device == near && set(near, bytes[0], 1, nullptr) == 0 &&
+               cudaDeviceEnablePeerAccess(0, 0) == 704 &&
                cudaMalloc(reinterpret_cast<void **>(&far), 1000) == 0 &&
                stub_launch(far, near, 1000, nullptr) == 0 && cudaDeviceSynchronize() == 0 &&
                cudaMemcpy(back.data(), far, 1000, D2H) == 0 && back == bytes;

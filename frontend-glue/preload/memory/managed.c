@@ -323,6 +323,15 @@ static bool is_device_memory(const void *address, int *device)
     return is;
 }
 
+/* The address by which the current device's kernels reach the memory; NULL: they do not. Which
+ * devices reach memory of a pool, and memory that is mapped, its own access says. */
+static void *reached_at(void *address, int device)
+{
+    struct range range;
+    const bool plain = ibx_frontend_allocation(address, &range) && !range.pooled && !range.reserved;
+    return plain && !ibx_frontend_peers_reach(device) ? NULL : address;
+}
+
 /* GVirtuS's back end does not have this call. */
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
@@ -343,7 +352,8 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
         *attributes = (struct pointer_attributes){
             TYPE_HOST, device, ibx_frontend_host_likely(address) ? at : NULL, at};
     else if (is_device_memory(address, &device))
-        *attributes = (struct pointer_attributes){TYPE_DEVICE, device, at, NULL};
+        *attributes =
+            (struct pointer_attributes){TYPE_DEVICE, device, reached_at(at, device), NULL};
     else
         *attributes = (struct pointer_attributes){TYPE_UNREGISTERED, NO_DEVICE, NULL, at};
     return CUDA_SUCCESS;

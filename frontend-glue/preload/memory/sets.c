@@ -103,10 +103,21 @@ static bool set_in_stream(const struct extension_request *e, int *rc)
     return true;
 }
 
-/* The same for n bytes. CUDA says at once that they go beyond an allocation, so the call waits. */
+/* Whether the set may fail, which CUDA says at once: the bytes go beyond an allocation, or it is
+ * memory of another device, of a pool perhaps, to which the current one may have no access. */
+static bool may_fail(const void *address, size_t n)
+{
+    struct range range;
+    return ibx_frontend_is_short(address, n) ||
+           (!ibx_frontend_one_device() && ibx_frontend_allocation(address, &range) &&
+            range.device != ibx_frontend_current_device() &&
+            (range.pooled || !ibx_frontend_peers_reach(range.device)));
+}
+
+/* The same for n bytes. The call waits if it may fail. */
 static bool set_within(struct extension_request *e, const void *address, size_t n, int *rc)
 {
-    if (ibx_frontend_is_short(address, n))
+    if (may_fail(address, n))
         e->name = IBX_EXT_NAME;
     return set_in_stream(e, rc);
 }
@@ -129,7 +140,7 @@ static int set_anywhere(void *address, int value, size_t n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (set_bytes_here(address, value, n, NULL, &rc) || (rc = ibx_frontend_set_reach(address)))
         return rc;
-    if (ibx_frontend_is_short(address, n)) {
+    if (may_fail(address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
         if (set_within(&e, address, n, &rc))
             return rc;

@@ -83,6 +83,13 @@ int cudaDeviceDisablePeerAccess(int peer)
     return rc;
 }
 
+bool ibx_frontend_peers_reach(int device)
+{
+    const int here = ibx_frontend_current_device();
+    const bool known = device >= 0 && device < DEVICES && here >= 0 && here < DEVICES;
+    return device == here || !known || atomic_load(&enabled[here]) >> device & 1;
+}
+
 /* ------------------------------------------------------------------------- managed memory */
 
 static void no_access(int device, int peer)

@@ -170,6 +170,9 @@ void ibx_frontend_each_device(void (*visit)(int device));
 /* A device was reset, which ends the access of its kernels to other devices, and of others to it.
  */
 void ibx_frontend_peers_reset(int device);
+/* Whether the current device has access to that device's memory, as far as the application knows:
+ * it is the same device, or the application has enabled access. */
+bool ibx_frontend_peers_reach(int device);
 /* The calling thread has selected the device. */
 void ibx_frontend_peers_selected(int device);
 /* The device has managed memory from now on. */

@@ -166,6 +166,8 @@ EXPORT int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *strea
     int code = enter("cuMemcpyHtoDAsync");
     if (code)
         return code;
+    if (is_out_of_reach(to))
+        return leave(INVALID_VALUE);
     const unsigned long unpinned = stats.unpinned_async;
     note_beside_functions();
     code = n ? copy_submit(&c, stream, false) : SUCCESS; /* and does not wait */

@@ -109,6 +109,8 @@ int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *stream);
 
 /* Whether kernels of the current device may use this address. */
 bool kernel_reaches(uint64_t address);
+/* Locked. Whether it is memory of another device, to which the current one has no access. */
+bool is_out_of_reach(uint64_t address);
 /* The type of the memory: pinned memory of the host, or else memory of a device. */
 unsigned kernel_type_of(uint64_t address);
 int cuMemAlloc_v2(uint64_t *device, size_t n);

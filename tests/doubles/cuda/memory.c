@@ -546,6 +546,13 @@ bool kernel_reaches(uint64_t address)
     return !leave(!can);
 }
 
+bool is_out_of_reach(uint64_t address)
+{
+    const struct allocation *a = find((void *)(uintptr_t)address, 1);
+    return a && a->device >= 0 && a->device != current->device &&
+           (a->pool || !peers[current->device]);
+}
+
 unsigned kernel_type_of(uint64_t address)
 {
     pthread_mutex_lock(&mutex);
