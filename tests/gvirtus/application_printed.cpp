@@ -115,13 +115,15 @@ bool printed()
             }) == "two\n");
     stub_remote()->print("three\n");
     REQUIRE(written([&] { return cudaMemcpy(bytes, device, 100, D2H) == 0; }) == "three\n");
+    stub_remote()->print("four\n");
+    REQUIRE(written([&] { return cudaFree(device) == 0; }) == "four\n");
     stub_remote()->print("at its end\n");
     REQUIRE(written([] { return cudaDeviceReset() == 0; }) == "at its end\n");
     REQUIRE(with_another());
     for (unsigned i = 0; got.empty() && i < 20000; i++) { // the other one is gone in a moment
-        stub_remote()->print("four\n");
+        stub_remote()->print("five\n");
         got = written_at_the_end();
         usleep(1000);
     }
-    return HOLDS(got == "four\n" && cudaGetLastError() == 0);
+    return HOLDS(got == "five\n" && cudaGetLastError() == 0);
 }

@@ -414,6 +414,8 @@ void ibx_frontend_before_free(void)
 
 int ibx_frontend_freed(int rc)
 {
+    if (!rc)
+        ibx_frontend_printed();
     const int failure = rc ? CUDA_SUCCESS : ibx_frontend_graph_failure();
     return failure ? ibx_frontend_fail(failure) : rc;
 }
