@@ -4,7 +4,8 @@
  * encodes to the same bytes.
  *
  * First byte 0: the parsers alone. Otherwise a server with a handshake socket and one bulk lane
- * receives records, each of them a head, a frame's header and payload:
+ * receives records, each of them a head, a frame's header and payload. First byte 2: frames have
+ * places, and most of them the right ones: what the record has there is added.
  *
  *   head  bit 0: on the bulk lane; bits 1 and 2: with the key and address of the read-only or the
  *         writable region filled in; bits 3 to 7: payload / 8 */
@@ -86,9 +87,18 @@ static void post_some(struct end *server, struct ibx_chunk *chunks)
     }
 }
 
+/* Adds the right place to that of the header, and counts the bytes. */
+static void place(uint8_t *header, size_t payload, uint64_t *at)
+{
+    struct ibx_reader r = ibx_reader_of(header + 4, 4);
+    ibx_tcp_frame_place(header, *at + ibx_get_u32(&r));
+    *at += IBX_TCP_FRAME_BYTES + payload;
+}
+
 static void speak(struct end *server, struct ibx_mr *const regions[2], const int *lanes,
                   const uint8_t *data, size_t size)
 {
+    uint64_t sent[2] = {0, 0};
     while (size > 1 + IBX_TCP_FRAME_BYTES && server->count < NOTES_MAX / 2) {
         uint8_t head = data[0], header[IBX_TCP_FRAME_BYTES];
         size_t payload = (size_t)(head >> 3) * 8, left = size - 1 - IBX_TCP_FRAME_BYTES;
@@ -96,6 +106,8 @@ static void speak(struct end *server, struct ibx_mr *const regions[2], const int
             payload = left;
         memcpy(header, data + 1, sizeof(header));
         forge(regions, head, header);
+        if (raw_places)
+            place(header, payload, &sent[head & 1]);
         if (send(lanes[head & 1], header, sizeof(header), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ||
             send(lanes[head & 1], data + 1 + sizeof(header), payload, MSG_NOSIGNAL | MSG_DONTWAIT) <
                 0)
@@ -140,6 +152,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(memory, 0xab, sizeof(memory));
     memset(constant, 0xcd, sizeof(constant));
     memset(targets, 0xef, sizeof(targets));
+    raw_places = data[0] == 2;
     sockets_unix(door);
     lanes[0] = door[1];
     end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);

@@ -45,6 +45,8 @@ ssize_t ibx_tls_send(struct ibx_tls *tls, const struct iovec *iov, int n);
 ssize_t ibx_tls_receive(struct ibx_tls *tls, const struct iovec *iov, int n);
 /* Bytes wait inside, which poll(2) does not see. */
 bool ibx_tls_readable(const struct ibx_tls *tls);
+/* Whether a record has come in part. */
+bool ibx_tls_has_part(const struct ibx_tls *tls);
 /* Taken bytes wait for the socket. */
 bool ibx_tls_unsent(const struct ibx_tls *tls);
 /* No other thread helps with this connection: its caller is one of several. */

@@ -395,3 +395,8 @@ bool ibx_tls_readable(const struct ibx_tls *tls)
     return tls->plain_left || tls->closed || tls->read_failed || size < 0 ||
            (size && (size_t)size <= have);
 }
+
+bool ibx_tls_has_part(const struct ibx_tls *tls)
+{
+    return tls->raw_at < tls->raw_end;
+}

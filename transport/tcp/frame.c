@@ -3,7 +3,8 @@
 
 #include <errno.h>
 
-#define VERSION 2u /* messages may be longer than in 1 */
+#define VERSION  2u /* messages may be longer than in 1 */
+#define PLACE_AT 4u
 
 static const uint8_t hello_magic[4] = {'i', 'b', 'x', 'L'};
 
@@ -19,6 +20,7 @@ static const unsigned char fields[] = {
     [IBX_TCP_NAK] = HAS_STATUS | HAS_ID,
     [IBX_TCP_CREDIT] = HAS_CREDITS,
     [IBX_TCP_PAD] = HAS_LENGTH,
+    [IBX_TCP_CHECK] = HAS_LANE | HAS_ID,
 };
 
 void ibx_tcp_frame_put(const struct ibx_tcp_frame *frame, uint8_t out[IBX_TCP_FRAME_BYTES])
@@ -27,7 +29,7 @@ void ibx_tcp_frame_put(const struct ibx_tcp_frame *frame, uint8_t out[IBX_TCP_FR
     ibx_put_u8(&w, (uint8_t)frame->type);
     ibx_put_u8(&w, frame->lane);
     ibx_put_u16(&w, frame->credits);
-    ibx_put_u32(&w, frame->status);
+    ibx_put_u32(&w, frame->type == IBX_TCP_NAK ? frame->status : frame->place);
     ibx_put_u32(&w, frame->id);
     ibx_put_u32(&w, frame->length);
     ibx_put_u64(&w, frame->key);
@@ -51,7 +53,9 @@ int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_fram
     f.type = (enum ibx_tcp_type)type;
     f.lane = ibx_get_u8(&r);
     f.credits = ibx_get_u16(&r);
-    f.status = ibx_get_u32(&r);
+    const uint32_t word = ibx_get_u32(&r);
+    f.status = type == IBX_TCP_NAK ? word : 0;
+    f.place = type == IBX_TCP_NAK ? 0 : word;
     f.id = ibx_get_u32(&r);
     f.length = ibx_get_u32(&r);
     f.key = ibx_get_u64(&r);
@@ -59,16 +63,27 @@ int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_fram
 
     unsigned has = fields[type];
     if ((!(has & HAS_LANE) && f.lane) || (!(has & HAS_CREDITS) && f.credits) ||
-        (!(has & HAS_STATUS) && f.status) || (!(has & HAS_ID) && f.id) ||
-        (!(has & HAS_KEY) && (f.key || f.address)))
+        (!(has & HAS_ID) && f.id) || (!(has & HAS_KEY) && (f.key || f.address)))
         return -EPROTO;
     if (has & HAS_LENGTH ? !length_valid(&f) : f.length != 0)
         return -EPROTO;
     if ((has & HAS_STATUS && !ibx_tcp_status_errno(f.status)) ||
-        (type == IBX_TCP_CREDIT && !f.credits))
+        (type == IBX_TCP_CREDIT && !f.credits) || (type == IBX_TCP_CHECK && f.lane > 1))
         return -EPROTO;
     *out = f;
     return 0;
+}
+
+void ibx_tcp_frame_place(uint8_t frame[IBX_TCP_FRAME_BYTES], uint64_t place)
+{
+    struct ibx_writer w = ibx_writer_of(frame + PLACE_AT, sizeof(uint32_t));
+    if (frame[0] != IBX_TCP_NAK)
+        ibx_put_u32(&w, (uint32_t)place);
+}
+
+size_t ibx_tcp_frame_size(const struct ibx_tcp_frame *frame)
+{
+    return IBX_TCP_FRAME_BYTES + (frame->type == IBX_TCP_READ ? 0 : frame->length);
 }
 
 int ibx_tcp_status_errno(uint32_t status)

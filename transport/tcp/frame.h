@@ -6,16 +6,19 @@
  *   0 type(1) 1 lane(1) 2 credits(2) 4 status(4) 8 id(4) 12 length(4) 16 key(8) 24 address(8)
  *
  *            lane  credits  status  id  length  key+address   travels on
- *   MESSAGE   -      x        -      -    x        -           lane 0
- *   READ      x      -        -      x    x        x           lane 0
- *   DATA      -      -        -      x    x        -           the lane that READ names
- *   WRITE     -      -        -      x    x        x           the lane the writer chose
- *   ACK       -      -        -      x    -        -           lane 0
+ *   MESSAGE   -      x        p      -    x        -           lane 0
+ *   READ      x      -        p      x    x        x           lane 0
+ *   DATA      -      -        p      x    x        -           the lane that READ names
+ *   WRITE     -      -        p      x    x        x           the lane the writer chose
+ *   ACK       -      -        p      x    -        -           lane 0
  *   NAK       -      -        x      x    -        -           lane 0
- *   CREDIT    -      x        -      -    -        -           lane 0
- *   PAD       -      -        -      -    x        -           any; its bytes mean nothing
+ *   CREDIT    -      x        p      -    -        -           lane 0
+ *   PAD       -      -        p      -    x        -           any; its bytes mean nothing
+ *   CHECK     x      -        p      x    -        -           any; see loss.c
  *
- * Fields without an x are zero, and a receiver insists on it.
+ * Fields without a letter are zero, and a receiver insists on it. p: the frame's place, which is
+ * the number of bytes of frames before it on its lane, modulo 2^32. It is zero where the ends have
+ * not agreed on that.
  */
 #ifndef IBX_TRANSPORT_TCP_FRAME_H
 #define IBX_TRANSPORT_TCP_FRAME_H
@@ -25,6 +28,7 @@
 #define IBX_TCP_FRAME_BYTES 32u
 #define IBX_TCP_HELLO_BYTES (8u + IBX_PROOF_BYTES)
 #define IBX_TCP_TERMS_BYTES 11u
+#define IBX_TCP_PLACES      1u          /* a bit of what the ends agree on: frames have places */
 #define IBX_TCP_BODY_MAX    (64u << 20) /* bytes of one READ or WRITE: the largest chunk option */
 #define IBX_TCP_LANES_MAX   16u         /* bulk lanes */
 #define IBX_TCP_SLOTS_MAX   1024u
@@ -40,6 +44,7 @@ enum ibx_tcp_type {
     IBX_TCP_NAK,
     IBX_TCP_CREDIT,
     IBX_TCP_PAD,
+    IBX_TCP_CHECK, /* only where places are agreed on */
 };
 
 /* Why a READ or WRITE was refused. These are no errno values, which differ between systems. */
@@ -53,6 +58,7 @@ struct ibx_tcp_frame {
     uint8_t lane;
     uint16_t credits; /* messages for which there is room again */
     uint32_t status;  /* enum ibx_tcp_status */
+    uint32_t place;   /* of any frame but NAK */
     uint32_t id;
     uint32_t length; /* bytes that follow, or that READ requests */
     uint64_t key;
@@ -62,6 +68,10 @@ struct ibx_tcp_frame {
 void ibx_tcp_frame_put(const struct ibx_tcp_frame *frame, uint8_t out[IBX_TCP_FRAME_BYTES]);
 /* -EPROTO for an unknown type, a length out of bounds or a field that the type does not have. */
 int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_frame *frame);
+/* Writes its place into a frame that was put. */
+void ibx_tcp_frame_place(uint8_t frame[IBX_TCP_FRAME_BYTES], uint64_t place);
+/* How many bytes it takes on its lane, with its payload. */
+size_t ibx_tcp_frame_size(const struct ibx_tcp_frame *frame);
 /* 0 for a number that is not in enum ibx_tcp_status. */
 int ibx_tcp_status_errno(uint32_t status);
 

@@ -152,6 +152,7 @@ static size_t bytes_of(const struct iovec *pieces, int count)
 int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
 {
     size_t bytes = 0;
+    uint64_t place = lane->gone - (lane->flight_count ? lane->flight[0]->sent : 0);
     int n = 0;
     lane->tcp->wrote = true;
     for (unsigned i = 0; i < IBX_TCP_FLIGHT && bytes < TURN_BYTES; i++) {
@@ -163,6 +164,9 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
         }
         struct tcp_item *item = lane->flight[i];
         size_t body_sent = 0;
+        if (!item->sent && lane->tcp->places)
+            ibx_tcp_frame_place(item->header, place);
+        place += sizeof(item->header) + item->length;
         if (item->sent < sizeof(item->header)) {
             pieces[n++] = (struct iovec){.iov_base = item->header + item->sent,
                                          .iov_len = sizeof(item->header) - item->sent};
@@ -186,6 +190,7 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
 void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n)
 {
     lane->tcp->moved = true;
+    lane->gone += n;
     unsigned done = 0;
     while (n) {
         struct tcp_item *item = lane->flight[done];

@@ -76,11 +76,16 @@ static void tell(struct tcp *tcp)
 /* What is left of the given items, up to STEP_BYTES. */
 static int output_pieces(struct tcp_thread *t, struct iovec *pieces)
 {
+    const unsigned first = t->done, end = atomic_load(&t->given);
     size_t bytes = 0;
+    uint64_t place = t->lane->gone - (first != end ? t->items[first % RING]->sent : 0);
     int n = 0;
-    for (unsigned i = t->done, end = atomic_load(&t->given); i != end && bytes < STEP_BYTES; i++) {
+    for (unsigned i = first; i != end && bytes < STEP_BYTES; i++) {
         struct tcp_item *item = t->items[i % RING];
         size_t body = 0;
+        if (!item->sent && t->lane->tcp->places)
+            ibx_tcp_frame_place(item->header, place);
+        place += sizeof(item->header) + item->length;
         if (item->sent < sizeof(item->header))
             pieces[n++] =
                 (struct iovec){item->header + item->sent, sizeof(item->header) - item->sent};
@@ -113,6 +118,7 @@ static bool output_step(struct tcp_thread *t)
     if (took < 0)
         atomic_store(&t->output_status, (int)took);
     unsigned done = t->done;
+    t->lane->gone += took > 0 ? (size_t)took : 0;
     for (size_t left = took > 0 ? (size_t)took : 0; left;) {
         struct tcp_item *item = t->items[done % RING];
         size_t whole = sizeof(item->header) + item->length;
@@ -362,6 +368,26 @@ bool ibx_tcp_thread_sends(const struct tcp_lane *lane)
 bool ibx_tcp_thread_receives(const struct tcp_lane *lane)
 {
     return lane->thread && lane->thread->input != INPUT_NONE;
+}
+
+size_t ibx_tcp_thread_got(const struct tcp_lane *lane)
+{
+    if (!ibx_tcp_thread_receives(lane))
+        return 0;
+    pthread_mutex_lock(&lane->thread->step);
+    const size_t got = lane->thread->got;
+    pthread_mutex_unlock(&lane->thread->step);
+    return got;
+}
+
+uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane)
+{
+    if (!lane->thread)
+        return lane->gone;
+    pthread_mutex_lock(&lane->thread->step);
+    const uint64_t gone = lane->gone;
+    pthread_mutex_unlock(&lane->thread->step);
+    return gone;
 }
 
 bool ibx_tcp_thread_has_news(const struct tcp_lane *lane)

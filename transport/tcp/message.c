@@ -180,16 +180,19 @@ void ibx_tcp_sends_flush(struct tcp *tcp, int status)
 }
 
 /* Tries to send without a copy. Returns the bytes that the socket took, 0 when none. */
-static size_t send_now(struct tcp *tcp, const uint8_t *header, const struct iovec *iov, int iovcnt)
+static size_t send_now(struct tcp *tcp, uint8_t *header, const struct iovec *iov, int iovcnt)
 {
     struct tcp_lane *lane = &tcp->lanes[0];
     if (iovcnt > SEND_PIECES || ibx_tcp_lane_has_output(lane))
         return 0;
-    struct iovec pieces[1 + SEND_PIECES] = {{(void *)(uintptr_t)header, IBX_TCP_FRAME_BYTES}};
+    struct iovec pieces[1 + SEND_PIECES] = {{header, IBX_TCP_FRAME_BYTES}};
     if (iovcnt)
         memcpy(pieces + 1, iov, (size_t)iovcnt * sizeof(*iov));
     tcp->wrote = true;
+    if (tcp->places)
+        ibx_tcp_frame_place(header, lane->gone);
     ssize_t n = ibx_tcp_lane_write(lane, pieces, 1 + iovcnt);
+    lane->gone += n > 0 ? (size_t)n : 0;
     /* An error of the socket is found again, and reported, by the next push. */
     return n > 0 ? (size_t)n : 0;
 }

@@ -115,17 +115,21 @@ static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
     timerfd_settime(tcp->timer, 0, &in, NULL);
 }
 
-static unsigned look_ms(const struct tcp *tcp)
+static unsigned look_ms(const struct tcp *tcp, uint64_t now, bool checks)
 {
-    const unsigned ms = timeout_of(tcp) / LOOKS;
+    const unsigned most = timeout_of(tcp) / LOOKS;
+    const uint64_t check_ms =
+        checks ? (tcp->check_at - now + IBX_NS_PER_MS - 1) / IBX_NS_PER_MS : most;
+    const unsigned ms = check_ms < most ? (unsigned)check_ms : most;
     const bool again = ibx_link_options(tcp->link)->follow_address && !tcp->same_host;
     return again && ms > PROBE_LOOK_MS ? PROBE_LOOK_MS : ms;
 }
 
 void ibx_tcp_peer_check(struct tcp *tcp)
 {
-    const bool probes = tcp->probe.able;
-    if (tcp->timer < 0 || tcp->state.now != TCP_LIVE || (!tcp->look_at && !tcp->wrote && !probes))
+    const bool probes = tcp->probe.able, checks = ibx_tcp_checks_wanted(tcp);
+    if (tcp->timer < 0 || tcp->state.now != TCP_LIVE ||
+        (!tcp->look_at && !tcp->wrote && !probes && !checks))
         return;
     uint64_t now = ibx_now_ns();
     if (now < tcp->look_at && (!probes || tcp->probe.fd < 0))
@@ -134,11 +138,13 @@ void ibx_tcp_peer_check(struct tcp *tcp)
         ibx_tcp_probe_check(tcp, now);
     if (now < tcp->look_at || tcp->status)
         return;
+    if (checks)
+        ibx_tcp_checks_look(tcp, now);
     bool waits = tcp->wrote;
     tcp->wrote = false;
     for (unsigned i = 0; i <= tcp->lane_count && tcp->look_at && !tcp->status; i++)
         waits |= lane_check(&tcp->lanes[i], now);
-    timer_set(tcp, now, waits || probes ? look_ms(tcp) : 0);
+    timer_set(tcp, now, waits || probes || checks ? look_ms(tcp, now, checks) : 0);
 }
 
 /* While the connection drains, nothing is sent: the peer's host would answer with a reset, and the

@@ -184,7 +184,8 @@ void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
     if (!lane || (probe->fd >= 0 && probe->lane != lane))
         drop(tcp);
     if (!lane) {
-        ping(tcp);
+        if (!tcp->places) /* else loss.c does */
+            ping(tcp);
         return;
     }
     const bool known = is_young(tcp, lane) && lane->answers_since;

@@ -6,8 +6,10 @@
  * in TLS, each of these sockets begins with TLS as well, in which the server answers from finish
  * on.
  *
- *   offer   terms, u8 address kind (0 none, 1 port, 2 name), u16 port | string name
- *   answer  terms
+ *   offer   terms, u8 address kind (0 none, 1 port, 2 name), u16 port | string name, u8 offered
+ *   answer  terms, u8 agreed
+ *
+ * Earlier ends send neither of the two last bytes and ignore them.
  */
 #include "transport/tcp/tcp.h"
 
@@ -176,6 +178,7 @@ int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
     } else {
         address_put(offer, &address, length);
     }
+    ibx_put_u8(offer, IBX_TCP_PLACES);
     return 0;
 }
 
@@ -211,6 +214,23 @@ static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_st
         return -EPROTO;
     *to = port;
     return 0;
+}
+
+/* What the peer offers or agrees to in the last byte. */
+static bool has_places(struct ibx_reader r)
+{
+    return ibx_reader_left(&r) && ibx_get_u8(&r) & IBX_TCP_PLACES;
+}
+
+/* The same of an offer, behind its terms. */
+static bool offers_places(struct ibx_reader offer)
+{
+    const unsigned kind = ibx_get_u8(&offer);
+    if (kind == ADDRESS_PORT)
+        ibx_get_u16(&offer);
+    else if (kind == ADDRESS_NAME)
+        ibx_get_bytes(&offer, ibx_get_u16(&offer));
+    return kind <= ADDRESS_NAME && !offer.failed && has_places(offer);
 }
 
 static void lane_proof(const struct tcp *tcp, unsigned lane, uint8_t proof[IBX_PROOF_BYTES])
@@ -289,6 +309,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     struct sockaddr_storage address = {0};
     socklen_t length = 0;
     int rc = ibx_tcp_terms_get(offer, &tcp->peer);
+    tcp->places = !rc && offers_places(*offer);
     if (!rc && tcp->peer.lanes)
         rc = address_get(tcp, offer, &address, &length);
     if (rc == -EPROTO)
@@ -315,6 +336,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
                 tcp->lane_count, want, strerror(-rc));
     tcp->mine.lanes = tcp->lane_count;
     ibx_tcp_terms_put(&tcp->mine, answer);
+    ibx_put_u8(answer, tcp->places ? IBX_TCP_PLACES : 0);
     return 0;
 }
 
@@ -587,6 +609,7 @@ int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_
         rc = ibx_tcp_terms_get(answer, &tcp->peer);
         if (rc || tcp->peer.lanes > tcp->mine.lanes)
             return ibx_error_set(err, -EPROTO, "the client's answer to the tcp offer is malformed");
+        tcp->places = has_places(*answer);
         if (tcp->peer.lanes)
             rc = lanes_accept(tcp, deadline_ns, err);
         if (tcp->listener >= 0)

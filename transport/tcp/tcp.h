@@ -23,6 +23,7 @@
  *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
  *   probe.c       finds out sooner than TCP that a silent network is back
  *   long_packets.c  where the network loses long packets and passes short ones
+ *   loss.c        finds out that a relay lost bytes which TCP has delivered
  *   uring.c       io_uring as the engine of the bulk lanes
  *
  * When the peer dies: its kernel closes the sockets and the connection is lost at once, after what
@@ -57,7 +58,14 @@ struct tcp_uring;
 
 /* ------------------------------------------------------------------- output */
 
-enum tcp_item_kind { TCP_ITEM_SEND, TCP_ITEM_POST, TCP_ITEM_JOB, TCP_ITEM_CREDIT, TCP_ITEM_PAD };
+enum tcp_item_kind {
+    TCP_ITEM_SEND,
+    TCP_ITEM_POST,
+    TCP_ITEM_JOB,
+    TCP_ITEM_CREDIT,
+    TCP_ITEM_PAD,
+    TCP_ITEM_CHECK
+};
 
 /* A frame to be sent: a header, and a body that stays where its owner has it. */
 struct tcp_item {
@@ -78,6 +86,11 @@ struct tcp_pad {
     struct tcp_item item;
     struct tcp_lane *lane;
     size_t left; /* bytes of frames to come */
+    bool queued;
+};
+
+struct tcp_check {
+    struct tcp_item item;
     bool queued;
 };
 
@@ -123,6 +136,11 @@ struct tcp_lane {
     unsigned flight_count;
     struct tcp_item_queue small, large;
     struct tcp_pad pad;
+    uint64_t gone; /* bytes of frames that the socket or TLS has taken; the thread's, if there is
+                      one, and then guarded by its `step` */
+    struct tcp_check ask, answer;
+    uint32_t lacking; /* bytes that the peer had not received when it last said so; see loss.c */
+    uint64_t lacking_gone, lacking_since; /* `gone`, and when (ns), at the first time */
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
     uint64_t stuck_since;      /* ns; since when retransmissions have had no effect; 0: they have */
@@ -139,6 +157,7 @@ struct tcp_lane {
     void *body_owner;               /* the post of DATA, the job of WRITE */
     uint8_t *body;                  /* NULL: discarded */
     size_t body_left;
+    uint64_t come; /* where the next frame has its place */
     uint8_t *stage;
     size_t stage_have;
     unsigned awaited; /* answers to own READs still to come on it */
@@ -241,7 +260,12 @@ struct tcp {
     uint64_t drain_until; /* ns; in DRAINING: then the connection is over */
     bool wrote;           /* since the last look */
     struct tcp_probe probe;
-    bool stuck; /* it ends since packets do not arrive, though the peer's host answers */
+    bool places;       /* of frames are agreed on */
+    uint64_t heard;    /* bytes of other frames than CHECKs, at the last look; see loss.c */
+    uint64_t checks;   /* that have come */
+    uint64_t check_at; /* ns; when the peer is asked, if nothing comes; 0: not set */
+    unsigned asked;    /* how often since it was heard of, DOUBLINGS at most */
+    bool stuck;        /* it ends since packets do not arrive, though the peer's host answers */
     unsigned segment_limit; /* bytes; 0: none */
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */
@@ -279,6 +303,7 @@ struct tcp {
 
     struct tcp_post *posts; /* mine.depth */
     struct tcp_post *posts_free;
+    unsigned posts_used;
     struct tcp_job *jobs; /* peer.depth */
     struct tcp_job *jobs_free;
     LIST_HEAD(, tcp_job) jobs_used;
@@ -345,6 +370,15 @@ void ibx_tcp_long_packets_lost(struct tcp_lane *lane, const struct tcp_info *inf
 /* Resets the lane, so that the peer learns of the end now: otherwise it would come behind bytes
  * that do not arrive. */
 void ibx_tcp_reset(struct tcp_lane *lane);
+
+/* loss.c */
+/* Whether this side waits for something that may have been lost. */
+bool ibx_tcp_checks_wanted(const struct tcp *tcp);
+/* Asks the peer, if nothing has come for a while. Call it with each look at the lanes. */
+void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now);
+void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
+/* Counts a frame that has come. False: it is not where it should be, and the connection is over. */
+bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);
@@ -443,6 +477,9 @@ bool ibx_tcp_thread_pull(struct tcp_lane *lane);
  * received one that was not handed on. */
 bool ibx_tcp_thread_sends(const struct tcp_lane *lane);
 bool ibx_tcp_thread_receives(const struct tcp_lane *lane);
+/* How many bytes it has received and not handed on; and lane->gone, with or without a thread. */
+size_t ibx_tcp_thread_got(const struct tcp_lane *lane);
+uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane);
 /* Whether a push or pull would do something. */
 bool ibx_tcp_thread_has_news(const struct tcp_lane *lane);
 /* arm: from now on threads wake the sleeper. awake: it is awake. */

@@ -7,7 +7,8 @@
 #include <string.h>
 
 _Static_assert(offsetof(struct tcp_send, item) == 0 && offsetof(struct tcp_post, item) == 0 &&
-                   offsetof(struct tcp_job, item) == 0 && offsetof(struct tcp_pad, item) == 0,
+                   offsetof(struct tcp_job, item) == 0 && offsetof(struct tcp_pad, item) == 0 &&
+                   offsetof(struct tcp_check, item) == 0,
                "an item is cast to the struct that it begins");
 
 static const struct ibx_state post_states[] = {
@@ -65,6 +66,7 @@ static void post_finish(struct tcp *tcp, struct tcp_post *post, int status)
         return;
     post->chunk = NULL;
     post->generation++;
+    tcp->posts_used--;
     post->next = tcp->posts_free;
     tcp->posts_free = post;
     tcp->reports++;
@@ -81,6 +83,7 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk)
     if (!post || tcp->state.now != TCP_LIVE || !ibx_tcp_move(tcp, &post->state, TCP_POST_QUEUED))
         return -EAGAIN;
     tcp->posts_free = post->next;
+    tcp->posts_used++;
     bool write = chunk->kind == IBX_RDMA_WRITE;
     struct ibx_tcp_frame frame = {
         .type = write ? IBX_TCP_WRITE : IBX_TCP_READ,
@@ -306,8 +309,10 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
 void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
+    if (!ibx_tcp_in_place(lane, frame))
+        return;
     if (lane->index && frame->type != IBX_TCP_DATA && frame->type != IBX_TCP_WRITE &&
-        frame->type != IBX_TCP_PAD) {
+        frame->type != IBX_TCP_PAD && frame->type != IBX_TCP_CHECK) {
         ibx_tcp_fail(tcp, -EPROTO, "the peer sent a frame of type %d on bulk lane %u", frame->type,
                      lane->index);
         return;
@@ -334,6 +339,9 @@ void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
         break;
     case IBX_TCP_PAD:
         ibx_tcp_lane_expect(lane, TCP_INPUT_PAD, NULL, NULL, frame->length);
+        break;
+    case IBX_TCP_CHECK:
+        ibx_tcp_on_check(lane, frame);
         break;
     }
 }
@@ -369,6 +377,9 @@ void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item)
         break;
     case TCP_ITEM_PAD:
         ibx_tcp_on_pad_sent((struct tcp_pad *)item);
+        break;
+    case TCP_ITEM_CHECK:
+        ((struct tcp_check *)item)->queued = false;
         break;
     }
 }

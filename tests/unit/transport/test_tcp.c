@@ -60,6 +60,15 @@ static void test_frames_are_these_bytes(void **state)
     assert_int_equal(ibx_tcp_frame_get(message, &back), 0);
     assert_int_equal(back.credits, 3);
     assert_int_equal(back.length, 5);
+    const uint8_t check[IBX_TCP_FRAME_BYTES] = {9, 1, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5};
+    assert_int_equal(ibx_tcp_frame_get(check, &back), 0);
+    assert_int_equal(back.place, 0x01020304);
+    assert_int_equal(back.id, 0x05060708);
+    ibx_tcp_frame_put(&back, bytes);
+    assert_memory_equal(bytes, check, sizeof(check));
+    ibx_tcp_frame_place(bytes, 0x1deadbeef);
+    const uint8_t placed[IBX_TCP_FRAME_BYTES] = {9, 1, 0, 0, 0xef, 0xbe, 0xad, 0xde, 8, 7, 6, 5};
+    assert_memory_equal(bytes, placed, sizeof(placed));
 }
 
 /* Every byte that a type does not use must be zero, and every number within its limits. */
@@ -75,14 +84,16 @@ static void test_malformed_frames_are_refused(void **state)
         {6, 0, 0, 0, 1, 0, 0, 0, 1},                      /* NAK */
         {7, 0, 1},                                        /* CREDIT */
         {8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5},          /* PAD */
+        {9, 1, 0, 0, 0, 0, 0, 0, 1},                      /* CHECK */
     };
     struct ibx_tcp_frame frame;
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         assert_int_equal(ibx_tcp_frame_get(good[i], &frame), 0);
-        bool lane = i == 1, credits = i == 0 || i == 6, status = i == 5;
-        bool id = i >= 1 && i <= 5, length = i <= 3 || i == 7, target = i == 1 || i == 3;
+        bool lane = i == 1, credits = i == 0 || i == 6;
+        bool id = (i >= 1 && i <= 5) || i == 8, length = i <= 3 || i == 7,
+             target = i == 1 || i == 3;
         const bool free_byte[IBX_TCP_FRAME_BYTES] = {
-            true,   lane,   credits, credits, status, status, status, status,
+            true,   lane,   credits, credits, true,   true,   true,   true,
             id,     id,     id,      id,      length, length, length, length,
             target, target, target,  target,  target, target, target, target,
             target, target, target,  target,  target, target, target, target,
@@ -97,8 +108,10 @@ static void test_malformed_frames_are_refused(void **state)
     }
     const uint8_t wrong[][IBX_TCP_FRAME_BYTES] = {
         {0},
-        {8}, /* PAD of 0 bytes */
+        {8},    /* PAD of 0 bytes */
+        {9, 2}, /* CHECK that neither asks nor answers */
         {9, 0, 1},
+        {10},
         {255},
         {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0x10}, /* MESSAGE of 1 MiB + 1 */
         {2, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0},          /* READ of 0 bytes */

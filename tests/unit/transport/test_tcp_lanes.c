@@ -462,7 +462,8 @@ static void test_malformed_setups_are_refused(void **state)
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
     struct ibx_error err = {0};
     assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    for (size_t n = 0; n < offer.length; n++) { /* cut off after any byte */
+    /* Cut off after any byte. Earlier servers do not send the last one. */
+    for (size_t n = 0; n < offer.length - 1; n++) {
         struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
         struct ibx_reader r = ibx_reader_of(offered, n);
         assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, &err), -EPROTO);

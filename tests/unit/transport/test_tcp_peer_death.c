@@ -178,8 +178,8 @@ static void test_dead_behind_a_full_window(void **state)
     await_death();
 }
 
-/* An idle connection has nothing to check and wakes nobody. */
-static void test_an_idle_connection_sleeps(void **state)
+/* An idle server has nothing to check and is not woken. */
+static void test_an_idle_server_sleeps(void **state)
 {
     (void)state;
     struct itimerspec timer;
@@ -187,23 +187,23 @@ static void test_an_idle_connection_sleeps(void **state)
     connect_ends(1);
     /* The acknowledgement comes after the following data, as it does without TCP_DELACK_MAX_US. */
     const int late_us = 200000;
-    setsockopt(server.tcp->lanes[0].fd, IPPROTO_TCP, 46, &late_us, sizeof(late_us));
-    assert_int_equal(end_send(&client, "abcd", 4, 0), 0);
-    ibx_provider_tcp.arm(client.tcp);
-    assert_true(client.tcp->look_at); /* later the client may have found everything acknowledged */
-    assert_true(end_await(&server, &client, 1));
-    end_settle(&client);
-    assert_int_equal(ibx_provider_tcp.arm(client.tcp), 0);
-    while (client.tcp->look_at) {
+    setsockopt(client.tcp->lanes[0].fd, IPPROTO_TCP, 46, &late_us, sizeof(late_us));
+    assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
+    ibx_provider_tcp.arm(server.tcp);
+    assert_true(server.tcp->look_at); /* later the server may have found everything acknowledged */
+    assert_true(end_await(&client, &server, 1));
+    end_settle(&server);
+    assert_int_equal(ibx_provider_tcp.arm(server.tcp), 0);
+    while (server.tcp->look_at) {
         assert_true(ibx_now_ns() < deadline);
-        end_turn(&client);
-        if (!ibx_provider_tcp.arm(client.tcp) && client.tcp->look_at)
-            assert_true(end_wakes(&client, (int)PATIENCE_MS));
+        end_turn(&server);
+        if (!ibx_provider_tcp.arm(server.tcp) && server.tcp->look_at)
+            assert_true(end_wakes(&server, (int)PATIENCE_MS));
     }
-    assert_int_equal(timerfd_gettime(client.tcp->timer, &timer), 0);
+    assert_int_equal(timerfd_gettime(server.tcp->timer, &timer), 0);
     assert_true(!timer.it_value.tv_sec && !timer.it_value.tv_nsec);
-    assert_false(end_wakes(&client, 0));
-    assert_int_equal(client.count, 0);
+    assert_false(end_wakes(&server, 0));
+    assert_int_equal(server.count, 0);
     disconnect();
 }
 
@@ -212,7 +212,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_peer_that_does_not_read_is_alive),
         cmocka_unit_test(test_peer_is_alive_on_one_socket_too),
-        cmocka_unit_test(test_an_idle_connection_sleeps),
+        cmocka_unit_test(test_an_idle_server_sleeps),
         cmocka_unit_test(test_dead_while_data_is_in_flight),
         cmocka_unit_test(test_dead_while_idle),
         cmocka_unit_test(test_dead_behind_a_full_window),

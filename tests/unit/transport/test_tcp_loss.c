@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Places of frames, and CHECKs, between a server and raw sockets. */
+#include "tests/fixtures/tcp_raw.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SECOND (1000 * IBX_NS_PER_MS)
+
+static int connect_placed(void **state)
+{
+    raw_places = true;
+    return connect_raw(state);
+}
+
+static int connect_earlier(void **state)
+{
+    raw_places = false;
+    return connect_raw(state);
+}
+
+static struct ibx_tcp_frame placed(enum ibx_tcp_type type, uint32_t place, uint32_t length)
+{
+    return (struct ibx_tcp_frame){.type = type, .place = place, .length = length};
+}
+
+static struct ibx_tcp_frame check(uint32_t place, bool asks, uint32_t received)
+{
+    return (struct ibx_tcp_frame){
+        .type = IBX_TCP_CHECK, .lane = asks, .place = place, .id = received};
+}
+
+static void expect_a_check(int lane, uint32_t place, bool asks, uint32_t received)
+{
+    const struct ibx_tcp_frame frame = receive_frame(lane);
+    assert_int_equal(frame.type, IBX_TCP_CHECK);
+    assert_int_equal(frame.lane, asks);
+    assert_int_equal(frame.place, place);
+    assert_int_equal(frame.id, received);
+}
+
+static void expect_message(unsigned number)
+{
+    assert_true(end_await(&server, NULL, number));
+    assert_int_equal(server.notes[number - 1].kind, NOTE_MESSAGE);
+}
+
+static void test_a_check_is_answered_on_each_lane(void **state)
+{
+    (void)state;
+    send_frame(0, placed(IBX_TCP_MESSAGE, 0, 5));
+    send_raw(0, "abcde", 5);
+    expect_message(1);
+    send_frame(0, check(37, true, 0));
+    expect_a_check(0, 0, false, 37 + 32);
+    send_frame(1, placed(IBX_TCP_PAD, 0, 100));
+    for (unsigned i = 0; i < 100; i++)
+        send_raw(1, "", 1);
+    send_frame(1, check(132, true, 0));
+    expect_a_check(1, 0, false, 132 + 32);
+    send_frame(1, check(164, false, 32)); /* an answer is not answered */
+    send_frame(0, check(69, true, 32));
+    expect_a_check(0, 32, false, 69 + 32);
+    end_settle(&server);
+    assert_null(end_lost(&server));
+}
+
+/* An answer to a READ, and what follows it, on one lane. */
+static void test_places_of_all_frames(void **state)
+{
+    (void)state;
+    uint8_t bytes[100];
+    struct ibx_mr *mr = end_register(&server, region, BYTES, BOTH);
+    struct ibx_tcp_frame frame = request(IBX_TCP_READ, mr, 0, 100);
+    for (uint32_t i = 0; i < 3; i++) {
+        frame.place = 32 * i; /* a READ has no payload */
+        send_frame(0, frame);
+        const struct ibx_tcp_frame data = receive_frame(0);
+        assert_int_equal(data.type, IBX_TCP_DATA);
+        assert_int_equal(data.place, 132 * i);
+        receive(0, bytes, sizeof(bytes));
+    }
+    frame.key ^= 1;
+    frame.place = 96;
+    send_frame(0, frame);
+    expect_nak(42, IBX_TCP_STATUS_ACCESS); /* which has none, and is counted */
+    assert_int_equal(end_send(&server, "ab", 2, 0), 0);
+    assert_int_equal(receive_frame(0).place, 3 * 132 + 32);
+    end_deregister(&server, mr);
+}
+
+static void test_a_frame_elsewhere_ends_it(void **state)
+{
+    const uint32_t wrong[] = {0, 36, 38, 5, UINT32_MAX};
+    for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        send_frame(0, placed(IBX_TCP_MESSAGE, 0, 5));
+        send_raw(0, "abcde", 5);
+        expect_message(1);
+        send_frame(0, placed(IBX_TCP_MESSAGE, wrong[i], 0));
+        expect_lost(-EBADMSG, "lane 0");
+        for (unsigned n = 1; n < server.count; n++) /* the second one was not delivered */
+            assert_int_not_equal(server.notes[n].kind, NOTE_MESSAGE);
+        disconnect(state);
+        connect_placed(state);
+    }
+}
+
+/* A server that waits for an answer to its READ asks; so does one that has a part of a frame. */
+static void test_who_waits_asks(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibx_chunk chunk = {.kind = IBX_RDMA_READ,
+                              .lane = 1,
+                              .local = bytes,
+                              .remote_keys = remote_keys,
+                              .length = sizeof(bytes)};
+    end_settle(&server);
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    assert_int_equal(receive_frame(0).type, IBX_TCP_READ);
+    expect_a_check(0, 32, true, 0);
+    expect_a_check(1, 0, true, 0);
+    expect_a_check(2, 0, true, 0);
+}
+
+static void test_a_part_of_a_frame_is_told(void **state)
+{
+    (void)state;
+    send_frame(1, placed(IBX_TCP_PAD, 0, 100));
+    send_raw(1, "abc", 3);
+    expect_a_check(0, 0, true, 0);
+    expect_a_check(1, 0, true, 35);
+}
+
+/* A peer that waits says for a while that it lacks bytes, all of which its host has acknowledged.
+ */
+static void test_missing_bytes_end_it(void **state)
+{
+    (void)state;
+    const uint64_t began = ibx_now_ns();
+    struct ibx_tcp_frame message;
+    uint8_t bytes[8];
+    uint32_t place = 0;
+    assert_int_equal(end_send(&server, "abcdefgh", 8, 0), 0);
+    message = receive_frame(0);
+    assert_int_equal(message.length, 8);
+    receive(0, bytes, 8);
+    send_frame(0, check(place, false, 39)); /* at first this may be on its way */
+    for (; !end_lost(&server) && ibx_now_ns() - began < 60 * SECOND; place += 32) {
+        end_settle(&server);
+        send_frame(0, check(place + 32, false, 39));
+    }
+    expect_lost(-EBADMSG, "1 bytes that were sent on lane 0");
+    assert_true(ibx_now_ns() - began >= 2 * SECOND);
+}
+
+/* ... unless it has them in the end, or is sent more. */
+static void test_bytes_that_come_late(void **state)
+{
+    (void)state;
+    const uint64_t began = ibx_now_ns();
+    struct ibx_tcp_frame message;
+    uint8_t bytes[8];
+    uint32_t place = 0, lacks = 40;
+    assert_int_equal(end_send(&server, "abcdefgh", 8, 0), 0);
+    message = receive_frame(0);
+    assert_int_equal(message.length, 8);
+    receive(0, bytes, 8);
+    while (ibx_now_ns() - began < 3 * SECOND) {
+        const bool late = ibx_now_ns() - began > SECOND;
+        send_frame(0, check(place, false, late ? 39 : 40 - lacks));
+        place += 32;
+        end_settle(&server);
+    }
+    assert_null(end_lost(&server));
+}
+
+/* An earlier client neither gets places nor CHECKs, and may send none. */
+static void test_earlier_clients(void **state)
+{
+    (void)state;
+    uint8_t bytes[5];
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(end_send(&server, "abcde", 5, 0), 0);
+        assert_int_equal(receive_frame(0).place, 0);
+        receive(0, bytes, 5);
+    }
+    send_frame(0, check(0, true, 0));
+    expect_lost(-EPROTO, "type 9");
+    reconnect();
+    send_frame(0, placed(IBX_TCP_MESSAGE, 0, 0));
+    expect_message(1);
+    send_frame(0, placed(IBX_TCP_MESSAGE, 32, 0));
+    expect_lost(-EPROTO, "type 1");
+}
+
+#define PLACED(test) cmocka_unit_test_setup_teardown(test, connect_placed, disconnect)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        PLACED(test_a_check_is_answered_on_each_lane),
+        PLACED(test_places_of_all_frames),
+        PLACED(test_a_frame_elsewhere_ends_it),
+        PLACED(test_who_waits_asks),
+        PLACED(test_a_part_of_a_frame_is_told),
+        PLACED(test_missing_bytes_end_it),
+        PLACED(test_bytes_that_come_late),
+        cmocka_unit_test_setup_teardown(test_earlier_clients, connect_earlier, disconnect),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

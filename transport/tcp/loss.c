@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Bytes that are lost on their way although TCP works: a relay between the hosts, which has a
+ * connection with each end, may swallow some, or send them twice or in another order.
+ *
+ * Each frame has its place, so the next frame on the lane shows what happened before it. If none
+ * follows, nobody would learn that the last one is missing, and both ends would wait. So an end
+ * that waits and hears nothing sends a CHECK on each lane, which the other end answers by one at
+ * once; like all frames these have places. A process that polls nothing, since it runs a handler
+ * for example, answers later, which is no sign of a loss. Later CHECKs are sent at longer
+ * intervals.
+ *
+ * Where a part of a frame is lost, what follows is taken for the rest of it, CHECKs, too. So they
+ * say how many bytes of the other direction have come. Bytes that the peer's host or a relay has
+ * acknowledged, and that the peer has not received for LOST_MS while it waits, are lost.
+ *
+ * The end that finds out ends the connection. A session that can, goes on over another one.
+ */
+#include "transport/tcp/tcp.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#define CHECK_MS    250u  /* without a byte from the peer: then it is asked */
+#define DOUBLINGS   3u    /* of that, while nothing but CHECKs comes */
+#define LOST_MS     2000u /* for which bytes are missing */
+#define QUIET_BYTES 4096u /* more than CHECKs alone add meanwhile */
+
+static bool is_amid_a_frame(const struct tcp_lane *lane)
+{
+    return lane->body_left || lane->stage_have ||
+           (lane->tls && !ibx_tcp_thread_receives(lane) && ibx_tls_has_part(lane->tls));
+}
+
+bool ibx_tcp_checks_wanted(const struct tcp *tcp)
+{
+    if (!tcp->places)
+        return false;
+    bool waits = ibx_link_role(tcp->link) == IBX_ROLE_CLIENT || tcp->posts_used;
+    for (unsigned i = 0; i <= tcp->lane_count && !waits; i++)
+        waits = is_amid_a_frame(&tcp->lanes[i]);
+    return waits;
+}
+
+/* Bytes of frames that have come so far. */
+static uint64_t come(struct tcp_lane *lane)
+{
+    return lane->come - lane->body_left + lane->stage_have + ibx_tcp_thread_got(lane);
+}
+
+static void check_send(struct tcp_lane *lane, struct tcp_check *check, bool asks, uint64_t bytes)
+{
+    const struct ibx_tcp_frame frame = {.type = IBX_TCP_CHECK, .lane = asks, .id = (uint32_t)bytes};
+    if (check->queued)
+        return;
+    ibx_tcp_item_init(&check->item, TCP_ITEM_CHECK, &frame);
+    check->queued = true;
+    ibx_tcp_lane_queue(lane, &check->item);
+}
+
+/* io_uring does not tell how much of a body has come. */
+static bool is_known(const struct tcp_lane *lane)
+{
+    return !lane->index || !tcp_uring(lane->tcp) || !lane->body_left;
+}
+
+void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
+{
+    uint64_t heard = 0 - tcp->checks * IBX_TCP_FRAME_BYTES;
+    for (unsigned i = 0; i <= tcp->lane_count; i++)
+        heard += come(&tcp->lanes[i]);
+    if (heard != tcp->heard || !tcp->check_at) {
+        tcp->heard = heard;
+        tcp->asked = 0;
+        tcp->check_at = now + CHECK_MS * IBX_NS_PER_MS;
+    }
+    if (now < tcp->check_at)
+        return;
+    for (unsigned i = 0; i <= tcp->lane_count; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        if (is_known(lane))
+            check_send(lane, &lane->ask, true, come(lane));
+    }
+    tcp->asked += tcp->asked < DOUBLINGS;
+    tcp->check_at = now + ((uint64_t)CHECK_MS << tcp->asked) * IBX_NS_PER_MS;
+}
+
+/* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */
+static void judge(struct tcp_lane *lane, uint32_t received)
+{
+    const uint64_t now = ibx_now_ns(), gone = ibx_tcp_thread_gone(lane);
+    const uint32_t lacks = (uint32_t)gone - received;
+    int unacknowledged = 0;
+    if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking ||
+        gone - lane->lacking_gone > QUIET_BYTES) {
+        lane->lacking = lacks > INT32_MAX ? 0 : lacks;
+        lane->lacking_gone = gone;
+        lane->lacking_since = now;
+    } else if (now - lane->lacking_since >= LOST_MS * IBX_NS_PER_MS &&
+               !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) && !unacknowledged) {
+        ibx_tcp_fail(lane->tcp, -EBADMSG,
+                     "%u bytes that were sent on lane %u are acknowledged, and have not arrived: "
+                     "something between the hosts lost them",
+                     lacks, lane->index);
+    }
+}
+
+void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+{
+    lane->tcp->checks++;
+    judge(lane, frame->id);
+    if (frame->lane && lane->tcp->state.now == TCP_LIVE)
+        check_send(lane, &lane->answer, false, lane->come);
+}
+
+bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+{
+    const uint32_t place = lane->tcp->places ? (uint32_t)lane->come : 0;
+    lane->come += ibx_tcp_frame_size(frame);
+    const bool agreed = lane->tcp->places || frame->type != IBX_TCP_CHECK;
+    if (agreed && (frame->place == place || frame->type == IBX_TCP_NAK))
+        return true;
+    if (!lane->tcp->places)
+        ibx_tcp_fail(lane->tcp, -EPROTO, "the peer sent a frame of type %u that is malformed",
+                     frame->type);
+    else
+        ibx_tcp_fail(lane->tcp, -EBADMSG,
+                     "a frame on lane %u is not the one that the peer sent next: something between "
+                     "the hosts lost, repeated or reordered bytes",
+                     lane->index);
+    return false;
+}
