@@ -127,9 +127,9 @@ static unsigned look_ms(const struct tcp *tcp, uint64_t now, bool checks)
 
 void ibx_tcp_peer_check(struct tcp *tcp)
 {
-    const bool probes = tcp->probe.able, checks = ibx_tcp_checks_wanted(tcp);
+    const bool probes = tcp->probe.able;
     if (tcp->timer < 0 || tcp->state.now != TCP_LIVE ||
-        (!tcp->look_at && !tcp->wrote && !probes && !checks))
+        (!tcp->look_at && !tcp->wrote && !probes && !ibx_tcp_checks_wanted(tcp)))
         return;
     uint64_t now = ibx_now_ns();
     if (now < tcp->look_at && (!probes || tcp->probe.fd < 0))
@@ -138,6 +138,7 @@ void ibx_tcp_peer_check(struct tcp *tcp)
         ibx_tcp_probe_check(tcp, now);
     if (now < tcp->look_at || tcp->status)
         return;
+    const bool checks = ibx_tcp_checks_wanted(tcp);
     if (checks)
         ibx_tcp_checks_look(tcp, now);
     bool waits = tcp->wrote;
