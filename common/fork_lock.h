@@ -22,7 +22,7 @@
     }                                                                                              \
     static void in_child(void)                                                                     \
     {                                                                                              \
-        pthread_mutex_init(&(mutex), NULL);                                                        \
+        pthread_mutex_unlock(&(mutex));                                                            \
     }                                                                                              \
     __attribute__((constructor)) static void wait_at_forks(void)                                   \
     {                                                                                              \

@@ -71,9 +71,9 @@ static void after_fork(void)
 /* In the child: pipelines, their connections and the sender belong to the parent. */
 static void in_child(void)
 {
-    pthread_mutex_init(&process.lock, NULL);
     sem_init(&process.wake, 0, 0);
     process.first = NULL;
+    pthread_mutex_unlock(&process.lock);
     ibx_process_facts_unlock();
     ibx_process_facts_clear();
     ibx_library_unlock();
