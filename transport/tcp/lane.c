@@ -152,7 +152,7 @@ static size_t bytes_of(const struct iovec *pieces, int count)
 int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
 {
     size_t bytes = 0;
-    uint64_t place = lane->gone - (lane->flight_count ? lane->flight[0]->sent : 0);
+    uint64_t place = 0;
     int n = 0;
     lane->tcp->wrote = true;
     for (unsigned i = 0; i < IBX_TCP_FLIGHT && bytes < TURN_BYTES; i++) {
@@ -164,6 +164,8 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
         }
         struct tcp_item *item = lane->flight[i];
         size_t body_sent = 0;
+        if (!i)
+            place = lane->gone - item->sent; /* a part may be gone before it came here */
         if (!item->sent && lane->tcp->places)
             ibx_tcp_frame_place(item->header, place);
         place += sizeof(item->header) + item->length;
