@@ -107,6 +107,26 @@ static void test_places_of_all_frames(void **state)
     end_deregister(&server, mr);
 }
 
+/* The socket takes a part of a message before that is queued. */
+static void test_a_place_behind_a_part(void **state)
+{
+    (void)state;
+    static uint8_t bytes[30000];
+    const int little = 1, some = 8192; /* the kernel raises the first to its minimum */
+    uint32_t whole = 0, count = 0;
+    setsockopt(server.handshake_socket, SOL_SOCKET, SO_SNDBUF, &some, sizeof(some));
+    setsockopt(lanes[0], SOL_SOCKET, SO_RCVBUF, &little, sizeof(little));
+    for (; count < 3 && !ibx_tcp_lane_has_output(&server.tcp->lanes[0]); count++)
+        assert_int_equal(end_send(&server, bytes, sizeof(bytes), 0), 0);
+    assert_true(ibx_tcp_lane_has_output(&server.tcp->lanes[0]));
+    assert_int_equal(end_send(&server, "ab", 2, 0), 0);
+    for (; count; count--, whole += IBX_TCP_FRAME_BYTES + sizeof(bytes)) {
+        assert_int_equal(receive_frame(0).place, whole);
+        receive(0, bytes, sizeof(bytes));
+    }
+    assert_int_equal(receive_frame(0).place, whole);
+}
+
 static void test_a_frame_elsewhere_ends_it(void **state)
 {
     const uint32_t wrong[] = {0, 36, 38, 5, UINT32_MAX};
@@ -227,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         PLACED(test_a_check_is_answered_on_each_lane),
         PLACED(test_places_of_all_frames),
+        PLACED(test_a_place_behind_a_part),
         PLACED(test_a_frame_elsewhere_ends_it),
         PLACED(test_who_waits_asks),
         PLACED(test_a_part_of_a_frame_is_told),
