@@ -12,7 +12,9 @@
  *
  * Where a part of a frame is lost, what follows is taken for the rest of it, CHECKs, too. So they
  * say how many bytes of the other direction have come. Bytes that the peer's host or a relay has
- * acknowledged, and that the peer has not received for LOST_MS while it waits, are lost.
+ * acknowledged, and that the peer has not received for LOST_MS while it waits, are lost. If
+ * anything but CHECKs was sent meanwhile, each of these may have crossed other bytes, such as the
+ * reply to another call, and proves nothing.
  *
  * The end that finds out ends the connection. A session that can, goes on over another one.
  */
@@ -24,10 +26,9 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#define CHECK_MS    250u  /* without a byte from the peer: then it is asked */
-#define DOUBLINGS   3u    /* of that, while nothing but CHECKs comes */
-#define LOST_MS     2000u /* for which bytes are missing */
-#define QUIET_BYTES 4096u /* more than CHECKs alone add meanwhile */
+#define CHECK_MS  250u  /* without a byte from the peer: then it is asked */
+#define DOUBLINGS 3u    /* of that, while nothing but CHECKs comes */
+#define LOST_MS   2000u /* for which bytes are missing */
 
 static bool is_amid_a_frame(const struct tcp_lane *lane)
 {
@@ -91,11 +92,12 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
 /* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */
 static void judge(struct tcp_lane *lane, uint32_t received)
 {
-    const uint64_t now = ibx_now_ns(), gone = ibx_tcp_thread_gone(lane);
-    const uint32_t lacks = (uint32_t)gone - received;
+    const uint64_t now = ibx_now_ns(), all = ibx_tcp_thread_gone(lane);
+    const uint64_t gone = all - lane->ask.gone - lane->answer.gone;
+    const uint32_t lacks = (uint32_t)all - received;
     int unacknowledged = 0;
     if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking ||
-        gone - lane->lacking_gone > QUIET_BYTES) {
+        gone != lane->lacking_gone) {
         lane->lacking = lacks > INT32_MAX ? 0 : lacks;
         lane->lacking_gone = gone;
         lane->lacking_since = now;
@@ -114,6 +116,12 @@ void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
     judge(lane, frame->id);
     if (frame->lane && lane->tcp->state.now == TCP_LIVE)
         check_send(lane, &lane->answer, false, lane->come);
+}
+
+void ibx_tcp_on_check_sent(struct tcp_check *check)
+{
+    check->queued = false;
+    check->gone += IBX_TCP_FRAME_BYTES;
 }
 
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)

@@ -92,6 +92,7 @@ struct tcp_pad {
 struct tcp_check {
     struct tcp_item item;
     bool queued;
+    uint64_t gone; /* bytes; of all that were sent */
 };
 
 /* A connection whose packets may not arrive at all is left alone for so long, even if a new one
@@ -140,7 +141,7 @@ struct tcp_lane {
                       one, and then guarded by its `step` */
     struct tcp_check ask, answer;
     uint32_t lacking; /* bytes that the peer had not received when it last said so; see loss.c */
-    uint64_t lacking_gone, lacking_since; /* `gone`, and when (ns), at the first time */
+    uint64_t lacking_gone, lacking_since; /* bytes but those of CHECKs, and when (ns), then */
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
     uint64_t stuck_since;      /* ns; since when retransmissions have had no effect; 0: they have */
@@ -377,6 +378,7 @@ bool ibx_tcp_checks_wanted(const struct tcp *tcp);
 /* Asks the peer, if nothing has come for a while. Call it with each look at the lanes. */
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now);
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
+void ibx_tcp_on_check_sent(struct tcp_check *check);
 /* Counts a frame that has come. False: it is not where it should be, and the connection is over. */
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 

@@ -221,6 +221,23 @@ static void test_bytes_that_come_late(void **state)
     assert_null(end_lost(&server));
 }
 
+/* Each CHECK of a peer that waits for long calls may cross the reply to such a call. */
+static void test_checks_that_cross_replies(void **state)
+{
+    (void)state;
+    uint8_t bytes[8];
+    uint32_t place = 0, received = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(end_send(&server, "abcdefgh", 8, 0), 0);
+        say_received(&place, received);
+        assert_int_equal(receive_frame(0).place, received);
+        receive(0, bytes, 8);
+        received += IBX_TCP_FRAME_BYTES + 8;
+        ahead_ns += 3 * SECOND;
+    }
+    assert_null(end_lost(&server));
+}
+
 /* An earlier client neither gets places nor CHECKs, and may send none. */
 static void test_earlier_clients(void **state)
 {
@@ -253,6 +270,7 @@ int main(void)
         PLACED(test_a_part_of_a_frame_is_told),
         PLACED(test_missing_bytes_end_it),
         PLACED(test_bytes_that_come_late),
+        PLACED(test_checks_that_cross_replies),
         cmocka_unit_test_setup_teardown(test_earlier_clients, connect_earlier, disconnect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
