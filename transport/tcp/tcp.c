@@ -329,10 +329,11 @@ static int progress(void *endpoint)
         flush_if_idle(tcp);
         return tcp->reports;
     }
-    if (!tcp->status && tcp->turns % ALIVE_TURNS == 0)
-        ibx_tcp_peer_check(tcp);
     if (!tcp->status)
         turn(tcp);
+    /* Behind the turn: a process that was stopped asks for nothing that has come meanwhile. */
+    if (!tcp->status && tcp->turns % ALIVE_TURNS == 0)
+        ibx_tcp_peer_check(tcp);
     if (loss_due(tcp))
         report_lost(tcp);
     return tcp->reports + tcp->moved;

@@ -12,7 +12,8 @@
 
 #include <cmocka.h>
 
-#define SECOND (1000 * IBX_NS_PER_MS)
+#define SECOND     (1000 * IBX_NS_PER_MS)
+#define LOOK_TURNS 64u /* from one look at the peer to the next */
 
 static uint64_t ahead_ns; /* of the clock */
 
@@ -170,6 +171,31 @@ static void test_a_part_of_a_frame_is_told(void **state)
     expect_a_check(1, 0, true, 35);
 }
 
+/* Of a process that was stopped: before it asks, it reads what has come meanwhile. */
+static void test_what_has_come_is_read_first(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibx_chunk chunk = {.kind = IBX_RDMA_READ,
+                              .lane = 1,
+                              .local = bytes,
+                              .remote_keys = remote_keys,
+                              .length = sizeof(bytes)};
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    assert_int_equal(receive_frame(0).type, IBX_TCP_READ);
+    for (unsigned i = 0; i < LOOK_TURNS; i++)
+        end_turn(&server);
+    assert_true(server.tcp->check_at > ibx_now_ns());
+    ahead_ns += 10 * SECOND;
+    send_frame(0, placed(IBX_TCP_MESSAGE, 0, 0));
+    server.tcp->turns = LOOK_TURNS - 1;
+    end_turn(&server);
+    assert_int_equal(server.count, 1);
+    assert_true(server.tcp->check_at > ibx_now_ns());
+    end_turn(&server);
+    assert_int_equal(server.tcp->lanes[0].gone, IBX_TCP_FRAME_BYTES); /* no CHECK */
+}
+
 /* A peer that waits says that it has received so many bytes. */
 static void say_received(uint32_t *place, uint32_t received)
 {
@@ -268,6 +294,7 @@ int main(void)
         PLACED(test_a_frame_elsewhere_ends_it),
         PLACED(test_who_waits_asks),
         PLACED(test_a_part_of_a_frame_is_told),
+        PLACED(test_what_has_come_is_read_first),
         PLACED(test_missing_bytes_end_it),
         PLACED(test_bytes_that_come_late),
         PLACED(test_checks_that_cross_replies),
