@@ -199,6 +199,7 @@ void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n)
         size_t left = sizeof(item->header) + item->length - item->sent;
         size_t took = n < left ? n : left;
         item->sent += took;
+        lane->gone_checks += item->kind == TCP_ITEM_CHECK ? took : 0;
         n -= took;
         if (took < left)
             break;

@@ -124,6 +124,7 @@ static bool output_step(struct tcp_thread *t)
         size_t whole = sizeof(item->header) + item->length;
         size_t more = left < whole - item->sent ? left : whole - item->sent;
         item->sent += more;
+        t->lane->gone_checks += item->kind == TCP_ITEM_CHECK ? more : 0;
         left -= more;
         done += item->sent == whole;
     }
@@ -380,13 +381,14 @@ size_t ibx_tcp_thread_got(const struct tcp_lane *lane)
     return got;
 }
 
-uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane)
+uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane, uint64_t *checks)
 {
-    if (!lane->thread)
-        return lane->gone;
-    pthread_mutex_lock(&lane->thread->step);
+    if (lane->thread)
+        pthread_mutex_lock(&lane->thread->step);
     const uint64_t gone = lane->gone;
-    pthread_mutex_unlock(&lane->thread->step);
+    *checks = lane->gone_checks;
+    if (lane->thread)
+        pthread_mutex_unlock(&lane->thread->step);
     return gone;
 }
 

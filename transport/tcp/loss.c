@@ -92,8 +92,9 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
 /* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */
 static void judge(struct tcp_lane *lane, uint32_t received)
 {
-    const uint64_t now = ibx_now_ns(), all = ibx_tcp_thread_gone(lane);
-    const uint64_t gone = all - lane->ask.gone - lane->answer.gone;
+    uint64_t checks;
+    const uint64_t now = ibx_now_ns(), all = ibx_tcp_thread_gone(lane, &checks);
+    const uint64_t gone = all - checks;
     const uint32_t lacks = (uint32_t)all - received;
     int unacknowledged = 0;
     if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking ||
@@ -116,12 +117,6 @@ void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
     judge(lane, frame->id);
     if (frame->lane && lane->tcp->state.now == TCP_LIVE)
         check_send(lane, &lane->answer, false, lane->come);
-}
-
-void ibx_tcp_on_check_sent(struct tcp_check *check)
-{
-    check->queued = false;
-    check->gone += IBX_TCP_FRAME_BYTES;
 }
 
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)

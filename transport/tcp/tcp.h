@@ -92,7 +92,6 @@ struct tcp_pad {
 struct tcp_check {
     struct tcp_item item;
     bool queued;
-    uint64_t gone; /* bytes; of all that were sent */
 };
 
 /* A connection whose packets may not arrive at all is left alone for so long, even if a new one
@@ -139,6 +138,7 @@ struct tcp_lane {
     struct tcp_pad pad;
     uint64_t gone; /* bytes of frames that the socket or TLS has taken; the thread's, if there is
                       one, and then guarded by its `step` */
+    uint64_t gone_checks; /* those of CHECKs among them, likewise */
     struct tcp_check ask, answer;
     uint32_t lacking; /* bytes that the peer had not received when it last said so; see loss.c */
     uint64_t lacking_gone, lacking_since; /* bytes but those of CHECKs, and when (ns), then */
@@ -378,7 +378,6 @@ bool ibx_tcp_checks_wanted(const struct tcp *tcp);
 /* Asks the peer, if nothing has come for a while. Call it with each look at the lanes. */
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now);
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
-void ibx_tcp_on_check_sent(struct tcp_check *check);
 /* Counts a frame that has come. False: it is not where it should be, and the connection is over. */
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 
@@ -479,9 +478,10 @@ bool ibx_tcp_thread_pull(struct tcp_lane *lane);
  * received one that was not handed on. */
 bool ibx_tcp_thread_sends(const struct tcp_lane *lane);
 bool ibx_tcp_thread_receives(const struct tcp_lane *lane);
-/* How many bytes it has received and not handed on; and lane->gone, with or without a thread. */
+/* How many bytes it has received and not handed on; and what has `gone` of a lane, with or without
+ * a thread. */
 size_t ibx_tcp_thread_got(const struct tcp_lane *lane);
-uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane);
+uint64_t ibx_tcp_thread_gone(const struct tcp_lane *lane, uint64_t *checks);
 /* Whether a push or pull would do something. */
 bool ibx_tcp_thread_has_news(const struct tcp_lane *lane);
 /* arm: from now on threads wake the sleeper. awake: it is awake. */

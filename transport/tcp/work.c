@@ -379,7 +379,7 @@ void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item)
         ibx_tcp_on_pad_sent((struct tcp_pad *)item);
         break;
     case TCP_ITEM_CHECK:
-        ibx_tcp_on_check_sent((struct tcp_check *)item);
+        ((struct tcp_check *)item)->queued = false;
         break;
     }
 }
