@@ -71,6 +71,7 @@ struct watchdog {
     bool interrupted;   /* the tool has said that the VM stays */
     const char *folder; /* NULL: nothing is recorded */
     int lock_fd;        /* the record's lock; -1: none */
+    int claim_fd;       /* the VM's; -1: none */
     struct ibx_state_machine state;
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
@@ -181,15 +182,22 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
             *why ? ": " : "", why);
 }
 
+/* From here on another tool may work on the VM. */
+static void unlock(const struct watchdog *w)
+{
+    close(w->lock_fd);
+    if (w->claim_fd >= 0)
+        close(w->claim_fd);
+}
+
 /* A destination that has everything waits for the commit without limit: tells it that there will be
- * none. The lock is released first, because the record is over: another tool may migrate the VM
- * meanwhile. */
+ * none. The record is over before, and another tool may migrate the VM meanwhile. */
 static void tell_destination(struct watchdog *w, struct ibx_record *was)
 {
     struct ibx_error err = {0};
     if (!was->epoch)
         return;
-    close(w->lock_fd);
+    unlock(w);
     was->epoch++;
     if (ibx_migration_disown(was, &w->transport,
                              "ib-migrate ended there before the commit, and the VM stays", &err))
@@ -255,7 +263,7 @@ static void await_libvirt(struct watchdog *w)
     const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
     struct ibx_error err = {0};
     int lock;
-    close(w->lock_fd);
+    unlock(w);
     while (ibx_now_ns() < deadline && ibx_journal_qemu_lives(&w->record)) {
         if (!continued(w)) {
             usleep(RETRY_MS * 1000);
@@ -281,18 +289,20 @@ static void sweep(const char *path)
         usleep(RETRY_MS * 1000);
 }
 
-/* Closes all inherited descriptors but these two and standard error: QEMU answers nobody else while
- * the tool's monitor is open. */
-static void close_others(int a, int b)
+/* Closes all inherited descriptors but these (-1: none) and standard error: QEMU answers nobody
+ * else while the tool's monitor is open. */
+static void close_others(const int keep[3])
 {
-    const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
     close(STDIN_FILENO);
     close(STDOUT_FILENO);
-    if (low > 3)
-        close_range(3, low - 1, 0);
-    if (high > low + 1)
-        close_range(low + 1, high - 1, 0);
-    close_range(high + 1, ~0u, 0);
+    for (unsigned from = 3, kept = 0; kept != ~0u; from = kept + 1) {
+        kept = ~0u; /* the next one that is */
+        for (unsigned i = 0; i < 3; i++)
+            if (keep[i] >= (int)from && (unsigned)keep[i] < kept)
+                kept = (unsigned)keep[i];
+        if (kept > from)
+            close_range(from, kept == ~0u ? kept : kept - 1, 0);
+    }
 }
 
 /* A service manager that ends the tool, by force or because its service is stopped, ends all that
@@ -363,14 +373,15 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_
         *w = (struct watchdog){.record = *terms->record,
                                .vm = *terms->vm,
                                .folder = terms->folder,
-                               .lock_fd = terms->lock_fd};
+                               .lock_fd = terms->lock_fd,
+                               .claim_fd = terms->claim_fd};
         if (terms->folder)
             w->transport = *terms->transport;
         ibx_state_begin(&w->state, &watchdog_table, WATCHING);
     }
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
-        close_others(pair[0], terms->lock_fd < 0 ? pair[0] : terms->lock_fd);
+        close_others((const int[]){pair[0], terms->lock_fd, terms->claim_fd});
         watchdog_main(w, pair[0]);
     }
     free(w);

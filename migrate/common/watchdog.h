@@ -3,7 +3,7 @@
  * The watchdog of a VM that is being migrated or frozen: a forked process in a session of its own,
  * which outlives the tool. When the tool ends without commit or release, the watchdog does what
  * ibx_vm_stay() does, records it, and tells a destination that may wait for the commit. It inherits
- * the lock of the record.
+ * the lock of the record, and the claim of the VM: what it does would end another tool's migration.
  */
 #ifndef IBX_MIGRATE_COMMON_WATCHDOG_H
 #define IBX_MIGRATE_COMMON_WATCHDOG_H
@@ -23,7 +23,8 @@ struct ibx_watchdog_terms {
     const struct ibx_record *record;     /* HERE */
     const struct ibx_options *transport; /* for the destination; NULL without a folder */
     const struct ibx_vm_undo *vm;
-    int lock_fd; /* of ibx_journal_lock(), or -1: it stays open, all other descriptors are closed */
+    /* Of ibx_journal_lock() and ibx_vm_claim(), or -1. All other descriptors are closed. */
+    int lock_fd, claim_fd;
 };
 /* To be called before any thread is started. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_terms *terms,

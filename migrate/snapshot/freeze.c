@@ -394,7 +394,8 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
     if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
         return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
-    const struct ibx_watchdog_terms terms = {.record = &record, .vm = &f->undo, .lock_fd = -1};
+    const struct ibx_watchdog_terms terms = {
+        .record = &record, .vm = &f->undo, .lock_fd = -1, .claim_fd = f->claim};
     return ibx_watchdog_start(&f->watchdog, &terms, err);
 }
 

@@ -318,6 +318,26 @@ static void test_the_watchdog_continues_the_vm(void)
     pair_stays();
 }
 
+/* Until then no other tool works on the VM, with whatever monitor and folder of records: the
+ * watchdog would end what it does. */
+static void test_nobody_else_works_on_it_before(void)
+{
+    char folder[160];
+    pair_start(NULL);
+    snprintf(folder, sizeof(folder), "%s/snapshot", mover_folder);
+    assert_ptr_equal(pair_run_to("source:stopped", NULL), &sender);
+    const pid_t watchdog = mover_watchdog(&sender);
+    kill(watchdog, SIGSTOP);
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_must_print(MOVER_RUN(1, "freeze", folder, "--qmp", vms[0].tool),
+                     "another ib-migrate works on the VM of this QEMU");
+    kill(watchdog, SIGCONT);
+    mover_await_record("source", "kept");
+    pair_stays();
+    MOVER_RUN(0, "freeze", folder, "--qmp", vms[0].tool);
+}
+
 /* ------------------------------------------------------------ a rollback */
 
 /* The VM runs at the destination, and no tool does. */
@@ -416,6 +436,7 @@ int main(void)
         VM_TEST(test_return_after_the_commit),
         VM_TEST(test_recover_waits_for_a_watchdog),
         VM_TEST(test_the_watchdog_continues_the_vm),
+        VM_TEST(test_nobody_else_works_on_it_before),
         VM_TEST(test_rolled_back_while_the_destination_recovers),
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),
