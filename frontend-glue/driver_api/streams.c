@@ -68,14 +68,16 @@ EXPORTED int cuStreamGetDevice(void *stream, int *device)
     return IN_CONTEXT_OF(stream, cudaStreamGetDevice(stream, device));
 }
 
+/* A green context that is gone has left its streams to the primary one. */
 static int context_of(void **context, const void *stream)
 {
     const void *owner = ibx_frontend_owner(OWNED_STREAM, stream);
     if (!context)
         return CUDA_INVALID_VALUE;
-    *context = owner                  ? (void *)(uintptr_t)owner
-               : ibx_driver_current() ? ibx_driver_current()
-                                      : ibx_driver_primary(ibx_frontend_current_device());
+    *context = ibx_driver_is_context(owner) ? (void *)(uintptr_t)owner
+               : owner                      ? ibx_driver_primary(ibx_driver_device(owner))
+               : ibx_driver_current()       ? ibx_driver_current()
+                                            : ibx_driver_primary(ibx_frontend_current_device());
     return CUDA_SUCCESS;
 }
 

@@ -172,6 +172,8 @@ static bool stays(void *green, Address *memory, void **stream)
     REQUIRE(is_of_green(nullptr, green) && cu("cuCtxPopCurrent_v2", &popped) == 0);
     REQUIRE(popped == context && cu("cuGreenCtxDestroy", green) == 0);
     REQUIRE(cu("cuGreenCtxDestroy", green) == 201 && cu("cuCtxPushCurrent_v2", context) == 201);
+    REQUIRE(is_of_green(*stream, nullptr) && cu("cuStreamGetCtx", *stream, &popped) == 0);
+    REQUIRE(cu("cuCtxPushCurrent_v2", popped) == 0 && cu("cuCtxPopCurrent_v2", &context) == 0);
     return HOLDS(cu("cuMemsetD8Async", *memory, static_cast<unsigned char>(3), std::size_t{64},
                     *stream) == 0 &&
                  cu("cuStreamSynchronize", *stream) == 0);
