@@ -224,10 +224,10 @@ static int create_stream(void **stream, const void *context, unsigned flags, int
     if (!rc)
         rc = priority ? cudaStreamCreateWithPriority(stream, flags, priority)
                       : cudaStreamCreateWithFlags(stream, flags);
+    if (!rc) /* while its device is selected, which is noted, too */
+        ibx_frontend_owned(OWNED_STREAM, *stream, context);
     if (before != device)
         cudaSetDevice(before);
-    if (!rc)
-        ibx_frontend_owned(OWNED_STREAM, *stream, context);
     return rc;
 }
 

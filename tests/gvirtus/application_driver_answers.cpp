@@ -205,6 +205,11 @@ static bool runtime_has_them(unsigned all)
     REQUIRE(cu("cudaExecutionCtxGetDevResource", whole, &is, 1) == 0 && is.count == all);
     REQUIRE(cu("cudaExecutionCtxStreamCreate", &stream, whole, 0u, 0) == 0);
     REQUIRE(cu("cudaStreamGetDevResource", stream, &is, 1) == 0 && is.count == all);
+    REQUIRE(cudaStreamDestroy(stream) == 0);
+    // Its device is not the current one, and only that one's reset is its end.
+    REQUIRE(cu("cudaExecutionCtxStreamCreate", &stream, green, 1u, 0) == 0);
+    REQUIRE(cu("cuDevicePrimaryCtxReset_v2", 0) == 0);
+    REQUIRE(cu("cudaStreamGetDevResource", stream, &is, 1) == 0 && is.count == 16);
     REQUIRE(cudaStreamDestroy(stream) == 0 && cu("cudaExecutionCtxDestroy", green) == 0);
     REQUIRE(cu("cudaExecutionCtxDestroy", green) == 1 && cudaGetLastError() == 1);
     return HOLDS(cudaGetDevice(&device) == 0 && device == 0);
