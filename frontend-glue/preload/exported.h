@@ -25,6 +25,7 @@ int cudaSetDevice(int device);
 int cudaGetDevice(int *device);
 int cudaMemset(void *address, int value, size_t n);
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream);
+int cudaMemset2D(void *address, size_t pitch, int value, size_t width, size_t height);
 int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
                       void *stream);
 int cudaGraphLaunch(void *graph, void *stream);

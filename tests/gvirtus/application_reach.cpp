@@ -294,6 +294,10 @@ static bool page_locked_is_set()
         const int rc = cudaMemsetAsync(at, 2, n, nullptr);
         return rc ? rc : cudaStreamSynchronize(nullptr);
     };
+    const auto rows = [](char *at) {
+        return g::run<void *, std::size_t, int, std::size_t, std::size_t>("cudaMemset2D", at, n / 4,
+                                                                          2, n / 4, 4);
+    };
     const auto rows_later = [](char *at) {
         const int rc = g::run<void *, std::size_t, int, std::size_t, std::size_t, void *>(
             "cudaMemset2DAsync", at, n / 4, 2, n / 4, 4, nullptr);
@@ -320,7 +324,8 @@ static bool page_locked_is_set()
                                                  &set);
         return rc ? rc : g::launch(graph.made(), nullptr) || cudaStreamSynchronize(nullptr);
     };
-    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements, +node, +changed_node}) {
+    for (int (*set)(char *) :
+         {+row, +row_later, +rows, +rows_later, +elements, +node, +changed_node}) {
         char *memory = page_locked(bytes_each);
         REQUIRE(memory && std::memset(memory, 1, bytes_each) && set(memory + n) == 0);
         REQUIRE(memory[n - 1] == 1 && memory[n] == 2 && memory[2 * n - 1] == 2);
@@ -331,7 +336,7 @@ static bool page_locked_is_set()
     char *device = device_memory(bytes_each);
     REQUIRE(device && cudaMemset(device, 3, bytes_each) == 0);
     REQUIRE(host_register(registered.data(), bytes_each) == 0);
-    for (int (*set)(char *) : {+row, +row_later, +rows_later, +elements}) {
+    for (int (*set)(char *) : {+row, +row_later, +rows, +rows_later, +elements}) {
         REQUIRE(cudaMemcpyAsync(registered.data(), device, bytes_each, D2H, nullptr) == 0);
         REQUIRE(set(registered.data() + n) == 0 && registered[n - 1] == 3 && registered[n] == 2);
         REQUIRE(registered[2 * n - 1] == 2 && registered[2 * n] == 3);

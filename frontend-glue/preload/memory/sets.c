@@ -168,26 +168,43 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
                : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
 }
 
+/* Sets rows, in the order of the stream. False: GVirtuS may know the call. */
+static bool set_rows(const struct ibx_cuda_memset *set, void *stream, int *rc)
+{
+    struct extension_request e;
+    const size_t n = ibx_frontend_extent(set->pitch, set->width, set->height);
+    if (is_nowhere(set->at, n)) {
+        *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        return true;
+    }
+    if (set_here(set, stream, rc) || (*rc = ibx_frontend_set_reach(set->at)))
+        return true;
+    ibx_frontend_stream_used(stream);
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
+    put_handle(&e.body, set->at);
+    ibx_put_u64(&e.body, set->pitch);
+    ibx_put_u32(&e.body, set->value);
+    ibx_put_u64(&e.body, set->width);
+    ibx_put_u64(&e.body, set->height);
+    put_handle(&e.body, stream);
+    return ibx_frontend_captured(&e, stream, rc) || set_within(&e, set->at, n, rc);
+}
+
+int cudaMemset2D(void *address, size_t pitch, int value, size_t width, size_t height)
+{
+    const struct ibx_cuda_memset set = {address, pitch, (unsigned)value & 0xff, 1, width, height};
+    int rc;
+    if (!set_rows(&set, NULL, &rc))
+        rc = CALL_NEXT(cudaMemset2D, address, pitch, value, width, height);
+    return ibx_frontend_was_set(rc, address, NULL);
+}
+
 int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
                       void *stream)
 {
-    struct extension_request e;
-    int rc;
-    const size_t n = ibx_frontend_extent(pitch, width, height);
     const struct ibx_cuda_memset set = {address, pitch, (unsigned)value & 0xff, 1, width, height};
-    if (is_nowhere(address, n))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (set_here(&set, stream, &rc) || (rc = ibx_frontend_set_reach(address)))
-        return rc;
-    ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
-    put_handle(&e.body, address);
-    ibx_put_u64(&e.body, pitch);
-    ibx_put_u32(&e.body, (uint32_t)value);
-    ibx_put_u64(&e.body, width);
-    ibx_put_u64(&e.body, height);
-    put_handle(&e.body, stream);
-    return ibx_frontend_captured(&e, stream, &rc) || set_within(&e, address, n, &rc)
+    int rc;
+    return set_rows(&set, stream, &rc)
                ? rc
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
