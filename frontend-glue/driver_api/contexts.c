@@ -254,6 +254,9 @@ int ibx_driver_create_part(void **context, int device, unsigned multiprocessors)
     if (!c)
         return CUDA_MEMORY_ALLOCATION;
     c->part = multiprocessors;
+    pthread_mutex_lock(&lock);
+    primary[device].retained++;
+    pthread_mutex_unlock(&lock);
     add(c);
     *context = c;
     return CUDA_SUCCESS;
@@ -293,8 +296,10 @@ static void empty(const struct ibx_driver_context *context)
             ends[i].end(handle);
 }
 
+static int release(int device);
+
 /* Waits for the context's work before it destroys the context. What was made in a green one stays:
- * it is the primary context's. */
+ * it is the primary context's, which it has retained. */
 int ibx_driver_destroy(struct ibx_driver_context *context)
 {
     if (context->state != CONTEXT_CREATED)
@@ -308,8 +313,11 @@ int ibx_driver_destroy(struct ibx_driver_context *context)
     if (!context->part)
         empty(context);
     pthread_mutex_lock(&lock);
+    const bool first = context->state == CONTEXT_CREATED; /* no other thread has destroyed it */
     context->state = CONTEXT_DESTROYED;
     pthread_mutex_unlock(&lock);
+    if (first && context->part)
+        release(context->device);
     if (current)
         depth--;
     else if (before != context->device)

@@ -110,7 +110,8 @@ bool ibx_driver_is_context(const void *context);
 int ibx_driver_device_of(const void *context);
 /* The primary context of that device; NULL: there is no such device. */
 void *ibx_driver_primary(int device);
-/* Creates a green context, of so many multiprocessors, which does not become current. */
+/* Creates a green context, of so many multiprocessors, which does not become current. It retains
+ * the primary one. */
 int ibx_driver_create_part(void **context, int device, unsigned multiprocessors);
 /* The number of its multiprocessors; 0: it is no context, or none of a part. */
 unsigned ibx_driver_part(const void *context);

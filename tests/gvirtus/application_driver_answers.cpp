@@ -179,6 +179,25 @@ static bool stays(void *green, Address *memory, void **stream)
                  cu("cuStreamSynchronize", *stream) == 0);
 }
 
+// A green context retains the primary one, whose memory is freed when both are gone.
+static bool retains()
+{
+    void *primary = nullptr, *popped = nullptr, *description = nullptr, *green = nullptr;
+    Address memory = 0;
+    DriverPart part;
+    int type = 0;
+    REQUIRE(cu("cuDevicePrimaryCtxRetain", &primary, 0) == 0);
+    REQUIRE(cu("cuCtxPushCurrent_v2", primary) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &memory, std::size_t{64}) == 0);
+    REQUIRE(cu("cuDeviceGetDevResource", 0, &part, 1) == 0);
+    REQUIRE(cu("cuDevResourceGenerateDesc", &description, &part, 1u) == 0);
+    REQUIRE(cu("cuGreenCtxCreate", &green, description, 0, 1u) == 0);
+    REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0) == 0 && ask(&type, 2, memory) == 0);
+    REQUIRE(cu("cuGreenCtxDestroy", green) == 0 && ask(&type, 2, memory) == 1);
+    REQUIRE(cu("cuDevicePrimaryCtxRelease_v2", 0) == 201);
+    return HOLDS(cu("cuCtxPopCurrent_v2", &popped) == 0);
+}
+
 // The same by the runtime's calls; its execution contexts are also those of whole devices.
 static bool runtime_has_them(unsigned all)
 {
@@ -222,6 +241,7 @@ bool driver_green_contexts()
     int count = 0;
     Address memory = 0;
     REQUIRE(driver_has_context(&context) && cu("cuDeviceGetAttribute", &count, 16, 0) == 0);
+    REQUIRE(retains());
     const auto all = static_cast<unsigned>(count);
     for (const int device : {0, 1})
         for (const unsigned each : {0u, 1u, 16u, 17u, all / 2 - 2, all / 2})
