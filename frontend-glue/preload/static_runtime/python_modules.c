@@ -61,8 +61,6 @@ static struct {
     void (*clear_error)(void);
     int (*next)(void *dictionary, ssize_t *at, void **key, void **value);
     const char *(*text)(void *object);
-    const char *(*signature)(void *capsule);
-    void *(*function)(void *capsule, const char *signature);
     int (*set_function)(void *capsule, void *function);
     void (*release)(void *object);
 } python;
@@ -78,8 +76,6 @@ static bool find_python(void)
                {&python.clear_error, "PyErr_Clear"},
                {&python.next, "PyDict_Next"},
                {&python.text, "PyUnicode_AsUTF8"},
-               {&python.signature, "PyCapsule_GetName"},
-               {&python.function, "PyCapsule_GetPointer"},
                {&python.set_function, "PyCapsule_SetPointer"},
                {&python.release, "Py_DecRef"}};
     bool good = true;
@@ -151,6 +147,8 @@ static void *target_of(void *libcudart, const char *name, bool is_by_thread)
         if (snprintf(longer, sizeof(longer), "%s%s", name, ends[i]) < LONGEST)
             target = dlsym(libcudart, longer);
     dlerror(); /* clears the error of failed lookups */
+    if (!target)
+        target = ibx_static_runtime_without_gpu(name);
     if (!target)
         ibx_log(IBX_LOG_INFO, "%s of cuda.bindings returns cudaErrorNotSupported", name);
     return target ? target : (void *)(uintptr_t)lacked;

@@ -43,6 +43,18 @@ def version_of(functions):
     return version.value
 
 
+class Channel(ctypes.Structure):
+    """cudaChannelFormatDesc"""
+    _fields_ = [(name, ctypes.c_int) for name in ('x', 'y', 'z', 'w', 'kind')]
+
+
+def makes_channel(functions):
+    """Whether a function that GVirtuS lacks, and needs no GPU, returns its structure."""
+    at = ctypes.cast(functions['_cudaCreateChannelDesc'], ctypes.c_void_p).value
+    made = ctypes.PYFUNCTYPE(Channel, *[ctypes.c_int] * 5)(at)(1, 2, 3, 4, 5)
+    return [getattr(made, name) for name, _ in Channel._fields_] == [1, 2, 3, 4, 5]
+
+
 def main():
     """The exit status."""
     sys.path.insert(0, sys.argv[1])
@@ -52,7 +64,7 @@ def main():
     if os.environ.get('TEST_CALLS') == '0':
         return 0
     return 0 if (copies(bindings) and bindings['_cudaNothing'](*nothing) == 801 and
-                 version_of(bindings) == 13000 and
+                 version_of(bindings) == 13000 and makes_channel(bindings) and
                  bindings['_getLocalRuntimeVersion'](*nothing) == 7 and
                  mine['_cudaMalloc'](*nothing) == 35) else 1
 

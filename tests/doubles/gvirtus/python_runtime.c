@@ -59,8 +59,9 @@ static int add(void *functions, const char *name, const char *signature, int (*f
 
 static int execute(void *module)
 {
-    static const char *const runtimes[] = {"_cudaMalloc", "_cudaMemcpy",  "_cudaMemcpyAsync",
-                                           "_cudaFree",   "_cudaNothing", "_cudaGetKernel"};
+    static const char *const runtimes[] = {
+        "_cudaMalloc",  "_cudaMemcpy",    "_cudaMemcpyAsync",      "_cudaFree",
+        "_cudaNothing", "_cudaGetKernel", "_cudaCreateChannelDesc"};
     void *functions = PyDict_New();
     int rc = add(functions, "_cudaRuntimeGetVersion", "cudaError_t (int *)",
                  (int (*)(void))(void *)(size_t)version);
