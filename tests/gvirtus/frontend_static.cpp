@@ -136,10 +136,11 @@ bool static_runtime_of_python()
                *module = std::getenv("IBX_TEST_PYTHON_RUNTIME");
     REQUIRE(python && program && module);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    const std::string packages = folder + "/packages";
+    const std::string packages = folder + "/packages_ptds"; // this name means nothing
     for (const char *package : {"/cuda/bindings/_internal", "/mine"}) {
         std::filesystem::create_directories(packages + package);
-        std::filesystem::copy_file(module, packages + package + "/runtime.so");
+        for (const char *file : {"/runtime.so", "/runtime_ptds.so"})
+            std::filesystem::copy_file(module, packages + package + file);
     }
     setenv("TEST_CALLS", "0", 1);
     Application silent(nullptr, python, program, packages.c_str());
@@ -157,6 +158,10 @@ bool static_runtime_of_python()
     const Installed installed;
     Application app(&back, python, program, packages.c_str());
     REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 0);
+    setenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "1", 1);
+    Application by_thread(&back, python, program, packages.c_str());
+    unsetenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM");
+    REQUIRE(by_thread.good() && lines_with(by_thread.said(), "ibx:") == 0);
 #endif
     return true;
 }

@@ -177,7 +177,8 @@ static const char *version_of(void *functions)
 static void replace(void *functions, const char *path)
 {
     const char *by_thread = secure_getenv("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM");
-    const bool is_by_thread = strstr(path, BY_THREAD) || (by_thread && atoi(by_thread));
+    const char *file = strrchr(path, '/');
+    const bool is_by_thread = (file && strstr(file, BY_THREAD)) || (by_thread && atoi(by_thread));
     const char *version = version_of(functions);
     void *libcudart = version ? load(path, version, false) : NULL, *key, *capsule;
     if (version && !libcudart && !atomic_flag_test_and_set(&unreached.is_noted)) {

@@ -55,16 +55,32 @@ def makes_channel(functions):
     return [getattr(made, name) for name, _ in Channel._fields_] == [1, 2, 3, 4, 5]
 
 
+def lead_to(functions, of_thread):
+    """Whether they are those for this kind of default streams."""
+    ours = ctypes.CDLL(None)
+
+    def address(function):
+        return ctypes.cast(function, ctypes.c_void_p).value
+
+    def is_such(name, end):
+        return address(functions['_' + name]) == address(getattr(ours, name + end))
+    return (is_such('cudaMalloc', '') and is_such('cudaMemcpy', '_ptds' if of_thread else '') and
+            is_such('cudaMemcpyAsync', '_ptsz' if of_thread else ''))
+
+
 def main():
     """The exit status."""
     sys.path.insert(0, sys.argv[1])
     mine = functions_of('mine.runtime')
     bindings = functions_of('cuda.bindings._internal.runtime')
+    by_thread = functions_of('cuda.bindings._internal.runtime_ptds')
+    wanted = os.environ.get('CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM') == '1'
     nothing = [None] * 5
     if os.environ.get('TEST_CALLS') == '0':
         return 0
     return 0 if (copies(bindings) and bindings['_cudaNothing'](*nothing) == 801 and
                  version_of(bindings) == 13000 and makes_channel(bindings) and
+                 lead_to(bindings, wanted) and lead_to(by_thread, True) and
                  bindings['_getLocalRuntimeVersion'](*nothing) == 7 and
                  mine['_cudaMalloc'](*nothing) == 35) else 1
 

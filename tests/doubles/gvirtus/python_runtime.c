@@ -34,6 +34,7 @@ int PyDict_SetItemString(void *dictionary, const char *name, void *object);
 void *PyCapsule_New(void *pointer, const char *name, void *destructor);
 int PyObject_SetAttrString(void *object, const char *name, void *value);
 __attribute__((visibility("default"))) void *PyInit_runtime(void);
+__attribute__((visibility("default"))) void *PyInit_runtime_ptds(void);
 
 static int version(int *value)
 {
@@ -78,4 +79,9 @@ void *PyInit_runtime(void)
     static struct slot slots[] = {{2, (void *)(size_t)execute}, {0, NULL}};
     static struct definition definition = {.head = {.count = 1}, .name = "runtime", .slots = slots};
     return PyModuleDef_Init(&definition);
+}
+
+void *PyInit_runtime_ptds(void)
+{
+    return PyInit_runtime();
 }
