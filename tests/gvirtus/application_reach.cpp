@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -346,6 +347,12 @@ static bool page_locked_is_set()
                                                                2)) == 0);
     REQUIRE(registered[0] == 4 && registered[7] == 1 && registered[8] == 3);
     REQUIRE(node(registered.data()) == 801 && cudaGetLastError() == 801 && registered[0] == 4);
+    auto *constant = static_cast<char *>(
+        mmap(nullptr, bytes_each, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(constant != MAP_FAILED && host_register(constant, bytes_each, 8) == 0); // read only
+    REQUIRE(row(constant) == 801 && rows(constant) == 801 && elements(constant) == 801);
+    REQUIRE(cudaGetLastError() == 801 && host_unregister(constant) == 0);
+    REQUIRE(munmap(constant, bytes_each) == 0);
     return HOLDS(host_unregister(registered.data()) == 0 && cudaFree(device) == 0);
 }
 

@@ -6,7 +6,8 @@
 
 #include <stdatomic.h>
 
-#define BODY 20 /* bytes of cudaMemset's request */
+#define BODY      20 /* bytes of cudaMemset's request */
+#define READ_ONLY 8u /* cudaHostRegisterReadOnly */
 
 static void put_handle(struct ibx_writer *body, const void *handle)
 {
@@ -59,15 +60,22 @@ static void fill(const struct ibx_cuda_memset *set, size_t width)
     }
 }
 
+/* The program may have mapped it for reading alone. */
+static bool is_read_only(const void *address)
+{
+    struct range range;
+    return ibx_frontend_host_range(address, &range) && range.flags & READ_ONLY;
+}
+
 /* Page-locked memory that the back end cannot reach, such as what the program has registered, is
- * set here, when the work before it in the stream is over. False: it is other memory, or the stream
- * is captured. */
+ * set here, when the work before it in the stream is over. False: it is other memory, or only read,
+ * or the stream is captured. */
 static bool set_here(const struct ibx_cuda_memset *set, void *stream, int *rc)
 {
     const size_t width = set->width * set->element;
     if (!ibx_frontend_host_any() || ibx_frontend_given_out(set->at) ||
         ibx_frontend_host_likely(set->at) || ibx_frontend_captures(stream) ||
-        (set->height > 1 && set->pitch < width))
+        is_read_only(set->at) || (set->height > 1 && set->pitch < width))
         return false;
     *rc = cudaStreamSynchronize(stream);
     if (!*rc)
