@@ -28,9 +28,11 @@ struct ibx_unpinned_stream {
     uint8_t *chunk;
     struct part_of_copy *first, **end;
     unsigned count;
-    bool adding; /* the session adds a copy */
-    bool moving; /* the first part is being copied */
-    bool lost;   /* its context may be gone */
+    unsigned before; /* as a copy began: ibx_captures_over_so_far() */
+    bool adding;     /* the session adds a copy */
+    bool moving;     /* the first part is being copied */
+    bool lost;       /* its context may be gone, or it is captured */
+    bool graphs;     /* may have the chunk: it is never given back */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,7 +58,8 @@ static void drop_if_over(struct ibx_unpinned_stream *l)
     while (*at != l)
         at = &(*at)->next;
     *at = l->next;
-    ibx_pinned_return(l->chunk);
+    if (!l->graphs)
+        ibx_pinned_return(l->chunk);
     free(l);
 }
 
@@ -80,12 +83,13 @@ static void move(const struct part_of_copy *p, uint8_t *chunk, bool lives)
         memset(chunk, 0, p->n);
 }
 
-/* In a thread of the driver's, for which the stream waits. */
+/* In a thread of the driver's, for which the stream waits. Graphs may call it for several streams
+ * at a time. */
 static void call(void *id)
 {
     pthread_mutex_lock(&lock);
     struct ibx_unpinned_stream *l = find((uintptr_t)id);
-    if (l && l->first) {
+    if (l && l->first && !l->moving) {
         const bool lives = l->owner;
         l->moving = true;
         pthread_mutex_unlock(&lock);
@@ -146,10 +150,21 @@ struct ibx_unpinned_stream *ibx_unpinned_begin(struct gpu_session *x, void *stre
     pthread_mutex_lock(&lock);
     struct ibx_unpinned_stream *l =
         parts_of(x) + parts < IBX_UNPINNED_PARTS ? enter(x, stream, context) : NULL;
-    if (l)
+    if (l) {
         l->adding = true;
+        l->before = ibx_captures_over_so_far();
+    }
     pthread_mutex_unlock(&lock);
     return l;
+}
+
+/* Another thread of the client may have begun to capture the stream while the copy was added: then
+ * the parts are nodes of a graph, which the client launches whenever it likes. */
+static bool is_captured(const struct gpu_session *x, void *stream)
+{
+    int capturing = 0;
+    return stream != IBX_CUDA_STREAM_LEGACY && ibx_captures_any() &&
+           (x->cuda->stream_is_capturing(stream, &capturing) || capturing);
 }
 
 /* Locked. Takes back the part that was added last. */
@@ -217,7 +232,11 @@ int ibx_unpinned_add(struct gpu_session *x, struct ibx_unpinned_stream *behind, 
         rc = add(behind, copy->stream, &(struct part_of_copy){.to_device = true});
     if (rc)
         ibx_cuda_stream_wait(x->cuda, copy->stream);
+    const bool captured = is_captured(x, copy->stream);
+    const bool over = ibx_captures_ended_since(behind->before);
     pthread_mutex_lock(&lock);
+    behind->graphs = behind->graphs || captured || over;
+    behind->lost = behind->lost || captured;
     behind->adding = false;
     drop_if_over(behind);
     pthread_mutex_unlock(&lock);

@@ -31,6 +31,49 @@ bool __wrap_ibx_clients_own_ended(const struct gpu_session *x)
     return has_ended;
 }
 
+static enum { NO_CAPTURE, CAPTURE_BEGINS, CAPTURE_ENDS } meanwhile;
+static atomic_bool captures, ended;
+static _Thread_local void *lent; /* the chunk that was lent last */
+static void *kept;               /* by the last copy */
+
+void *__real_ibx_pinned_borrow(size_t bytes);
+void *__wrap_ibx_pinned_borrow(size_t bytes);
+bool __wrap_ibx_captures_any(void);
+bool __wrap_ibx_captures_ended_since(unsigned before);
+struct ibx_unpinned_stream *__real_ibx_unpinned_begin(struct gpu_session *x, void *of,
+                                                      uint64_t bytes);
+struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, void *of,
+                                                      uint64_t bytes);
+
+bool __wrap_ibx_captures_any(void)
+{
+    return captures;
+}
+
+bool __wrap_ibx_captures_ended_since(unsigned before)
+{
+    (void)before;
+    return ended;
+}
+
+void *__wrap_ibx_pinned_borrow(size_t bytes)
+{
+    return lent = __real_ibx_pinned_borrow(bytes);
+}
+
+/* Another thread captures the stream before the copy is added. */
+struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, void *of,
+                                                      uint64_t bytes)
+{
+    struct ibx_unpinned_stream *begun = __real_ibx_unpinned_begin(x, of, bytes);
+    if (begun && meanwhile == CAPTURE_BEGINS)
+        app->capture(of);
+    captures = begun && meanwhile == CAPTURE_BEGINS;
+    ended = begun && meanwhile == CAPTURE_ENDS;
+    kept = lent;
+    return begun;
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
@@ -188,6 +231,29 @@ static void test_context_goes(void **state)
     release();
 }
 
+/* The chunk may be in a graph of the client's: nobody else gets it, whatever the graph does. */
+static void test_captured(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    for (unsigned i = 0; i < 3; i++) {
+        meanwhile = i == 0 ? CAPTURE_BEGINS : i == 1 ? CAPTURE_ENDS : NO_CAPTURE;
+        pattern_fill(memory, BYTES, 7 + i);
+        hold();
+        copy(true, BYTES);
+        meanwhile = NO_CAPTURE;
+        captures = ended = false;
+        app->capture(NULL);
+        release();
+        assert_device(BYTES, 7 + i);
+        while (i == 2 && ibx_pinned_taken() != taken)
+            sched_yield();
+        assert_int_equal(ibx_pinned_taken(), taken + (i < 2));
+        if (i < 2)
+            ibx_pinned_return(kept);
+    }
+}
+
 /* Without work in the stream they are made at once, as before. */
 static void test_idle_stream(void **state)
 {
@@ -205,7 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_to_the_device), TEST(test_from_the_device),  TEST(test_several_in_a_stream),
         TEST(test_session_ends),  TEST(test_client_is_killed), TEST(test_context_goes),
-        TEST(test_idle_stream),
+        TEST(test_captured),      TEST(test_idle_stream),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
