@@ -16,7 +16,8 @@
  * which the free would keep out: its client, or another thread of ours if that has ended. So if
  * there are several clients, no such wait is added while a free is in CUDA, for HELD_MOST_MS; and
  * if one was added since all work had ended, all work is waited for anew. Meanwhile each is held
- * for HELD_MS.
+ * for HELD_MS, and for twice as long each time that this was in vain, up to HELD_MOST_MS: who adds
+ * one now and then, and always has work for longer than that, would keep memory from being freed.
  *
  * Before an executable graph is destroyed, its last launch is waited for likewise, by an event
  * behind it.
@@ -49,9 +50,10 @@ static unsigned launching; /* launches that are in CUDA now */
 static unsigned waiting;   /* frees that wait for the device */
 static unsigned held_ms = HELD_MS;
 static unsigned settling; /* frees that wait for all work */
-static unsigned adding;   /* waits for words that are being added, */
-static uint64_t added;    /* and so far */
-static unsigned inside;   /* frees that are in CUDA, or in one of GVirtuS's handlers */
+static unsigned word_ms = HELD_MS;
+static unsigned adding; /* waits for words that are being added, */
+static uint64_t added;  /* and so far */
+static unsigned inside; /* frees that are in CUDA, or in one of GVirtuS's handlers */
 
 /* Whether it is memory of a pool, for which cudaFree does not wait. */
 static bool is_pooled(struct gpu_session *x, uint64_t address)
@@ -127,6 +129,8 @@ static bool begin(struct gpu_session *x, bool settles, bool graphs)
         wait_for_graphs(wait);
     const bool begins = !settles || added == before;
     inside += begins;
+    if (settles)
+        word_ms = begins ? HELD_MS : word_ms < HELD_MOST_MS ? 2 * word_ms : word_ms;
     pthread_mutex_unlock(&lock);
     if (wait)
         ibx_captures_wait_end();
@@ -375,7 +379,7 @@ void ibx_frees_word_begin(struct gpu_session *x)
     const bool several = ibx_clients_several(x);
     pthread_mutex_lock(&lock);
     if (several) {
-        hold(&settling, HELD_MS);
+        hold(&settling, word_ms);
         hold(&inside, HELD_MOST_MS);
     }
     adding++;
