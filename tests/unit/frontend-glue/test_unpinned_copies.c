@@ -74,11 +74,37 @@ struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, voi
     return begun;
 }
 
+static void *others[IBX_UNPINNED_STREAMS]; /* streams */
+static unsigned beside;                    /* streams that could be used beside the first one */
+static bool as_long[2];                    /* the longest copy; one that is longer by a byte */
+
+static bool begins(struct gpu_session *x, void *of, uint64_t bytes)
+{
+    struct ibx_unpinned_stream *begun = ibx_unpinned_begin(x, of, bytes);
+    return begun &&
+           !ibx_unpinned_add(x, begun, memory, &(struct ibx_gpu_copy){.stream = of}, false);
+}
+
+static void find_limits(struct gpu_session *x)
+{
+    struct ibx_unpinned_stream *begun[IBX_UNPINNED_STREAMS];
+    const uint64_t left = IBX_UNPINNED_PARTS - 1 - (BYTES / IBX_PINNED_CHUNK + 2);
+    as_long[0] = begins(x, stream, left * IBX_PINNED_CHUNK);
+    as_long[1] = begins(x, stream, left * IBX_PINNED_CHUNK + 1);
+    for (beside = 0; beside < IBX_UNPINNED_STREAMS; beside++)
+        if (!(begun[beside] = ibx_unpinned_begin(x, others[beside], 1)))
+            break;
+    for (unsigned i = 0; i < beside; i++)
+        ibx_unpinned_add(x, begun[i], memory, &(struct ibx_gpu_copy){.stream = others[i]}, false);
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
     if (!strcmp(name, "limit"))
         ibx_copies_of(pair.server)->pins.bytes_max = pins_most;
+    if (!strcmp(name, "limits"))
+        find_limits(ibx_copies_of(pair.server));
 }
 
 static void limit_pins(size_t most)
@@ -201,7 +227,11 @@ static void test_client_is_killed(void **state)
     const unsigned taken = ibx_pinned_taken();
     uint8_t got[4096], zeros[4096] = {0};
     pattern_fill(memory, BYTES, 7);
+    copy(true, BYTES);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    pattern_fill(memory, BYTES, 8);
     hold();
+    copy(false, BYTES);
     copy(true, BYTES);
     has_ended = true;
     ibx_session_close(pair.client);
@@ -212,6 +242,7 @@ static void test_client_is_killed(void **state)
     release();
     assert_true(app->peek(device, got, sizeof(got)));
     assert_memory_equal(got, zeros, sizeof(got));
+    assert_int_equal(pattern_check(memory, BYTES, 8), BYTES);
     while (ibx_pinned_taken() != taken)
         sched_yield();
 }
@@ -254,6 +285,64 @@ static void test_captured(void **state)
     }
 }
 
+/* The GPU has copied from the chunk before somebody else gets it. */
+static void test_chunk_is_in_use(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    pattern_fill(memory, BYTES, 10);
+    hold();
+    copy(true, IBX_PINNED_CHUNK);
+    app->slow(50000);
+    app->hold_stream(NULL);
+    while (ibx_pinned_taken() != taken)
+        sched_yield();
+    void *chunk = ibx_pinned_borrow(IBX_PINNED_CHUNK); /* the one that was given back last */
+    memset(chunk, 0xff, IBX_PINNED_CHUNK);
+    ibx_pinned_return(chunk);
+    release();
+    assert_device(IBX_PINNED_CHUNK, 10);
+}
+
+/* A session may have so many streams and parts, and no more. */
+static void test_limits(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    for (unsigned i = 0; i < IBX_UNPINNED_STREAMS; i++)
+        assert_int_equal(app->stream_create(&others[i], 1), 0);
+    hold();
+    copy(true, BYTES);
+    expect_code("limits", &nothing, HANDLED);
+    release();
+    for (unsigned i = 0; i < IBX_UNPINNED_STREAMS; i++)
+        app->stream_destroy(others[i]);
+    assert_true(as_long[0]);
+    assert_false(as_long[1]);
+    assert_int_equal(beside, IBX_UNPINNED_STREAMS - 1);
+}
+
+/* If CUDA refuses a part, the copy has failed, and nothing of it is under way. */
+static void test_refused(void **state)
+{
+    (void)state;
+    const unsigned taken = ibx_pinned_taken();
+    for (unsigned i = 1; i <= 3; i++) {
+        app->slow(20000);
+        assert_int_equal(app->copy_async(device + 8, device, 8, stream), 0);
+        app->inject("cuLaunchHostFunc", i, 2, false);
+        assert_int_not_equal(copy_by_client((struct ibx_frontend_copy){.to_device = i != 2,
+                                                                       .async = true,
+                                                                       .host = memory,
+                                                                       .n = BYTES,
+                                                                       .stream = (uintptr_t)stream,
+                                                                       .lasting = true}),
+                             0);
+        assert_int_equal(ibx_pinned_taken(), taken);
+        app->inject(NULL, 0, 0, false);
+    }
+}
+
 /* Without work in the stream they are made at once, as before. */
 static void test_idle_stream(void **state)
 {
@@ -271,7 +360,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_to_the_device), TEST(test_from_the_device),  TEST(test_several_in_a_stream),
         TEST(test_session_ends),  TEST(test_client_is_killed), TEST(test_context_goes),
-        TEST(test_captured),      TEST(test_idle_stream),
+        TEST(test_captured),      TEST(test_chunk_is_in_use),  TEST(test_limits),
+        TEST(test_refused),       TEST(test_idle_stream),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
