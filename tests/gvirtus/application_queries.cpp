@@ -108,7 +108,7 @@ bool clusters()
     const LaunchConfig config = {{1, 2, 3}, {32, 1, 1}, 0, nullptr, &cluster, 1};
     REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
     REQUIRE(ask("cudaLaunchKernelExC", &config, kernel, static_cast<void **>(arguments)) == 0);
-    REQUIRE(device_has(device + n, bytes.data(), n));
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, bytes.data(), n));
     cluster.value[2] = 2; // which is no whole part of the grid
     return HOLDS(
         refused(ask("cudaLaunchKernelExC", &config, kernel, static_cast<void **>(arguments)), 1));
