@@ -294,16 +294,36 @@ bool malformed()
     return HOLDS(device && remote.free(device) == 0);
 }
 
+std::uint64_t array_of_bytes(Remote &remote, std::uint64_t n)
+{
+    return remote.address("ibxRuntime",
+                          number(8).i32(8).i32(0).i32(0).i32(0).i32(1).u64(n).u64(0).u64(0).i32(0));
+}
+
+// A client guesses where the memory of its array is, and frees that: with CUDA an array's memory
+// has no address. So the array is there, and is freed once.
+bool memory_of_an_array()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    char got;
+    const std::uint64_t memory = remote.malloc(100);
+    REQUIRE(memory && remote.free(memory) == 0 && !remote.peek(memory, &got, 1));
+    const std::uint64_t array = array_of_bytes(remote, 100);
+    REQUIRE(array && remote.peek(memory, &got, 1));
+    REQUIRE(remote.call("ibxRuntime", number(22).u64(memory).u64(0)) == 1); // cudaFreeAsync
+    REQUIRE(remote.free(memory) == 1 && remote.peek(memory, &got, 1));
+    REQUIRE(remote.call("ibxRuntime", number(9).u64(array)) == 0); // cudaFreeArray
+    return HOLDS(!remote.peek(memory, &got, 1));
+}
+
 // A reset frees arrays: their handles are then addresses of nothing.
 bool arrays_after_reset()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    Body made = number(8); // cudaMalloc3DArray: 8 bits, 100 bytes, no flags
-    made.i32(8).i32(0).i32(0).i32(0).i32(1).u64(100).u64(0).u64(0).i32(0);
-    std::uint64_t array = 0;
-    REQUIRE(remote.call("ibxRuntime", made) == 0 && remote.out.size() == 8);
-    std::memcpy(&array, remote.out.data(), 8);
+    const std::uint64_t array = array_of_bytes(remote, 100);
+    REQUIRE(array);
     REQUIRE(remote.call("ibxRuntime", number(15).u64(array)) == 0); // cudaGetChannelDesc
     REQUIRE(remote.call("cudaDeviceReset", Body()) == 0);
     return HOLDS(remote.call("ibxRuntime", number(15).u64(array)) == 1);
@@ -542,6 +562,7 @@ int main(int argc, char **argv)
     check("memory of the back end's own", memory_of_the_back_end);
     check("extension requests that are malformed", malformed);
     check("page-locked memory that is not mapped", what_is_not_mapped_is_said_once);
+    check("memory of an array", memory_of_an_array);
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
     check("... by one of a program's threads", reset_by_one_of_several_threads);

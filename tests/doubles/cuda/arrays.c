@@ -56,18 +56,24 @@ EXPORT int cudaMalloc3DArray(void **made, const struct ibx_cuda_channel *channel
     int rc =
         flags > 63 || !a->row ? INVALID_VALUE : cudaMalloc(&bytes, a->row * a->height * a->depth);
     a->bytes = bytes;
-    if (rc)
+    if (rc) {
         free(a);
-    else
-        *made = a;
-    return returns(rc);
+        return returns(rc);
+    }
+    void (*is_of_array)(uint64_t device) = NULL;
+    *(void **)&is_of_array = driver_function("ibx_double_of_array");
+    is_of_array((uintptr_t)bytes);
+    *made = a;
+    return returns(0);
 }
 
 /* An array that has gone with its context does not exist. */
 EXPORT int cudaFreeArray(void *handle)
 {
     struct array *a = array_of(handle);
-    int rc = cudaFree(a->bytes);
+    int (*free_it)(uint64_t device) = NULL;
+    *(void **)&free_it = driver_function("ibx_double_free_array");
+    const int rc = returns(free_it((uintptr_t)a->bytes));
     if (rc == INVALID_VALUE)
         abort();
     a->magic = 0;

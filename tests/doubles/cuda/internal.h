@@ -46,6 +46,7 @@ struct allocation {
     bool stays;      /* after a reset of the device, too */
     unsigned opened; /* how often it was opened from another process; 0: it is this process's */
     bool reserved;   /* only addresses: virtual.c has what is mapped there */
+    bool of_array;   /* an array's: only the array's end frees it */
 };
 
 struct context {

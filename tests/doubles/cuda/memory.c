@@ -164,9 +164,21 @@ EXPORT int ibx_double_pooled(uint64_t device, void *pool)
 {
     pthread_mutex_lock(&mutex);
     struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (a && a->of_array)
+        return leave(INVALID_VALUE);
     if (a)
         a->pool = pool;
     return leave(SUCCESS);
+}
+
+/* From now on this is an array's memory. On a GPU that has no address that a call could free. */
+EXPORT void ibx_double_of_array(uint64_t device)
+{
+    pthread_mutex_lock(&mutex);
+    struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (a)
+        a->of_array = true;
+    leave(SUCCESS);
 }
 
 EXPORT bool ibx_double_is_pooled(uint64_t device, const void *pool)
@@ -205,20 +217,31 @@ void memory_unmap(struct allocation *a)
 
 /* As the driver, waits for all work first, unless the memory is a pool's, or does not exist. If
  * IBX_DOUBLE_ALONE is set, it keeps other threads out meanwhile. */
-EXPORT int cuMemFree_v2(uint64_t device)
+static int free_memory(uint64_t device, bool of_array)
 {
     int code = enter_unsafe("cuMemFree");
     if (code)
         return code;
     struct allocation *a = find((void *)(uintptr_t)device, 1);
-    if (a && a->device >= 0 && !a->pool) {
+    if (a && a->device >= 0 && !a->pool && a->of_array == of_array) {
         wait_for_all();
         a = find((void *)(uintptr_t)device, 1);
     }
-    if (!a || a->device < 0 || a->opened || a->reserved || (uintptr_t)a->address != device)
+    if (!a || a->device < 0 || a->opened || a->reserved || a->of_array != of_array ||
+        (uintptr_t)a->address != device)
         return leave(INVALID_VALUE);
     memory_unmap(a);
     return leave(SUCCESS);
+}
+
+EXPORT int cuMemFree_v2(uint64_t device)
+{
+    return free_memory(device, false);
+}
+
+EXPORT int ibx_double_free_array(uint64_t device)
+{
+    return free_memory(device, true);
 }
 
 /* IBX_DOUBLE_LOOKS: microseconds that it takes. */
