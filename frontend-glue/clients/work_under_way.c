@@ -51,8 +51,10 @@ struct kept {
     unsigned resets;
     const void *context;
 };
+#define KEPT_BUCKETS 4096u
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct kept *all_kept;
+static struct kept *all_kept[KEPT_BUCKETS]; /* by stream: a client may have thousands */
+static size_t kept_count;
 
 void ibx_nap(uint64_t *ns)
 {
@@ -61,25 +63,48 @@ void ibx_nap(uint64_t *ns)
     *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
 }
 
-/* Locked. Where the kept event is in the list (stream NULL: of any stream); the end of the list:
- * there is none. */
+/* Locked. Where the kept event of the stream is; the end of its list: there is none. */
 static struct kept **find_kept(const void *context, const void *stream)
 {
-    struct kept **at = &all_kept;
-    while (*at && !((*at)->context == context && (!stream || (*at)->behind.stream == stream)))
-        at = &(*at)->next;
-    return at;
+    const uintptr_t at = (uintptr_t)stream;
+    struct kept **k = &all_kept[(at >> 4 ^ at >> 12 ^ at >> 20) % KEPT_BUCKETS];
+    while (*k && !((*k)->context == context && (*k)->behind.stream == stream))
+        k = &(*k)->next;
+    return k;
 }
 
-/* Takes a kept event out of the list. NULL: there is none. */
+/* Takes the stream's kept event out of the table. NULL: there is none. */
 static struct kept *take_kept(const void *context, const void *stream)
 {
     pthread_mutex_lock(&lock);
     struct kept **at = find_kept(context, stream), *k = *at;
-    if (k)
+    if (k) {
         *at = k->next;
+        kept_count--;
+    }
     pthread_mutex_unlock(&lock);
     return k;
+}
+
+/* Takes all kept events of the context out of the table. Returns the first one. */
+static struct kept *take_all_kept(const void *context)
+{
+    struct kept *all = NULL;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < KEPT_BUCKETS && kept_count; i++) {
+        for (struct kept **at = &all_kept[i], *k; (k = *at);) {
+            if (k->context != context) {
+                at = &k->next;
+                continue;
+            }
+            *at = k->next;
+            k->next = all;
+            all = k;
+            kept_count--;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return all;
 }
 
 /* Keeps an event. False: there is one of that stream already, or no memory. */
@@ -90,10 +115,11 @@ static bool keep(const struct moment *m, const struct behind *b)
         return false;
     *made = (struct kept){.behind = *b, .resets = m->resets, .context = m->context};
     pthread_mutex_lock(&lock);
-    const bool is_new = !*find_kept(m->context, b->stream);
+    struct kept **end = find_kept(m->context, b->stream);
+    const bool is_new = !*end;
     if (is_new) {
-        made->next = all_kept;
-        all_kept = made;
+        *end = made;
+        kept_count++;
     }
     pthread_mutex_unlock(&lock);
     if (!is_new)
@@ -112,23 +138,14 @@ static void drop_event(const struct ibx_cuda *cuda, struct moment *m)
 /* Drops kept events of the context that are over, or gone with a reset. */
 static void sort_out_kept(const struct ibx_cuda *cuda, const struct moment *m)
 {
-    struct kept *last = NULL, *k;
-    while ((k = take_kept(m->context, NULL))) {
+    struct kept *next;
+    for (struct kept *k = take_all_kept(m->context); k; k = next) {
+        next = k->next;
         const bool there = k->resets == m->resets;
-        if (there && cuda->event_query(k->behind.event) == IBX_CUDA_NOT_READY) {
-            k->next = last;
-            last = k;
-            continue;
-        }
-        if (there)
+        const bool stays = there && cuda->event_query(k->behind.event) == IBX_CUDA_NOT_READY;
+        if (there && !(stays && keep(m, &k->behind)))
             cuda->event_destroy(k->behind.event);
         free(k);
-    }
-    for (; last; last = k) {
-        k = last->next;
-        if (!keep(m, &last->behind))
-            cuda->event_destroy(last->behind.event);
-        free(last);
     }
 }
 
