@@ -2,6 +2,7 @@
 /* A double of CUDA's driver: streams, and what waits for them. */
 #include "tests/doubles/cuda/streams.h"
 
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@ struct stream streams[FIXED] = {
     {.next = &streams[2], .given = PTHREAD_COND_INITIALIZER, .number = 1},
     {.given = PTHREAD_COND_INITIALIZER, .number = 2}};
 static unsigned stream_count = FIXED;
+static void *made_streams; /* a tree: clients may make thousands */
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
 static void *captured;
@@ -193,13 +195,24 @@ _Noreturn void no_handle(const char *what, const void *handle)
     abort();
 }
 
+static int by_address(const void *a, const void *b)
+{
+    return ((uintptr_t)a > (uintptr_t)b) - ((uintptr_t)a < (uintptr_t)b);
+}
+
+/* A stream that was made, in use or not; NULL: it is none. */
+static struct stream *find_made(const void *handle)
+{
+    struct stream *const *found = tfind(handle, &made_streams, by_address);
+    return found ? *found : NULL;
+}
+
 struct stream *stream_of(void *handle)
 {
-    struct stream *stream = streams;
-    if ((uintptr_t)handle <= 2)
-        stream = &streams[(uintptr_t)handle == 2 ? 1 : current && current->device ? 2 : 0];
-    while ((uintptr_t)handle > 2 && stream && stream != handle)
-        stream = stream->next;
+    struct stream *stream = (uintptr_t)handle > 2 ? find_made(handle)
+                                                  : &streams[(uintptr_t)handle == 2       ? 1
+                                                             : current && current->device ? 2
+                                                                                          : 0];
     if (stream && stream->number < FIXED && !stream->used)
         stream_start(stream, true);
     if (!stream || !stream->used)
@@ -260,6 +273,7 @@ static struct stream *unused_stream(void)
         return NULL;
     pthread_cond_init(&made->given, NULL);
     made->number = stream_count++;
+    tsearch(made, &made_streams, by_address);
     return last->next = made;
 }
 
@@ -344,10 +358,9 @@ EXPORT int cuStreamQuery(void *handle)
     if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
     bool over = (int)(stream->done - stream->submitted) >= 0;
-    for (struct stream *s = streams; s; s = s->next) {
+    for (struct stream *s = streams; s && over && is_legacy(stream); s = s->next) {
         const bool here = s->device == stream->device || s->device < 0;
-        over = over && !(is_legacy(stream) && s->used && s->blocking && here &&
-                         (int)(s->done - s->submitted) < 0);
+        over = !(s->used && s->blocking && here && (int)(s->done - s->submitted) < 0);
     }
     return leave(over ? sticky() : IBX_CUDA_NOT_READY);
 }
