@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define INVALID_HANDLE 400 /* CUresult */
+#define CAPTURED_EVENT 907 /* CUresult: the stream was being captured as the event was recorded */
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
@@ -214,6 +215,7 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
 {
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
     size_t step = step_of(st, &plain, bytes);
+    st->captured = st->captured && st->count;
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
         int chunk = ibx_pinned_take(st->quota, st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)
@@ -241,8 +243,9 @@ void ibx_staging_reset_slots(struct ibx_staging *st)
         struct ibx_staging_slot *slot = &st->slots[i];
         if (slot->state.now == SLOT_DMA) {
             int mode = ibx_cuda_capture_relax(st->cuda);
-            st->cuda->event_synchronize(slot->event);
+            const int rc = st->cuda->event_synchronize(slot->event);
             ibx_cuda_capture_restore(st->cuda, mode);
+            st->captured = st->captured || rc == CAPTURED_EVENT;
         }
         if (slot->state.now != SLOT_FREE)
             ibx_state_move(&slot->state, SLOT_FREE);
@@ -252,7 +255,7 @@ void ibx_staging_reset_slots(struct ibx_staging *st)
 void ibx_staging_end(struct ibx_staging *st)
 {
     ibx_staging_reset_slots(st);
-    for (unsigned i = 0; i < st->count; i++)
+    for (unsigned i = 0; i < st->count && !st->captured; i++)
         ibx_pinned_give(st->quota, st->slots[i].chunk);
     st->count = 0;
     st->moving = 0;
@@ -356,6 +359,7 @@ static bool has_enough(const struct ibx_staging *st)
 
 int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
 {
+    st->captured = st->captured || rc == CAPTURED_EVENT;
     ibx_staging_reset_slots(st);
     drop_events(st, !st->open);
     return rc;

@@ -92,7 +92,9 @@ bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);
 /* How many chunks the copy has, and the number in the pool of the chunk of a slot. */
 unsigned ibx_staging_chunks(const struct ibx_staging *staging);
 unsigned ibx_staging_chunk(const struct ibx_staging *staging, unsigned slot);
-/* Gives the chunks back, after a copy or instead of one. Waits for DMA in flight. */
+/* Gives the chunks back, after a copy or instead of one. Waits for DMA in flight. Not chunks of a
+ * copy whose stream the client has begun to capture meanwhile: its graph may use them at any time,
+ * so they are nobody's any more, and stay in the quota. */
 void ibx_staging_end(struct ibx_staging *staging);
 
 /* To be called after begin: a whole copy to the device. With wire->open, only the number of bytes

@@ -48,6 +48,7 @@ struct ibx_staging {
     struct ibx_staging_slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
+    bool captured;         /* the client has begun to capture the stream of the chunks' copy */
     bool gone;             /* its context, since the copy began: chunks were not filled or read */
     uint64_t total, begun; /* bytes of the copy; of these, how many have been given a slot */
     size_t step;           /* bytes of one slot */
