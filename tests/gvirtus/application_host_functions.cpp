@@ -239,6 +239,22 @@ bool host_functions()
         stub_remote()->slow(0);
         REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
     }
+    // So does memset of registered memory, which the program itself sets.
+    std::vector<char> registered(10000);
+    REQUIRE(host_register(registered.data(), registered.size()) == 0);
+    for (bool async : {false, true}) {
+        std::fill(registered.begin(), registered.end(), 'a');
+        Step s = {registered.data(), 'a', 'b', false};
+        stub_remote()->slow(50000);
+        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
+        REQUIRE(launch_host(stream, step, &s) == 0);
+        REQUIRE((async ? cudaMemsetAsync(registered.data(), 'c', registered.size(), stream)
+                       : cudaMemset(registered.data(), 'c', registered.size())) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && s.right);
+        REQUIRE(registered == std::vector<char>(10000, 'c'));
+    }
+    REQUIRE(host_unregister(registered.data()) == 0);
     // The legacy stream does not wait for others; the test's alarm ends it otherwise.
     REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);
     flags[0] = flags[1] = 0;
