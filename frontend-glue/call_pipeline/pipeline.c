@@ -327,6 +327,27 @@ bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
     return true;
 }
 
+/* The connection monitor may hold the lock for long. */
+bool ibx_pipeline_limit(struct ibx_pipeline *p, unsigned ms)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ms);
+    const struct timespec until = ibx_timespec_of(deadline);
+    if (!p || ibx_pipeline_is_inherited(p) || !ibx_pipeline_finish(p, ms) ||
+        pthread_mutex_clocklock(&p->lock, CLOCK_MONOTONIC, &until))
+        return false;
+    const int left = ibx_ms_until(deadline);
+    const bool limited = left > 0 && ibx_session_limit(p->session, (unsigned)left);
+    pthread_mutex_unlock(&p->lock);
+    return limited;
+}
+
+void ibx_pipeline_unlimit(struct ibx_pipeline *p)
+{
+    pthread_mutex_lock(&p->lock);
+    ibx_session_limit(p->session, 0);
+    pthread_mutex_unlock(&p->lock);
+}
+
 void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
 {
     if (!p || ibx_pipeline_is_inherited(p))

@@ -154,6 +154,11 @@ void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
  * False: that takes longer. An error that no call has returned is left for other threads' calls. */
 #define IBX_PIPELINE_END_MS 2000u /* for so long the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
+/* As the process ends: bounds the following calls. Waits up to `ms` as _finish() does; if the
+ * server does not answer a call within that time either, the session ends. True: _unlimit() is to
+ * follow. False: nothing was changed, since there is more to wait for, or no connection. */
+bool ibx_pipeline_limit(struct ibx_pipeline *pipeline, unsigned ms);
+void ibx_pipeline_unlimit(struct ibx_pipeline *pipeline);
 /* The process ends without the end of its threads: closes the sessions that no thread is using,
  * whose pipelines stay locked. */
 void ibx_process_leave(void);

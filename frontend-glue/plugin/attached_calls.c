@@ -62,6 +62,15 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
     return rc;
 }
 
+static int make_last_call(const struct ibx_frontend_request *request, unsigned ms, int *exit_code)
+{
+    if (!ibx_attached_session() || !ibx_pipeline_limit(ibx_attached->pipeline, ms))
+        return -ENOTCONN;
+    const int rc = make_call(request, exit_code);
+    ibx_pipeline_unlimit(ibx_attached->pipeline);
+    return rc;
+}
+
 static void unseen(bool launch)
 {
     if (ibx_attached_session())
@@ -292,5 +301,6 @@ const struct ibx_frontend_calls ibx_attached_calls = {
     .finish = ibx_async_copy_wait_memory,
     .drain = drain,
     .watch = watch,
+    .last_call = make_last_call,
     .leave = leave,
 };

@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 23u
+#define IBX_FRONTEND_VERSION 24u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -195,6 +195,10 @@ struct ibx_frontend_calls {
     /* From now on `watch` is called for the calls of all threads. It cannot be taken back. */
     void (*watch)(const struct ibx_frontend_watch *watch);
 
+    /* The process is about to end. last_call() makes the call as call() does, but waits `ms` at
+     * most; after that the connection has ended. -ENOTCONN: nothing was done, since this thread has
+     * no working connection, or what it has enqueued was not run within that time. */
+    int (*last_call)(const struct ibx_frontend_request *request, unsigned ms, int *exit_code);
     /* The process is about to end while other threads may be in calls. The calling thread's
      * launches are completed, and connections that no thread uses are closed. A thread that calls
      * any of these functions from now on sleeps until the process ends. */

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define IBX_EXT_NAME "ibxRuntime"  /* ordered after all that the client has requested */
-#define IBX_EXT_WORK "ibxHostWork" /* ordered after nothing: HOST_ASK, STREAM_WAIT */
+#define IBX_EXT_WORK "ibxHostWork" /* ordered after nothing: HOST_ASK, STREAM_WAIT, PRINTED */
 #define IBX_EXT_QUEUE                                                                              \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
                     call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \

@@ -277,6 +277,9 @@ int ibx_session_poll_reply(struct ibx_session *session);
  * the session. */
 void ibx_session_set_pause(struct ibx_session *session, void (*pause)(void *context),
                            void *context);
+/* Client: the session ends where it would wait longer than `ms` from now, in any call; 0: without
+ * that limit again. False, which changes nothing: its connection has ended. */
+bool ibx_session_limit(struct ibx_session *session, unsigned ms);
 /* Around the read of a reply's first bytes, when its request was sent: await() waits, in pieces, if
  * waits have to be in pieces; if not, the read waits. */
 void ibx_session_await_reply(struct ibx_session *session);

@@ -67,7 +67,8 @@ void ibx_link_fini(struct ibx_session *s)
 
 bool ibx_link_survives(const struct ibx_session *s)
 {
-    return s->link.state.now == LINK_CONNECTED && !s->link.peer && !ibx_conn_inherited(s->conn);
+    return s->link.state.now == LINK_CONNECTED && !s->link.peer && !s->until &&
+           !ibx_conn_inherited(s->conn);
 }
 
 /* ------------------------------------------------------------------- messages in turn */

@@ -136,9 +136,28 @@ void ibx_session_set_pause(struct ibx_session *s, void (*pause)(void *context), 
     s->pause_context = context;
 }
 
+bool ibx_session_limit(struct ibx_session *s, unsigned ms)
+{
+    if (ms && (!ibx_session_live(s) || s->ended))
+        return false;
+    s->until = ms ? ibx_deadline_in_ms(ms) : 0;
+    return true;
+}
+
+static bool is_late(const struct ibx_session *s)
+{
+    return s->until && ibx_now_ns() >= s->until;
+}
+
+static int fail_late(struct ibx_session *s)
+{
+    return ibx_session_fail(s, -ETIMEDOUT, "%s does not answer before this process ends",
+                            s->path.peer);
+}
+
 static bool waits_in_pieces(const struct ibx_session *s)
 {
-    return s->pause && ibx_handlers_held() && ibx_session_live(s);
+    return s->pause && ibx_handlers_held() && ibx_session_live(s) && !is_late(s);
 }
 
 static void wait_for_a_piece(struct ibx_session *s)
@@ -226,10 +245,13 @@ int ibx_session_pump(struct ibx_session *s)
             end_with_process(s);
             continue;
         }
+        if (is_late(s))
+            return fail_late(s);
         watch_process(s);
         if (s->hooks->waits)
             s->hooks->waits(s->context);
-        over = process_ended(s) || (ibx_wait(s->conn, -1) == -EINTR && process_ended(s));
+        const int ms = s->until ? ibx_ms_until(s->until) : -1;
+        over = process_ended(s) || (ibx_wait(s->conn, ms) == -EINTR && process_ended(s));
     }
 }
 
@@ -266,6 +288,8 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
             end_with_process(s);
             continue;
         }
+        if (is_late(s))
+            return fail_late(s);
         watch_process(s);
         ibx_wait(s->conn, 1);
         over = process_ended(s);

@@ -376,6 +376,7 @@ struct ibx_session {
     struct owed owed;
     void (*pause)(void *context); /* client: NULL, or between pieces of a wait */
     void *pause_context;
+    uint64_t until;           /* client: ibx_session_limit(); 0: no limit */
     atomic_bool awaits_reply; /* client: ibx_session_awaits_reply() */
     bool in_frame;            /* bytes were read since the last sync */
     bool answering;           /* client: the connection is dead, and calls are answered here */

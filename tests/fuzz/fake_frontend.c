@@ -631,6 +631,10 @@ void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
     (void)at, (void)n;
 }
 void ibx_frontend_print_all(void) {}
+bool ibx_frontend_in_host_function(void)
+{
+    return false;
+}
 void ibx_frontend_reach_reset(void) {}
 void ibx_frontend_stream_rests(const void *stream)
 {

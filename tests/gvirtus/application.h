@@ -300,6 +300,8 @@ bool driver_maps_until_reset();
 
 // application_printed.cpp
 bool printed();
+enum class PrintedLast { returns, child, function, thread, stopped, at_once };
+bool printed_last(PrintedLast end);
 
 // application_graph_copies.cpp
 bool copies_in_graphs();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What kernels print: it appears at the client, at calls that wait.
+// What kernels print: it appears at the client, at calls that wait and at its end.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
@@ -13,6 +13,7 @@
 #include <string>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace
@@ -126,4 +127,42 @@ bool printed()
         usleep(1000);
     }
     return HOLDS(got == "five\n" && cudaGetLastError() == 0);
+}
+
+// What a kernel has printed when nothing waits for it any more. The end of the process is the
+// caller's.
+bool printed_last(PrintedLast end)
+{
+    using LaunchHost = int(void *stream, void (*function)(void *), void *argument);
+    REQUIRE(device_memory() && stub_remote()->get_last_error() == 0);
+    register_module(true);
+    REQUIRE(written_at_the_end().empty());
+    stub_remote()->print("behind all waits\n");
+    switch (end) {
+    case PrintedLast::returns:
+        return true;
+    case PrintedLast::child: { // whose exit leaves its parent's alone
+        const pid_t child = fork();
+        int status = -1;
+        if (!child) {
+            alarm(10 * patience_times());
+            std::exit(0);
+        }
+        return HOLDS(waitpid(child, &status, 0) == child && !status);
+    }
+    case PrintedLast::function:
+        preloaded<LaunchHost>("cudaLaunchHostFunc")(
+            nullptr, [](void *) { std::exit(0); }, nullptr);
+        break;
+    case PrintedLast::thread: // which has no connection
+        std::thread([] { std::exit(0); }).detach();
+        break;
+    case PrintedLast::stopped:
+        stop(std::atoi(std::getenv("STUB_BACK_END")));
+        return true;
+    case PrintedLast::at_once:
+        std::_Exit(0);
+    }
+    for (;;)
+        pause();
 }

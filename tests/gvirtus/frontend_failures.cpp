@@ -8,6 +8,8 @@
 #include "tests/fixtures/patience.h"
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
@@ -468,4 +470,21 @@ bool loaded_locally(const char *test, unsigned ends)
     REQUIRE(lines_with(app.said(), "the program's handler\n") == ends);
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
     return true;
+}
+
+// What kernels have printed is written as the program ends, whichever way it does, once at most.
+bool printed_last(const char *test, const char *wanted)
+{
+    GpuBackEnd back;
+    Application app(&back, application, test);
+    const pid_t serving = back.serving();
+    char bytes[100];
+    std::string got;
+    const auto begun = std::chrono::steady_clock::now();
+    REQUIRE(app.good());
+    const auto took = std::chrono::steady_clock::now() - begun;
+    kill(serving, SIGCONT); // one has stopped it
+    for (ssize_t n; (n = read(app.out, bytes, sizeof(bytes))) > 0;)
+        got.append(bytes, static_cast<std::size_t>(n));
+    return HOLDS(got == wanted && took < std::chrono::seconds(10 * patience_times()));
 }

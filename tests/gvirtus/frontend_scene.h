@@ -204,6 +204,7 @@ bool green_contexts();
 bool absent();
 bool stock(const char *test, const char *warning);
 bool loaded_locally(const char *test, unsigned ends);
+bool printed_last(const char *test, const char *wanted);
 
 // frontend_static.cpp
 bool static_runtime();

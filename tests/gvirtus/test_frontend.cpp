@@ -586,6 +586,13 @@ void check_what_it_does_not()
     check("... that one uses without end", mapped_for_ever);
     check("what pointers are", [] { return run("pointers", true); });
     check("what kernels print", [] { return run("printed", true); });
+    check("... as the program ends",
+          [] { return printed_last("printed-last", "behind all waits\n"); });
+    check("... beside a child",
+          [] { return printed_last("printed-last-beside-child", "behind all waits\n"); });
+    for (const char *way : {"in-function", "by-thread", "stopped", "at-once"})
+        check((std::string("... and is lost, printed-last-") + way).c_str(),
+              [=] { return printed_last((std::string("printed-last-") + way).c_str(), ""); });
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);

@@ -23,6 +23,7 @@
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 
@@ -90,6 +91,7 @@ static void begin_end(void)
     if (ends)
         return;
     ends = true;
+    ibx_frontend_print_last();
     ibx_frontend_managed_ends();
     find_libraries();
     if (!libraries)

@@ -1,18 +1,36 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The output of printf in kernels, which the driver writes at the back end. If a module of the
- * program calls printf, the output is fetched after each call that waits, when CUDA would write it.
+ * program calls printf, the output is fetched after each call that waits, when CUDA would write it,
+ * and at the end of the process.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <stdio.h>
+#include <time.h>
+
+#define END_MS  1000u    /* how long the end of the process waits for the output */
+#define LOOK_NS 1000000l /* ... and looks whether another thread still writes its own */
 
 static atomic_bool prints; /* a module of this program calls printf */
 
-/* Fetches and writes one reply; returns whether there may be more. */
-static bool fetch(bool all)
+/* The last call waits for nothing of other threads. */
+static bool make_last(struct extension_request *e, uint64_t until, void *out, size_t n, int *code)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    const struct ibx_frontend_request request = {
+        .name = IBX_EXT_WORK, .body = e->body.data, .n = e->body.length, .out = out, .out_n = n};
+    return calls && ibx_now_ns() < until &&
+           !calls->last_call(&request, (unsigned)ibx_ms_until(until), code);
+}
+
+/* Fetches and writes one reply; returns whether there may be more. `until`: the process ends; 0: it
+ * does not. */
+static bool fetch(bool all, uint64_t until)
 {
     struct extension_request e;
     uint8_t bytes[4 + IBX_EXT_PRINTED_MOST] = {0};
@@ -20,7 +38,8 @@ static bool fetch(bool all)
     int code;
     ibx_frontend_request_begin(&e, IBX_EXT_PRINTED, "printf of a kernel");
     ibx_put_u8(&e.body, all);
-    if (!ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code))
+    if (!(until ? make_last(&e, until, bytes, sizeof(bytes), &code)
+                : ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code)))
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED)
         atomic_store(&prints, false);
@@ -33,7 +52,8 @@ static bool fetch(bool all)
 
 static bool asks(void)
 {
-    return atomic_load_explicit(&prints, memory_order_relaxed) && !ibx_frontend_capturing();
+    return atomic_load_explicit(&prints, memory_order_relaxed) && !ibx_frontend_capturing() &&
+           !ibx_frontend_in_host_function();
 }
 
 void ibx_frontend_printed(void)
@@ -41,16 +61,40 @@ void ibx_frontend_printed(void)
     if (!asks())
         return;
     const int before = errno;
-    bool more = fetch(true);
+    bool more = fetch(true, 0);
     while (more)
-        more = fetch(false);
+        more = fetch(false, 0);
     errno = before;
+}
+
+/* Takes the lock of `stdout`, which a thread that goes on may keep for ever. */
+static bool lock_output(uint64_t until)
+{
+    while (ftrylockfile(stdout)) {
+        if (ibx_now_ns() >= until)
+            return false;
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return true;
+}
+
+void ibx_frontend_print_last(void)
+{
+    const uint64_t until = ibx_deadline_in_ms(END_MS);
+    if (!asks() || !lock_output(until))
+        return;
+    const int before = errno;
+    bool more = fetch(true, until);
+    while (more)
+        more = fetch(false, until);
+    errno = before;
+    funlockfile(stdout);
 }
 
 void ibx_frontend_prints(void)
 {
     if (!atomic_exchange(&prints, true))
-        fetch(false);
+        fetch(false, 0);
 }
 
 void ibx_frontend_print_all(void)

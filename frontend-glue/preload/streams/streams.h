@@ -29,6 +29,9 @@ void ibx_frontend_prints(void);
 int ibx_frontend_waited(int rc, uint64_t stream);
 /* Waits for the device if kernels may have printed, and writes the output. */
 void ibx_frontend_print_all(void);
+/* As the process ends: writes the output of kernels that have ended, if the calling thread has a
+ * connection. Waits a second at most. */
+void ibx_frontend_print_last(void);
 
 /* ------------------------------------------------------------------------------------ streams.c */
 
