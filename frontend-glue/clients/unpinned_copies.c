@@ -130,12 +130,12 @@ static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void
     return all = made;
 }
 
-/* Locked. How many parts the session has. */
-static unsigned parts_of(const struct gpu_session *x)
+/* Locked. */
+static unsigned count_parts(void)
 {
     unsigned count = 0;
     for (const struct ibx_unpinned_stream *l = all; l; l = l->next)
-        count += l->owner == x ? l->count : 0;
+        count += l->count;
     return count;
 }
 
@@ -149,7 +149,7 @@ struct ibx_unpinned_stream *ibx_unpinned_begin(struct gpu_session *x, void *stre
     const uint64_t parts = (bytes + IBX_PINNED_CHUNK - 1) / IBX_PINNED_CHUNK;
     pthread_mutex_lock(&lock);
     struct ibx_unpinned_stream *l =
-        parts_of(x) + parts < IBX_UNPINNED_PARTS ? enter(x, stream, context) : NULL;
+        count_parts() + parts < IBX_UNPINNED_PARTS ? enter(x, stream, context) : NULL;
     if (l) {
         l->adding = true;
         l->before = ibx_captures_over_so_far();

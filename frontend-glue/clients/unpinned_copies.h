@@ -7,8 +7,10 @@
  * between the client's memory and the chunk, and the GPU copies between the chunk and the device.
  * One chunk is enough for all copies of a stream, which come one after the other.
  *
- * A session may have IBX_UNPINNED_STREAMS such streams at a time, and IBX_UNPINNED_PARTS functions
- * that were not called yet: CUDA takes about a thousand entries in a stream, and waits then.
+ * A session may have IBX_UNPINNED_STREAMS such streams at a time, and all sessions of the process
+ * together IBX_UNPINNED_PARTS functions that were not called yet. CUDA takes 56 copies with such
+ * functions between them in a stream that waits (H200, driver 580); the next one waits, and with it
+ * all calls that other threads make in the context, so that nobody can end the first wait.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_UNPINNED_COPIES_H
 #define IBX_FRONTEND_GLUE_CLIENTS_UNPINNED_COPIES_H
@@ -16,7 +18,7 @@
 #include "frontend-glue/clients/clients.h"
 
 #define IBX_UNPINNED_STREAMS 4u
-#define IBX_UNPINNED_PARTS   400u
+#define IBX_UNPINNED_PARTS   32u
 
 /* Before a plain copy of `bytes` in a stream of the current context which has other work. NULL: it
  * cannot be left to that stream, since a limit is reached, or there is no chunk. */

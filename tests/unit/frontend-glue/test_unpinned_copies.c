@@ -77,6 +77,7 @@ struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, voi
 static void *others[IBX_UNPINNED_STREAMS]; /* streams */
 static unsigned beside;                    /* streams that could be used beside the first one */
 static bool as_long[2];                    /* the longest copy; one that is longer by a byte */
+static bool for_another;                   /* the latter, for another session */
 
 static bool begins(struct gpu_session *x, void *of, uint64_t bytes)
 {
@@ -91,6 +92,8 @@ static void find_limits(struct gpu_session *x)
     const uint64_t left = IBX_UNPINNED_PARTS - 1 - (BYTES / IBX_PINNED_CHUNK + 2);
     as_long[0] = begins(x, stream, left * IBX_PINNED_CHUNK);
     as_long[1] = begins(x, stream, left * IBX_PINNED_CHUNK + 1);
+    struct gpu_session another = {.cuda = x->cuda};
+    for_another = ibx_unpinned_begin(&another, others[0], left * IBX_PINNED_CHUNK + 1);
     for (beside = 0; beside < IBX_UNPINNED_STREAMS; beside++)
         if (!(begun[beside] = ibx_unpinned_begin(x, others[beside], 1)))
             break;
@@ -196,7 +199,7 @@ static void test_several_in_a_stream(void **state)
     const unsigned taken = ibx_pinned_taken();
     pattern_fill(memory, BYTES, 4);
     hold();
-    for (unsigned i = 0; i < 8; i++)
+    for (unsigned i = 0; i < 4; i++)
         copy(i % 2 == 0, BYTES);
     assert_int_equal(ibx_pinned_taken(), taken + 1);
     release();
@@ -304,7 +307,7 @@ static void test_chunk_is_in_use(void **state)
     assert_device(IBX_PINNED_CHUNK, 10);
 }
 
-/* A session may have so many streams and parts, and no more. */
+/* A session may have so many streams, and all together so many parts, and no more. */
 static void test_limits(void **state)
 {
     (void)state;
@@ -319,6 +322,7 @@ static void test_limits(void **state)
         app->stream_destroy(others[i]);
     assert_true(as_long[0]);
     assert_false(as_long[1]);
+    assert_false(for_another);
     assert_int_equal(beside, IBX_UNPINNED_STREAMS - 1);
 }
 
