@@ -183,6 +183,14 @@ static void relay_begin(enum harm harm, bool up, unsigned position)
     pthread_mutex_unlock(&relay.lock);
 }
 
+static bool relay_hit(void)
+{
+    pthread_mutex_lock(&relay.lock);
+    const bool hit = relay.hit;
+    pthread_mutex_unlock(&relay.lock);
+    return hit;
+}
+
 static void relay_end(void)
 {
     for (unsigned i = 0; i < relay.count; i++)
@@ -322,7 +330,7 @@ static unsigned run(bool *resumed)
     const uint64_t began = ibx_now_ns();
     int rc = talk(bytes);
     if (rc < 0) { /* as a program that is started again */
-        MUST(relay.hit);
+        MUST(relay_hit());
         rc = talk(bytes);
     }
     MUST(rc >= 0);
@@ -346,7 +354,7 @@ static void sweep(enum harm harm)
         for (unsigned at = (unsigned)getpid() % step;; at += step) {
             relay_begin(harm, up, at);
             const unsigned ms = run(&again);
-            if (!relay.hit)
+            if (!relay_hit())
                 break;
             sessions++;
             resumed += again;

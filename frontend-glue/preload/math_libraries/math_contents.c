@@ -36,7 +36,7 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-    pthread_mutex_init(&ibx_contents_lock, NULL);
+    pthread_mutex_unlock(&ibx_contents_lock);
     atomic_store(&inherited, true);
 }
 

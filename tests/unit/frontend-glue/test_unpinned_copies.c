@@ -20,7 +20,7 @@
 
 static uint8_t *memory;
 static void *stream;
-static size_t pins_most; /* of the back end's session */
+static atomic_size_t pins_most; /* of the back end's session */
 
 static atomic_bool has_ended; /* the client's process */
 
@@ -75,9 +75,9 @@ struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, voi
 }
 
 static void *others[IBX_UNPINNED_STREAMS]; /* streams */
-static unsigned beside;                    /* streams that could be used beside the first one */
-static bool as_long[2];                    /* the longest copy; one that is longer by a byte */
-static bool for_another;                   /* the latter, for another session */
+static atomic_uint beside;                 /* streams that could be used beside the first one */
+static atomic_bool as_long[2];             /* the longest copy; one that is longer by a byte */
+static atomic_bool for_another;            /* the latter, for another session */
 
 static bool begins(struct gpu_session *x, void *of, uint64_t bytes)
 {
