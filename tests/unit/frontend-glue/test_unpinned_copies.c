@@ -31,10 +31,11 @@ bool __wrap_ibx_clients_own_ended(const struct gpu_session *x)
     return has_ended;
 }
 
-static enum { NO_CAPTURE, CAPTURE_BEGINS, CAPTURE_ENDS } meanwhile;
+enum { NO_CAPTURE, CAPTURE_BEGINS, CAPTURE_ENDS };
+static atomic_int meanwhile;
 static atomic_bool captures, ended;
 static _Thread_local void *lent; /* the chunk that was lent last */
-static void *kept;               /* by the last copy */
+static _Atomic(void *) kept;     /* by the last copy */
 
 void *__real_ibx_pinned_borrow(size_t bytes);
 void *__wrap_ibx_pinned_borrow(size_t bytes);
@@ -74,10 +75,10 @@ struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, voi
     return begun;
 }
 
-static void *others[IBX_UNPINNED_STREAMS]; /* streams */
-static atomic_uint beside;                 /* streams that could be used beside the first one */
-static atomic_bool as_long[2];             /* the longest copy; one that is longer by a byte */
-static atomic_bool for_another;            /* the latter, for another session */
+static _Atomic(void *) others[IBX_UNPINNED_STREAMS]; /* streams */
+static atomic_uint beside;      /* streams that could be used beside the first one */
+static atomic_bool as_long[2];  /* the longest copy; one that is longer by a byte */
+static atomic_bool for_another; /* the latter, for another session */
 
 static bool begins(struct gpu_session *x, void *of, uint64_t bytes)
 {
@@ -312,8 +313,11 @@ static void test_limits(void **state)
 {
     (void)state;
     struct frame nothing = {0};
-    for (unsigned i = 0; i < IBX_UNPINNED_STREAMS; i++)
-        assert_int_equal(app->stream_create(&others[i], 1), 0);
+    for (unsigned i = 0; i < IBX_UNPINNED_STREAMS; i++) {
+        void *made = NULL;
+        assert_int_equal(app->stream_create(&made, 1), 0);
+        others[i] = made;
+    }
     hold();
     copy(true, BYTES);
     expect_code("limits", &nothing, HANDLED);
