@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A relay between two ends that encrypt. All sockets of the connection go through it (connect(2)
- * is wrapped). It records the bytes, and changes one of them, or drops, repeats or delays one
- * piece. No end ever accepts wrong bytes, and the recorded bytes contain no payload. */
+/* A relay between two ends that encrypt. All sockets of the connection go through it. It records
+ * the bytes, and changes one of them, or drops, repeats or delays one piece. No end ever accepts
+ * wrong bytes, and the recorded bytes contain no payload. */
 #include "tests/fixtures/must.h"
+#include "tests/fixtures/relayed_connect.h"
 
 #include "common/clock.h"
 #include "transport/transport.h"
 
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -33,9 +31,6 @@
 #define SOCKETS   8u   /* of a session, at most */
 #define MAX_WORDS 256u
 #define PIECES    40u /* of each kind that are dropped, repeated or delayed */
-
-int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
-int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
 
 /* ------------------------------------------------------------------------- the relay */
 
@@ -101,7 +96,6 @@ static void pipe_start(int from, int to)
     struct pipe *pipe = &relay.pipes[relay.count++];
     MUST(relay.count <= 2 * SOCKETS);
     *pipe = (struct pipe){.from = from, .to = to};
-    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     MUST(!pthread_create(&pipe->thread, NULL, pass, pipe));
 }
 
@@ -114,33 +108,10 @@ static void relay_end(void)
     relay.count = 0;
 }
 
-/* The relay is put into every TCP connection of the client. */
-int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
+void relay_start(int client, int server)
 {
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(here);
-    if (address->sa_family != AF_INET)
-        return __real_connect(fd, address, length);
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int onward = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    MUST(!bind(listener, (struct sockaddr *)&here, size));
-    MUST(!listen(listener, 1));
-    MUST(!getsockname(listener, (struct sockaddr *)&here, &size));
-    int rc = __real_connect(onward, address, length);
-    int code = errno;
-    if (!rc) {
-        rc = __real_connect(fd, (struct sockaddr *)&here, size);
-        code = errno;
-        int back = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        MUST(back >= 0);
-        pipe_start(back, onward);
-        pipe_start(onward, back);
-    } else {
-        close(onward);
-    }
-    close(listener);
-    errno = code;
-    return rc;
+    pipe_start(client, server);
+    pipe_start(server, client);
 }
 
 /* ---------------------------------------------------------------------- the session */

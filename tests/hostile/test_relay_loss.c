@@ -4,7 +4,7 @@
  * behind the next one, and then passes everything. The session notices within BOUND_MS: it connects
  * again and continues with right results, or ends if it was not established yet.
  *
- * All sockets go through the relay (connect(2) is wrapped). It knows frames of the handshake, of
+ * All sockets go through the relay. It knows frames of the handshake, of
  * the tcp provider, and records of TLS. Arguments: "off" or "required" (encryption), and "key" or
  * nothing. Some of all positions are tried, beginning at one that the process number chooses;
  * IBX_TEST_ALL=1: all.
@@ -13,12 +13,11 @@
 #include "tests/fixtures/must.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/pattern.h"
+#include "tests/fixtures/relayed_connect.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -42,9 +41,6 @@
 #define HELLO      40u /* bytes, of a bulk lane */
 #define READ       2u  /* a type of the tcp provider's frames */
 #define RESULT     7u  /* of the handshake's */
-
-int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
-int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
 
 /* ------------------------------------------------------------------------- the relay */
 
@@ -157,7 +153,7 @@ static void *pass(void *argument)
     return NULL;
 }
 
-static void pipes_start(int client, int server)
+void relay_start(int client, int server)
 {
     pthread_mutex_lock(&relay.lock);
     MUST(relay.count < 2 * SOCKETS);
@@ -166,8 +162,6 @@ static void pipes_start(int client, int server)
     pthread_mutex_unlock(&relay.lock);
     *up = (struct pipe){.from = client, .to = server, .up = true, .back = down};
     *down = (struct pipe){.from = server, .to = client, .back = up};
-    setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(server, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     MUST(!pthread_create(&up->thread, NULL, pass, up));
     MUST(!pthread_create(&down->thread, NULL, pass, down));
 }
@@ -198,31 +192,6 @@ static void relay_end(void)
     for (unsigned i = 0; i < relay.count; i++)
         close(relay.pipes[i].from);
     relay.count = 0;
-}
-
-int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
-{
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(here);
-    if (address->sa_family != AF_INET)
-        return __real_connect(fd, address, length);
-    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const int onward = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    MUST(!bind(listener, (struct sockaddr *)&here, size) && !listen(listener, 1));
-    MUST(!getsockname(listener, (struct sockaddr *)&here, &size));
-    int rc = __real_connect(onward, address, length), code = errno;
-    if (rc) {
-        close(onward);
-    } else {
-        rc = __real_connect(fd, (struct sockaddr *)&here, size);
-        code = errno;
-        const int back = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        MUST(back >= 0);
-        pipes_start(back, onward);
-    }
-    close(listener);
-    errno = code;
-    return rc;
 }
 
 /* ------------------------------------------------------------------------- the server */

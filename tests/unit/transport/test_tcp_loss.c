@@ -144,19 +144,25 @@ static void test_a_frame_elsewhere_ends_it(void **state)
     }
 }
 
+static void server_reads(void)
+{
+    static uint8_t bytes[64];
+    static struct ibx_chunk chunk;
+    chunk = (struct ibx_chunk){.kind = IBX_RDMA_READ,
+                               .lane = 1,
+                               .local = bytes,
+                               .remote_keys = remote_keys,
+                               .length = sizeof(bytes)};
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    assert_int_equal(receive_frame(0).type, IBX_TCP_READ);
+}
+
 /* A server that waits for an answer to its READ asks; so does one that has a part of a frame. */
 static void test_who_waits_asks(void **state)
 {
     (void)state;
-    uint8_t bytes[64];
-    struct ibx_chunk chunk = {.kind = IBX_RDMA_READ,
-                              .lane = 1,
-                              .local = bytes,
-                              .remote_keys = remote_keys,
-                              .length = sizeof(bytes)};
     end_settle(&server);
-    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
-    assert_int_equal(receive_frame(0).type, IBX_TCP_READ);
+    server_reads();
     expect_a_check(0, 32, true, 0);
     expect_a_check(1, 0, true, 0);
     expect_a_check(2, 0, true, 0);
@@ -175,14 +181,7 @@ static void test_a_part_of_a_frame_is_told(void **state)
 static void test_what_has_come_is_read_first(void **state)
 {
     (void)state;
-    uint8_t bytes[64];
-    struct ibx_chunk chunk = {.kind = IBX_RDMA_READ,
-                              .lane = 1,
-                              .local = bytes,
-                              .remote_keys = remote_keys,
-                              .length = sizeof(bytes)};
-    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
-    assert_int_equal(receive_frame(0).type, IBX_TCP_READ);
+    server_reads();
     for (unsigned i = 0; i < LOOK_TURNS; i++)
         end_turn(&server);
     assert_true(server.tcp->check_at > ibx_now_ns());
