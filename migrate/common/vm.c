@@ -485,14 +485,26 @@ int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *recor
     return 0;
 }
 
-/* The lock is on a folder of QEMU's in /proc. Where that cannot be opened, QEMU alone refuses a
- * second migration. */
-int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err)
+/* The lock is on a folder of QEMU's in /proc. */
+int ibx_vm_lock(pid_t qemu, int *fd)
 {
     char path[32];
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)qemu);
     *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*fd < 0 || !flock(*fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+    if (*fd < 0)
+        return -errno;
+    if (!flock(*fd, LOCK_EX | LOCK_NB))
+        return 0;
+    const int rc = -errno;
+    close(*fd);
+    *fd = -1;
+    return rc;
+}
+
+/* Where it cannot be locked, QEMU alone refuses a second migration. */
+int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err)
+{
+    if (ibx_vm_lock(qemu, fd) != -EWOULDBLOCK)
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "another ib-migrate works on the VM of this QEMU (process %d), perhaps a "

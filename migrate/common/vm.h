@@ -33,6 +33,8 @@ bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, siz
  * QEMU: records of that tool may be in another folder, and it may use another monitor. `*fd` is -1
  * if that cannot be done. -EBUSY: one has begun. */
 int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err);
+/* The same, for who may not go on without: -EWOULDBLOCK if another tool has begun, or -errno. */
+int ibx_vm_lock(pid_t qemu, int *fd);
 /* Asks QEMU for the VM's status: "running", "paused", "postmigrate", ... */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);

@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -43,7 +42,7 @@ struct cloning {
     struct ibx_guest_ram ram;
     struct ibx_settings settings;
     struct ibx_uffd uffd;
-    int claim; /* a descriptor of its /proc folder, locked; or -1 */
+    int claim; /* of ibx_vm_lock(); -1: none */
     struct snapshot_child child;
     struct snapshot_holes holes; /* of a whole folder */
     struct snapshot_network network;
@@ -590,21 +589,18 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 
 /* Makes sure that only one clone at a time gives this QEMU its memory, whichever monitor it uses: a
  * second one would take the memory from a VM that may run by then. The memory has no file that
- * could be locked, so the lock is on the process's folder in /proc, while the descriptor is open.
- */
+ * could be locked. */
 static int claim(struct cloning *c, struct ibx_error *err)
 {
-    char path[32];
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)c->ram.pid);
-    c->claim = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (c->claim >= 0 && !flock(c->claim, LOCK_EX | LOCK_NB))
-        return 0;
-    if (c->claim >= 0 && errno == EWOULDBLOCK)
+    const int rc = ibx_vm_lock(c->ram.pid, &c->claim);
+    if (rc == -EWOULDBLOCK)
         return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate is making a child of this QEMU (process %d): wait "
-                             "for it, or start another QEMU for this child",
+                             "another ib-migrate is making a child of this QEMU (process %d), or "
+                             "works on its VM: wait for it, or start another QEMU for this child",
                              (int)c->ram.pid);
-    return ibx_error_set(err, -errno, "%s cannot be locked: %s", path, strerror(errno));
+    return rc ? ibx_error_set(err, rc, "/proc/%d/fd cannot be locked: %s", (int)c->ram.pid,
+                              strerror(-rc))
+              : 0;
 }
 
 /* Opens the snapshot's folder, which must have all pages or be filled by another process. */
