@@ -428,10 +428,10 @@ EXPORTED int cuMemExportToShareableHandle(void *made, uint64_t handle, int type,
 static int ask_import(struct extension_request *e, struct memory *made, uint64_t *handle)
 {
     uint8_t bytes[8 + 8 + 4];
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     const int rc = ibx_frontend_request_make(e, bytes, sizeof(bytes));
     if (rc)
         return rc == CUDA_INVALID_HANDLE ? CUDA_INVALID_VALUE : rc;
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     const uint64_t number = ibx_get_u64(&r), n = ibx_get_u64(&r);
     note_memory(made, number, n, (int)ibx_get_u32(&r), IBX_MAPPED_POSIX_FILE, true);
     *handle = number;

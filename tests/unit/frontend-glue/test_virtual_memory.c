@@ -73,13 +73,13 @@ static int import_piece(struct client *c, const uint8_t handle[IBX_EXT_HANDLE], 
 {
     uint8_t bytes[IBX_EXT_HANDLE + 8], out[IBX_EXT_OUT_MAX];
     size_t n;
-    struct ibx_reader r = ibx_reader_of(out, sizeof(out));
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_IMPORT);
     ibx_put_bytes(&w, handle, IBX_EXT_HANDLE);
     const int code = ext_answer(c, &w, out, &n);
-    *piece = ibx_get_u64(&r);
     if (code)
         return code;
+    struct ibx_reader r = ibx_reader_of(out, sizeof(out));
+    *piece = ibx_get_u64(&r);
     assert_true(n == 20 && ibx_get_u64(&r) == PIECE && !ibx_get_u32(&r));
     return 0;
 }
