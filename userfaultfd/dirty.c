@@ -113,14 +113,11 @@ static struct scan of_written(uint64_t start, uint64_t end, bool protect)
 }
 
 int ibx_dirty_scan(const struct ibx_dirty_range *range, bool protect, uint64_t *bits,
-                   uint64_t *count, struct ibx_error *err)
+                   struct ibx_error *err)
 {
-    uint64_t written = 0;
+    uint64_t count = 0;
     struct scan scan = of_written(range->start, range->start + range->length, protect);
-    int rc = search(range, &scan, bits, &written, err);
-    if (!rc && count)
-        *count = written;
-    return rc;
+    return search(range, &scan, bits, &count, err);
 }
 
 static bool any(const uint64_t *bits, uint64_t page, uint64_t end)

@@ -30,18 +30,18 @@ struct ibx_dirty_range {
 
 /* Sets the bit of every page that was written since it was protected, or was never protected; other
  * bits stay as they are. Pages that are not mapped count as written, since the kernel may have
- * unmapped them. `count`: how many bits were newly set, or without `bits` how many pages were
- * written. `bits` and `count` may be NULL. With `protect` the same scan protects these pages, so
- * that no write is missed. -EOPNOTSUPP: the kernel is older. */
+ * unmapped them. `bits` may be NULL. With `protect` the same scan protects these pages, so that no
+ * write is missed. -EOPNOTSUPP: the kernel is older. */
 int ibx_dirty_scan(const struct ibx_dirty_range *range, bool protect, uint64_t *bits,
-                   uint64_t *count, struct ibx_error *err);
+                   struct ibx_error *err);
 /* Scans and protects the pages whose bit in `which` is set, and all others in the same aligned
  * 2 MiB. Protecting a part of a 2 MiB mapping would make the kernel drop that mapping, whose one
  * mark stands for all of its pages. */
 int ibx_dirty_protect(const struct ibx_dirty_range *range, const uint64_t *which, uint64_t *bits,
                       struct ibx_error *err);
-/* Sets the bits of pages that are mapped, and counts them as ibx_dirty_scan() does; with `perhaps`
- * also those that the page table has as swapped out. */
+/* Sets the bits of pages that are mapped; with `perhaps` also of those that the page table has as
+ * swapped out. `count`: how many bits were newly set, or without `bits` how many pages are mapped.
+ * `bits` and `count` may be NULL. */
 int ibx_dirty_mapped(const struct ibx_dirty_range *range, bool perhaps, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
 

@@ -415,7 +415,7 @@ int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last,
  * there are enough processors. With `among` (or NULL) the scan may skip pages whose bit there is
  * clear. */
 int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
-                          uint64_t *bits, uint64_t *count, struct ibx_error *err);
+                          uint64_t *bits, struct ibx_error *err);
 /* Sets the bits of the pages of a block that QEMU has mapped, which therefore are in its file. */
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
                        uint64_t *count, struct ibx_error *err);

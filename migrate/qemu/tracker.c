@@ -78,7 +78,7 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
         rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
         const struct ibx_dirty_range one = part_of(tracker, block, 0, 1);
         if (!rc) /* fails now if this kernel cannot scan */
-            rc = ibx_dirty_scan(&one, false, NULL, NULL, err);
+            rc = ibx_dirty_scan(&one, false, NULL, err);
     }
     if (rc)
         ibx_tracker_close(tracker);
@@ -98,7 +98,7 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
     int rc = open_pagemap(&tracker, err);
     for (size_t i = 0; !rc && i < ram->count; i++) {
         const struct ibx_dirty_range range = all_of(&tracker, i);
-        rc = ibx_dirty_scan(&range, true, NULL, NULL, err);
+        rc = ibx_dirty_scan(&range, true, NULL, err);
     }
     ibx_tracker_close(&tracker);
     return rc;
@@ -135,7 +135,6 @@ struct scanner {
     struct scan *scan;
     pthread_t thread;
     int rc;
-    uint64_t count;
     struct ibx_error err;
 };
 
@@ -171,17 +170,16 @@ static void *scan_parts(void *argument)
 {
     struct scanner *scanner = argument;
     struct scan *scan = scanner->scan;
-    uint64_t first = 0, n, count = 0;
+    uint64_t first = 0, n;
     while (!scanner->rc && (n = take_part(scan, &first)) > 0) {
         const struct ibx_dirty_range part = part_of(scan->tracker, scan->of, first, n);
-        scanner->rc = ibx_dirty_scan(&part, false, scan->bits + first / 64, &count, &scanner->err);
-        scanner->count += count;
+        scanner->rc = ibx_dirty_scan(&part, false, scan->bits + first / 64, &scanner->err);
     }
     return NULL;
 }
 
 int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
-                          uint64_t *bits, uint64_t *count, struct ibx_error *err)
+                          uint64_t *bits, struct ibx_error *err)
 {
     struct scan scan = {.tracker = tracker,
                         .of = &tracker->ram->blocks[block],
@@ -201,13 +199,9 @@ int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const
             break;
     }
     scan_parts(&scanners[0]);
-    if (count)
-        *count = scanners[0].count;
     for (unsigned i = 0; i < more; i++) {
         if (i)
             pthread_join(scanners[i].thread, NULL);
-        if (i && count)
-            *count += scanners[i].count;
         if (!rc && scanners[i].rc)
             rc = ibx_error_set(err, scanners[i].rc, "%s", scanners[i].err.message);
     }
@@ -218,8 +212,8 @@ int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last,
                      struct ibx_error *err)
 {
     const struct ibx_dirty_range range = all_of(tracker, block);
-    return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, NULL, err)
-                                     : ibx_dirty_scan(&range, false, bits, NULL, err);
+    return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, err)
+                                     : ibx_dirty_scan(&range, false, bits, err);
 }
 
 int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,

@@ -236,7 +236,7 @@ static int scan_shifted(struct source *s, struct ibx_page_map *written, unsigned
                         struct ibx_error *err)
 {
     uint64_t *bits = ibx_guest_bits_make(&s->vm.ram.blocks[block], err);
-    int rc = bits ? ibx_tracker_scan_last(&s->warm.tracker, block, NULL, bits, NULL, err) : -ENOMEM;
+    int rc = bits ? ibx_tracker_scan_last(&s->warm.tracker, block, NULL, bits, err) : -ENOMEM;
     if (!rc)
         ibx_page_map_put_block(written, block, bits);
     free(bits);
@@ -256,7 +256,7 @@ static int scan_block(struct source *s, struct ibx_page_map *written, unsigned b
         return scan_shifted(s, written, block, err);
     for (size_t i = 0; i < words; i++)
         among[i] = here[i] & ~bits[i];
-    return ibx_tracker_scan_last(&s->warm.tracker, block, all ? NULL : among, bits, NULL, err);
+    return ibx_tracker_scan_last(&s->warm.tracker, block, all ? NULL : among, bits, err);
 }
 
 static int scan_blocks(struct source *s, struct ibx_page_map *written, bool all,
