@@ -422,14 +422,13 @@ int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ib
     return rc;
 }
 
-int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, int code,
-                              const char *reason, struct ibx_error *err)
+void ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, const char *reason,
+                               struct ibx_error *err)
 {
     struct frame reply;
-    refuse(h, &reply, code, reason, err);
+    refuse(h, &reply, -EBUSY, reason, err);
     if (turn->phase != IBX_TURN_SENDS)
         ibx_handshake_frame_write(h, &reply);
-    return code;
 }
 
 /* ---------------------------------------------------------------------- client */

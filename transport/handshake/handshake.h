@@ -189,9 +189,10 @@ struct ibx_turn {
     enum ibx_turn_phase phase;
 };
 int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err);
-/* Tells a client that has not proven itself why this is the end; returns `code`. */
-int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, int code,
-                              const char *reason, struct ibx_error *err);
+/* Tells a client that has not proven itself why this is the end: -EBUSY, so that it may try again.
+ */
+void ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, const char *reason,
+                               struct ibx_error *err);
 /* -EINVAL: encryption is required, but there is no key for it. */
 int ibx_handshake_check_encryption(const struct ibx_options *options, const struct ibx_keys *keys,
                                    struct ibx_error *err);

@@ -215,7 +215,7 @@ static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_e
     struct ibx_error why = {0};
     if (!s)
         return false;
-    ibx_handshake_turn_refuse(s->handshake, &s->turn, -EBUSY,
+    ibx_handshake_turn_refuse(s->handshake, &s->turn,
                               "too many clients are authenticating: try again", &why);
     turned_away(pool, &why);
     if (err)
@@ -236,8 +236,7 @@ static void expire(struct ibx_pool *pool, struct ibx_error *err)
         next = s->next;
         if (s->turn.phase == IBX_TURN_WAITS)
             continue;
-        ibx_handshake_turn_refuse(s->handshake, &s->turn, -EBUSY,
-                                  "no PROOF came in time: try again", &why);
+        ibx_handshake_turn_refuse(s->handshake, &s->turn, "no PROOF came in time: try again", &why);
         ibx_handshake_broken(s->handshake, -ETIMEDOUT, &why);
         turned_away(pool, &why);
         if (err)
