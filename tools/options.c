@@ -370,7 +370,7 @@ static char *describe_transport(struct argp_option **next)
     FILE *out = open_memstream(&text, &size);
     if (!out)
         return NULL;
-    ibx_options_describe(out, "");
+    ibx_options_describe(out);
     fclose(out);
     *(*next)++ = (struct argp_option){.doc = "Keys of --set, options of the transport:"};
     for (char *key = strtok_r(text, ":", &rest); key; key = strtok_r(NULL, ":", &rest)) {

@@ -158,7 +158,7 @@ int ibx_options_get(const struct ibx_options *options, const char *key, char *va
 size_t ibx_options_message_memory(const struct ibx_options *options);
 
 /* Prints every key with its meaning and accepted values, for help texts. */
-void ibx_options_describe(FILE *out, const char *prefix);
+void ibx_options_describe(FILE *out);
 
 /* ---------------------------------------------------------------------- URI */
 

@@ -224,7 +224,7 @@ static void print_keys(FILE *out)
     FILE *described = open_memstream(&text, &size);
     if (!described)
         return;
-    ibx_options_describe(described, "");
+    ibx_options_describe(described);
     fclose(described);
     char *save = NULL;
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {

@@ -307,9 +307,9 @@ int ibx_options_get(const struct ibx_options *options, const char *key, char *va
     return 0;
 }
 
-void ibx_options_describe(FILE *out, const char *prefix)
+void ibx_options_describe(FILE *out)
 {
     for (size_t i = 0; i < SPECS; i++)
-        fprintf(out, "%s%s: %s (%s) [%s]\n", prefix, specs[i].key, specs[i].meaning,
-                specs[i].accepted, specs[i].fallback);
+        fprintf(out, "%s: %s (%s) [%s]\n", specs[i].key, specs[i].meaning, specs[i].accepted,
+                specs[i].fallback);
 }

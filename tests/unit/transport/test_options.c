@@ -249,12 +249,12 @@ static void help_lists_every_key(void **state)
     char *text = NULL;
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);
-    ibx_options_describe(out, "rdma.");
+    ibx_options_describe(out);
     fclose(out);
     const char *line = text;
     for (size_t i = 0; i < KEYS; i++) {
         char start[40];
-        snprintf(start, sizeof(start), "rdma.%s: ", table[i].key);
+        snprintf(start, sizeof(start), "%s: ", table[i].key);
         assert_memory_equal(line, start, strlen(start));
         line = strchr(line, '\n') + 1;
     }
