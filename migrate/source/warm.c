@@ -64,11 +64,6 @@ static const struct ibx_state writes_states[] = {
 };
 static const struct ibx_state_table writes_table = IBX_STATE_TABLE("written pages", writes_states);
 
-static bool lost(const struct source_warm *warm)
-{
-    return source_warm_lost(warm);
-}
-
 void ibx_source_warm_init(struct source_warm *warm)
 {
     ibx_state_begin(&warm->writes, &writes_table, WRITES_KNOWN);
@@ -142,7 +137,7 @@ static void lose(struct source *s, const struct ibx_error *why)
 /* An error if a guest that can run VMs of its own does so, as far as that can be seen. */
 static int check_nested(const struct source *s, struct ibx_error *err)
 {
-    return s->warm.nests && s->vm.qmp && !lost(&s->warm)
+    return s->warm.nests && s->vm.qmp && !source_warm_lost(&s->warm)
                ? ibx_preflight_nested(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
                : 0;
 }
@@ -151,7 +146,8 @@ static int check_nested(const struct source *s, struct ibx_error *err)
 static void look(struct source *s, bool last)
 {
     struct ibx_error why = {0};
-    if (!lost(&s->warm) && (scan(s, NULL, last, &why) || (!last && check_nested(s, &why))))
+    if (!source_warm_lost(&s->warm) &&
+        (scan(s, NULL, last, &why) || (!last && check_nested(s, &why))))
         lose(s, &why);
 }
 
@@ -168,7 +164,7 @@ int ibx_source_warm_check(const struct source *s, struct ibx_error *err)
  * must be known. */
 static int check_lost(const struct source *s, struct ibx_error *err)
 {
-    if (!lost(&s->warm) || !source_returns(s))
+    if (!source_warm_lost(&s->warm) || !source_returns(s))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "it is no longer known which pages the VM has written (%s): it stays "
@@ -214,7 +210,7 @@ void ibx_source_warm_on_event(struct source *s, json_t *event)
 {
     struct ibx_error why = {0};
     const bool noted = s->warm.state.now >= WARM_BETWEEN && s->warm.state.now <= WARM_OVER;
-    if (!noted || lost(&s->warm) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
+    if (!noted || source_warm_lost(&s->warm) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
         return;
     ibx_error_set(&why, -EBUSY, "its balloon has another size");
     lose(s, &why);
@@ -311,7 +307,7 @@ static void choose_stale(struct source *s)
     struct source_warm *warm = &s->warm;
     struct ibx_page_map *part = &warm->part;
     ibx_page_map_copy(part, &warm->held);
-    if (lost(warm))
+    if (source_warm_lost(warm))
         return;
     for (uint64_t i = 0; i < (part->pages + 63) / 64; i++) /* zero now, or wanted */
         part->bits[i] &= ~s->vm.map.bits[i] | warm->wanted.bits[i];
@@ -433,7 +429,7 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
         return 0;
     look(s, true);
     int rc = check_lost(s, err);
-    if (!rc && !lost(warm) && !source_returns(s))
+    if (!rc && !source_warm_lost(warm) && !source_returns(s))
         rc = look_for_given_back(s, false, err);
     if (rc)
         return rc;

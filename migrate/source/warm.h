@@ -97,6 +97,9 @@ bool ibx_warm_piece(const struct ibx_page_map *map, uint64_t place, uint64_t *fi
 void ibx_source_warm_choose(struct source *s);
 /* At the beginning of a part: whether no further part pays. May begin another pass. */
 bool ibx_source_warm_is_enough(struct source *s);
+
+/* Whether writes of the VM may have gone unnoticed: no page that was fetched before the stop can be
+ * kept. */
 static inline bool source_warm_lost(const struct source_warm *warm)
 {
     return warm->writes.now == WRITES_LOST;
