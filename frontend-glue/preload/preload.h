@@ -222,5 +222,8 @@ struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const voi
 /* 0; -EEXIST: it would overlap another one; -ENOMEM. */
 int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range);
 void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
+/* The caller does not hold the lock. Copies the range that holds the byte at `address`; false:
+ * there is none. */
+bool ibx_frontend_ranges_copy(const struct ranges *ranges, const void *address, struct range *copy);
 
 #endif

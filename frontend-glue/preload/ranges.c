@@ -51,6 +51,16 @@ struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const voi
     return into < range->n && n <= range->n - into ? range : NULL;
 }
 
+bool ibx_frontend_ranges_copy(const struct ranges *ranges, const void *address, struct range *copy)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *found = ibx_frontend_ranges_holding(ranges, address, 1);
+    if (found)
+        *copy = *found;
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
 struct range *ibx_frontend_ranges_at(const struct ranges *ranges, const void *address)
 {
     struct range *range = ibx_frontend_ranges_holding(ranges, address, 1);

@@ -86,12 +86,7 @@ bool ibx_frontend_copy_of_unknown(const struct ibx_cuda_memcpy3d *p)
 
 bool ibx_frontend_allocation(const void *address, struct range *range)
 {
-    ibx_frontend_ranges_lock();
-    const struct range *found = ibx_frontend_ranges_holding(&ranges, address, 1);
-    if (found)
-        *range = *found;
-    ibx_frontend_ranges_unlock();
-    return found;
+    return ibx_frontend_ranges_copy(&ranges, address, range);
 }
 
 bool ibx_frontend_only_device(const void *address)

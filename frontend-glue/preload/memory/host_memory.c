@@ -87,14 +87,12 @@ bool ibx_frontend_host_ours(const void *address, size_t n)
 
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
 {
-    ibx_frontend_ranges_lock();
-    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
-    const bool known = range;
+    struct range range;
+    const bool known = ibx_frontend_ranges_copy(&ranges, address, &range);
     if (known) {
-        *device = range->device;
-        *flags = range->flags;
+        *device = range.device;
+        *flags = range.flags;
     }
-    ibx_frontend_ranges_unlock();
     return known;
 }
 
@@ -110,12 +108,7 @@ int ibx_frontend_was_set(int rc, const void *address, void *stream)
 
 bool ibx_frontend_host_range(const void *address, struct range *range)
 {
-    ibx_frontend_ranges_lock();
-    const struct range *found = ibx_frontend_ranges_holding(&ranges, address, 1);
-    if (found)
-        *range = *found;
-    ibx_frontend_ranges_unlock();
-    return found;
+    return ibx_frontend_ranges_copy(&ranges, address, range);
 }
 
 bool ibx_frontend_host_is_short(const void *address, size_t n)
