@@ -14,7 +14,7 @@ static void *make_stream(unsigned flags)
     return NULL;
 }
 
-static void destroy_stream(void *stream)
+void ibx_own_stream_leave(void *stream)
 {
     int (*destroy)(void *of) = NULL;
     *(void **)&destroy = ibx_back_end_runtime("cudaStreamDestroy");
@@ -30,7 +30,7 @@ void *ibx_own_stream_begin(void)
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
 {
     cuda->stream_synchronize(stream);
-    destroy_stream(stream);
+    ibx_own_stream_leave(stream);
 }
 
 /* An event in the legacy stream itself would come behind the work of all blocking streams, and
@@ -39,11 +39,6 @@ void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
 void *ibx_own_stream_behind_legacy(void)
 {
     return make_stream(0);
-}
-
-void ibx_own_stream_leave(void *stream)
-{
-    destroy_stream(stream);
 }
 
 void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda)

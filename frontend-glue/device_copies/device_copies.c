@@ -480,11 +480,6 @@ static bool processes(unsigned most)
            ibx_shared_handles_create(IBX_SHARED_PLACES);
 }
 
-static void process_serves(unsigned process, const char *name, const unsigned *user)
-{
-    ibx_tenants_serves(process, name, user);
-}
-
 static void process_begins(unsigned process)
 {
     ibx_tenants_are_of(process);
@@ -514,7 +509,7 @@ static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
     .hold_back = hold_back,
     .processes = processes,
-    .process_serves = process_serves,
+    .process_serves = ibx_tenants_serves,
     .process_begins = process_begins,
     .process_ended = process_ended,
     .make_ready = make_ready,
