@@ -115,22 +115,11 @@ int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 /* --------------------------------------------------- bytes of the host, on the device for a while
  */
 
-struct bounce {
-    void *memory; /* device memory */
-    size_t n;
-};
-
-static int bounce_begin(struct bounce *b, size_t n)
-{
-    *b = (struct bounce){.n = n};
-    return cudaMalloc(&b->memory, n);
-}
-
 /* Frees the device memory. Returns `rc` or, if that is 0, the error of cudaFree, which waits for
  * the copies from and to the memory. */
-static int bounce_end(struct bounce *b, int rc)
+static int bounce_end(void *memory, int rc)
 {
-    const int freed = b->memory ? cudaFree(b->memory) : CUDA_SUCCESS;
+    const int freed = memory ? cudaFree(memory) : CUDA_SUCCESS;
     return rc ? rc : freed;
 }
 
@@ -170,7 +159,7 @@ static bool bytes_are_beyond(const void *array, size_t x, size_t y, size_t n)
 
 int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
 {
-    struct bounce b;
+    void *memory = NULL; /* of the device */
     if (!n)
         return CUDA_SUCCESS;
     if (ibx_frontend_is_no_kind(kind))
@@ -179,12 +168,12 @@ int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t 
         return device_to_array(array, x, y, from, n);
     if (bytes_are_beyond(array, x, y, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = bounce_begin(&b, n);
+    int rc = cudaMalloc(&memory, n);
     if (!rc)
-        rc = cudaMemcpy(b.memory, from, n, CUDA_MEMCPY_TO_DEVICE);
+        rc = cudaMemcpy(memory, from, n, CUDA_MEMCPY_TO_DEVICE);
     if (!rc)
-        rc = device_to_array(array, x, y, b.memory, n);
-    return bounce_end(&b, rc);
+        rc = device_to_array(array, x, y, memory, n);
+    return bounce_end(memory, rc);
 }
 
 static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
@@ -201,19 +190,19 @@ static int array_to_device(void *to, const void *array, size_t x, size_t y, size
 
 int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind)
 {
-    struct bounce b;
+    void *memory = NULL; /* of the device */
     if (!n)
         return CUDA_SUCCESS;
     if (ibx_frontend_is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
         return array_to_device(to, array, x, y, n);
-    int rc = bounce_begin(&b, n);
+    int rc = cudaMalloc(&memory, n);
     if (!rc)
-        rc = array_to_device(b.memory, array, x, y, n);
+        rc = array_to_device(memory, array, x, y, n);
     if (!rc)
-        rc = cudaMemcpy(to, b.memory, n, CUDA_MEMCPY_FROM_DEVICE);
-    return bounce_end(&b, rc);
+        rc = cudaMemcpy(to, memory, n, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(memory, rc);
 }
 
 /* `unit`: in which the rest counts, but for the length. A length of 0 is one. */
@@ -257,7 +246,7 @@ static bool bytes_of(size_t width, size_t height, size_t *n)
 int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
                         size_t width, size_t height, int kind)
 {
-    struct bounce b;
+    void *memory = NULL; /* of the device */
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
@@ -267,12 +256,12 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
         return rows_to_array(array, x, y, from, pitch, width, height);
     if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = bounce_begin(&b, n);
+    int rc = cudaMalloc(&memory, n);
     if (!rc)
-        rc = cudaMemcpy2D(b.memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
+        rc = cudaMemcpy2D(memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
     if (!rc)
-        rc = rows_to_array(array, x, y, b.memory, width, width, height);
-    return bounce_end(&b, rc);
+        rc = rows_to_array(array, x, y, memory, width, width, height);
+    return bounce_end(memory, rc);
 }
 
 static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
@@ -293,7 +282,7 @@ static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, 
 int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
                           size_t width, size_t height, int kind)
 {
-    struct bounce b;
+    void *memory = NULL; /* of the device */
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
@@ -303,12 +292,12 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
         return rows_from_array(to, pitch, array, x, y, width, height);
     if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = bounce_begin(&b, n);
+    int rc = cudaMalloc(&memory, n);
     if (!rc)
-        rc = rows_from_array(b.memory, width, array, x, y, width, height);
+        rc = rows_from_array(memory, width, array, x, y, width, height);
     if (!rc)
-        rc = cudaMemcpy2D(to, pitch, b.memory, width, width, height, CUDA_MEMCPY_FROM_DEVICE);
-    return bounce_end(&b, rc);
+        rc = cudaMemcpy2D(to, pitch, memory, width, width, height, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(memory, rc);
 }
 
 /* ------------------------------------------------------------------------ copies of planes */
@@ -390,24 +379,24 @@ static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish,
 {
     const size_t row = bytes->extent.width, rows = bytes->extent.height;
     struct ibx_cuda_memcpy3d p = *wish;
-    struct bounce b;
+    void *memory = NULL; /* of the device */
     size_t n = 0;
     if (!row || !bytes_of(row, rows, &n) || !bytes_of(n, p.extent.depth, &n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = bounce_begin(&b, n);
-    const struct ibx_cuda_pitched packed = {b.memory, row, row, rows};
+    int rc = cudaMalloc(&memory, n);
+    const struct ibx_cuda_pitched packed = {memory, row, row, rows};
     if (from_host) {
         p.from = packed;
         p.from_at = (struct ibx_cuda_extent){0};
-        rc = rc ? rc : move_planes(bytes, b.memory, true);
+        rc = rc ? rc : move_planes(bytes, memory, true);
         rc = rc ? rc : planes_on_device(&p);
     } else {
         p.to = packed;
         p.to_at = (struct ibx_cuda_extent){0};
         rc = rc ? rc : planes_on_device(&p);
-        rc = rc ? rc : move_planes(bytes, b.memory, false);
+        rc = rc ? rc : move_planes(bytes, memory, false);
     }
-    return bounce_end(&b, rc);
+    return bounce_end(memory, rc);
 }
 
 static bool is_copy(const struct ibx_cuda_memcpy3d *p)
