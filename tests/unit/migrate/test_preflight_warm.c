@@ -30,6 +30,7 @@ static struct fake {
     bool reports;        /* free-page-reporting */
     const char *registers;
     const char *negotiated; /* a feature of the device; NULL: unknown */
+    const char *driver;     /* of a disk; NULL: no disk */
     int fd;
     pthread_t thread;
 } fake;
@@ -60,6 +61,9 @@ static json_t *result_of(const char *command, const json_t *arguments)
         return !strcmp(path, "/machine/cpu0") && fake.feature
                    ? json_boolean(!strcmp(property, fake.feature))
                    : NULL;
+    if (!strcmp(command, "query-named-block-nodes") && fake.driver)
+        return json_pack("[{s:s, s:s}, {s:s, s:s}]", "node-name", "above", "drv", "raw",
+                         "node-name", "below", "drv", fake.driver);
     return json_array(); /* neither devices nor disks */
 }
 
@@ -150,6 +154,20 @@ static void test_a_vm_that_can_run_vms(NO_STATE)
     assert_int_equal(warm(&(struct fake){.kvm = true, .feature = "avx"}), 0);
     assert_int_equal(warm(&(struct fake){.kvm = true}), 0); /* a processor without either feature */
     assert_int_equal(warm(&(struct fake){.kvm = false, .feature = "svm"}), 0);
+}
+
+/* Block drivers that hand guest RAM to a device or to the host's kernel for good. */
+static void test_disks_whose_writes_are_not_seen(NO_STATE)
+{
+    static const char *const unseen[] = {"nvme", "nvme-io_uring", "io_uring", "virtio-blk-vfio-pci",
+                                         "virtio-blk-vhost-vdpa"};
+    static const char *const seen[] = {"file", "host_device", "qcow2", "nbd", "vvfat"};
+    for (size_t i = 0; i < sizeof(unseen) / sizeof(unseen[0]); i++) {
+        says(warm(&(struct fake){.driver = unseen[i]}), "whose writes to guest RAM are not seen");
+        assert_non_null(strstr(error.message, unseen[i]));
+    }
+    for (size_t i = 0; i < sizeof(seen) / sizeof(seen[0]); i++)
+        assert_int_equal(warm(&(struct fake){.driver = seen[i]}), 0);
 }
 
 #define CPU(n, cr4, efer)                                                                          \
@@ -320,6 +338,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_vm_that_can_run_vms),
         cmocka_unit_test(test_a_vm_that_runs_no_vms_now),
+        cmocka_unit_test(test_disks_whose_writes_are_not_seen),
         cmocka_unit_test(test_guest_that_gives_registered_pages_back),
         cmocka_unit_test(test_guest_that_expects_zero_pages),
         cmocka_unit_test(test_huge_pages_that_are_given_back),
