@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static const char *boot; /* the file that the kernel shows in the place of its own; NULL: its own */
-static bool unreadable;  /* when processes have started */
+static int unreadable;   /* the error of when processes have started; 0: none */
 
 int __real_open64(const char *path, int flags, ...);
 int __wrap_open64(const char *path, int flags, mode_t mode);
@@ -20,7 +20,7 @@ int __wrap_open64(const char *path, int flags, mode_t mode)
 {
     const size_t length = strlen(path);
     if (unreadable && length > 5 && !strcmp(path + length - 5, "/stat")) {
-        errno = EMFILE;
+        errno = unreadable;
         return -1;
     }
     return __real_open64(boot && strstr(path, "/boot_id") ? boot : path, flags, mode);
@@ -75,6 +75,12 @@ static void processes_with_one_number_are_distinguished(NO_STATE)
     assert_true(ibx_journal_qemu_gone(&r));
     assert_false(ibx_journal_qemu_lives(&r));
     r.pid_started--;
+    /* A record that does not say which process it is says of none that it has ended. */
+    struct ibx_record unknown = r;
+    unknown.pid_started = 0;
+    assert_false(ibx_journal_qemu_gone(&unknown));
+    unknown.pid = 0;
+    assert_false(ibx_journal_qemu_gone(&unknown));
     end(&r);
 }
 
@@ -91,6 +97,18 @@ static void what_cannot_be_read_has_not_ended(NO_STATE)
     const uint64_t started = ibx_process_started(r.pid);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(started, 0);
+    assert_false(gone);
+    assert_true(lives);
+    end(&r);
+}
+
+/* hidepid of proc(5) hides the processes of other users. */
+static void hidden_processes_have_not_ended(NO_STATE)
+{
+    const struct ibx_record r = child_of_odd_name();
+    unreadable = ENOENT;
+    const bool gone = ibx_journal_qemu_gone(&r), lives = ibx_journal_qemu_lives(&r);
+    unreadable = 0;
     assert_false(gone);
     assert_true(lives);
     end(&r);
@@ -137,9 +155,9 @@ static void what_cannot_be_read_is_not_another_process(NO_STATE)
     assert_int_equal(make_folder(NULL), 0);
     assert_int_equal(write_record(&r), 0);
     assert_int_equal(ibx_migration_check_unfinished(folder, &ram, true, false, &error), -EBUSY);
-    unreadable = true;
+    unreadable = EMFILE;
     const int rc = ibx_migration_check_unfinished(folder, &ram, true, false, &error);
-    unreadable = false;
+    unreadable = 0;
     assert_int_equal(rc, -EMFILE);
     error_has("when QEMU");
     end(&child);
@@ -200,6 +218,7 @@ int main(void)
         cmocka_unit_test(memory_that_nobody_needs_may_be_overwritten),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
+        cmocka_unit_test(hidden_processes_have_not_ended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

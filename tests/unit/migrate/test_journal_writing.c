@@ -199,6 +199,92 @@ static void failed_sync_leaves_the_copy(NO_STATE)
     fails_at = 0;
 }
 
+static bool renames_no_copy; /* as a disk of which the last block is taken just then */
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+    if (renames_no_copy && strstr(to, ".copy")) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, 0);
+}
+
+static void damage(const struct ibx_record *r)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    put_file(path, "{", 1);
+}
+
+/* A copy of an earlier state could say that the VM is here when it runs elsewhere. */
+static void a_copy_that_cannot_be_renewed_is_removed(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3);
+    bring_to(&r, IBX_JOURNAL_MAY_RUN);
+    r.state = IBX_JOURNAL_MOVED;
+    renames_no_copy = true;
+    const int rc = write_record(&r);
+    renames_no_copy = false;
+    assert_int_equal(rc, 0);
+    damage(&r);
+    list_refuses(&r, "not a record");
+}
+
+/* The tool goes on from the state of before, and so does the next one, by the copy. */
+static void failed_sync_leaves_the_copy_of_before(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3);
+    bring_to(&r, IBX_JOURNAL_MAY_RUN);
+    r.state = IBX_JOURNAL_MOVED;
+    syncs = 0;
+    fails_at = 1;
+    assert_true(unwritten(write_record(&r), -EIO));
+    fails_at = 0;
+    damage(&r);
+    assert_int_equal(only().state, IBX_JOURNAL_MAY_RUN);
+    assert_true(only().copied);
+}
+
+/* Nobody is told that a note is there, or a record gone, which a crash of the host may undo. */
+static void what_is_not_on_disk_is_not_done(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3);
+    assert_int_equal(write_record(&r), 0);
+    for (fails_at = 1; fails_at <= 2; fails_at++) {
+        syncs = 0;
+        assert_int_equal(ibx_journal_touch_base(folder, &r, &error), -EIO);
+    }
+    syncs = 0;
+    fails_at = 1;
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), -EIO);
+    fails_at = 0;
+}
+
+/* Such a note may be there. */
+static void notes_in_a_folder_that_is_refused_count(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1);
+    r.borrow = IBX_BORROW_LAZY;
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_true(ibx_journal_base_touched(folder, &r) && ibx_journal_noted_home(folder, &r));
+    assert_int_equal(chmod(folder, 0700), 0);
+    assert_false(ibx_journal_base_touched(folder, &r) || ibx_journal_noted_home(folder, &r));
+}
+
+/* Both sides of a migration may be on one host. */
+static void the_borrower_leaves_the_note_of_home(NO_STATE)
+{
+    struct ibx_record home = sample(true, 1), borrower = sample(false, 1);
+    home.borrow = borrower.borrow = IBX_BORROW_LAZY;
+    assert_int_equal(ibx_journal_note_home(folder, home.id, &error), 0);
+    ibx_journal_forget_notes(&borrower);
+    const bool noted = ibx_journal_noted_home(folder, &home);
+    ibx_journal_forget_notes(&home);
+    assert_true(noted);
+    assert_false(ibx_journal_noted_home(folder, &home));
+}
+
 static int without_rights(void)
 {
     struct ibx_record r = sample(true, 3), *all;
@@ -300,10 +386,30 @@ static int notes_are_seen_all_the_same(void)
     return 0;
 }
 
+/* Then a record that cannot be read may be the newest: no other one is taken for it. */
+static int no_record_is_left_out(void)
+{
+    CHECK(geteuid() || !chown(folder, 0, 0)); /* the owner of the records */
+    struct rlimit limit;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+    int rc = -1;
+    for (limit.rlim_cur = 0; rc; limit.rlim_cur++) {
+        CHECK(limit.rlim_cur < limit.rlim_max && !setrlimit(RLIMIT_NOFILE, &limit));
+        struct ibx_error unread = {0};
+        struct ibx_record *all = NULL;
+        size_t count = 0;
+        rc = ibx_journal_list_readable(folder, &all, &count, &unread, NULL);
+        CHECK(!unread.code && (rc == -EMFILE || (!rc && count == 1)));
+        free(all);
+    }
+    return 0;
+}
+
 static void too_many_open_files(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     assert_int_equal(write_record(&r), 0);
+    passes_with_its_folder(no_record_is_left_out);
     passes_with_its_folder(message_says_how_to_open_more);
     passes_with_its_folder(message_says_how_many_more);
     passes_with_its_folder(notes_are_seen_all_the_same);
@@ -379,6 +485,11 @@ int main(void)
         TEST(failed_sync_leaves_no_record),
         TEST(failed_sync_leaves_the_other_record),
         TEST(failed_sync_leaves_the_copy),
+        TEST(failed_sync_leaves_the_copy_of_before),
+        TEST(a_copy_that_cannot_be_renewed_is_removed),
+        TEST(what_is_not_on_disk_is_not_done),
+        TEST(notes_in_a_folder_that_is_refused_count),
+        TEST(the_borrower_leaves_the_note_of_home),
         TEST(folders_without_rights),
         TEST(invalid_text),
         TEST(too_many_open_files),

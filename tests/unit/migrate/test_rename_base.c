@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The memory of a returned VM gets the name that QEMU reports, if that is a file that QEMU's
+/* The memory of a VM that left by libvirt gets a second name, and no other file does.
+ *
+ * The memory of a returned VM gets the name that QEMU reports, if that is a file that QEMU's
  * user could replace anyway. Another file that this user puts in the memory's place is not
  * mistaken for it. */
 #include "migrate/journal/journal.h"
@@ -220,6 +222,26 @@ static void test_another_file_in_its_place(NO_STATE)
     pthread_join(thread, NULL);
 }
 
+static void test_a_second_name_for_the_memory_alone(NO_STATE)
+{
+    struct ibx_error err = {0};
+    char second[128];
+    needs_root();
+    const struct ibx_record before = record;
+    snprintf(second, sizeof(second), "%s.base.ibx-01%030d", folder, 0);
+    assert_int_equal(ibx_journal_link_files(&record, &err), 0);
+    assert_int_equal(inode(second), inode(base));
+    ibx_journal_unlink_files(&record);
+    assert_int_equal(inode(second), 0);
+    record = before;
+    char away[80];
+    snprintf(away, sizeof(away), "%s/away", folder);
+    assert_int_equal(rename(base, away), 0);
+    make(base, QEMU);
+    assert_int_equal(ibx_journal_link_files(&record, &err), -ESTALE);
+    assert_int_equal(inode(second), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -228,6 +250,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_link_to_a_file_of_its_own, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_with_two_names, begin, end),
         cmocka_unit_test_setup_teardown(test_one_of_two, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_second_name_for_the_memory_alone, begin, end),
         cmocka_unit_test_setup_teardown(test_another_file_in_its_place, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
