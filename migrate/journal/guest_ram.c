@@ -291,21 +291,47 @@ static bool beside_folder(const char *path, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-/* Gives the block's file the second name `to`. -ESTALE: `path` leads to another file. */
+/* Opens the file ABOVE/FOLDER/file, and ABOVE. Its QEMU may call it what it likes: a FOLDER that is
+ * a link stands where QEMU's user may perhaps make no file. */
+static int open_below(const char *path, int *above)
+{
+    char text[PATH_MAX], *file = strrchr(strcpy(text, path), '/'), *folder;
+    *file++ = '\0';
+    folder = strrchr(text, '/');
+    *folder++ = '\0';
+    if (!strcmp(folder, "..") || !strcmp(folder, "."))
+        return -EINVAL;
+    const int there = open(*text ? text : "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    const int in =
+        there < 0 ? -1 : openat(there, folder, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = in < 0 ? -1 : openat(in, file, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    const int code = -errno;
+    if (in >= 0)
+        close(in);
+    if (fd >= 0)
+        *above = there;
+    else if (there >= 0)
+        close(there);
+    return fd < 0 ? code : fd;
+}
+
+/* Gives the block's file ABOVE/FOLDER/file the second name `to`, which is in ABOVE. -ESTALE: `path`
+ * leads to another file. */
 static int link_file(const char *path, const struct ibx_journal_block *block, const char *to)
 {
     char name[64];
     struct stat st;
-    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int above, fd = open_below(path, &above);
     if (fd < 0)
-        return -errno;
+        return fd;
     snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
     int rc = fstat(fd, &st) ? -errno : 0;
     if (!rc && (st.st_dev != block->dev || st.st_ino != block->ino))
         rc = -ESTALE;
-    if (!rc && linkat(AT_FDCWD, name, AT_FDCWD, to, AT_SYMLINK_FOLLOW))
+    if (!rc && linkat(AT_FDCWD, name, above, strrchr(to, '/') + 1, AT_SYMLINK_FOLLOW))
         rc = -errno;
     close(fd);
+    close(above);
     return rc;
 }
 

@@ -278,6 +278,45 @@ static void no_second_name_of_memory_outlives_the_migration(NO_STATE)
     }
 }
 
+/* What a QEMU calls the folder of its memory may be a link of anybody's, which stands where that
+ * QEMU may make no file: root makes none there for it. */
+static void no_second_name_of_memory_is_beside_a_link(NO_STATE)
+{
+    static const struct {
+        const char *folder, *name; /* of the memory, and its second one */
+        int rc;
+    } cases[] = {{"theirs/vm", "theirs/vm.ram", 0},
+                 {"ours/link", "ours/link.ram", -ENOTDIR},
+                 {"ours/..", "ours/...ram", -EINVAL}};
+    char path[PATH_MAX], digits[2 * IBX_MIGRATE_ID_BYTES + 1];
+    static const char *const folders[] = {"theirs", "theirs/vm", "ours"};
+    static const char *const files[] = {"theirs/vm/ram", "ram"};
+    for (unsigned i = 0; i < COUNT(folders); i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, folders[i]);
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    for (unsigned i = 0; i < COUNT(files); i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, files[i]);
+        put_file(path, "page", 4);
+    }
+    snprintf(path, sizeof(path), "%s/ours/link", folder);
+    assert_int_equal(symlink("../theirs/vm", path), 0);
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        struct ibx_record r = sample(true, 0xab);
+        struct stat st;
+        char *const at = r.blocks[0].file.path;
+        ibx_hex_text(r.id, IBX_MIGRATE_ID_BYTES, digits);
+        snprintf(at, IBX_GUEST_FILE_PATH, "%s/%s/ram", folder, cases[i].folder);
+        assert_int_equal(stat(at, &st), 0);
+        r.block_count = 1;
+        r.blocks[0].dev = st.st_dev;
+        r.blocks[0].ino = st.st_ino;
+        assert_int_equal(ibx_journal_link_files(&r, &error), cases[i].rc);
+        snprintf(path, sizeof(path), "%s/%s.ibx-%s", folder, cases[i].name, digits);
+        assert_int_equal(access(path, F_OK), cases[i].rc ? -1 : 0);
+    }
+}
+
 /* An earlier version deletes the record and not its copy. */
 static void no_copy_outlives_the_record(NO_STATE)
 {
@@ -309,6 +348,7 @@ int main(void)
         TEST(no_copy_outlives_the_migration),
         TEST(no_copy_outlives_the_record),
         TEST(no_second_name_of_memory_outlives_the_migration),
+        TEST(no_second_name_of_memory_is_beside_a_link),
         TEST(no_copy_takes_the_room_of_the_record),
         TEST(a_damaged_record_keeps_its_number),
         TEST(no_copy_is_lost_before_the_record_is_written_anew),
