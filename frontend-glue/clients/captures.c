@@ -44,8 +44,6 @@ static _Atomic unsigned blocking; /* of the latter, those of streams that wait f
 static unsigned ended;            /* how often a wait has ended all captures */
 static unsigned waits;            /* waits for the device that are under way */
 static struct gpu_session *capturing; /* sessions that have begun captures */
-/* Calls that end a capture: those that were begun, and those that are over. */
-static _Atomic unsigned endings, endings_over;
 static struct {
     _Alignas(64) _Atomic unsigned count; /* in a cache line of its own: each copy changes it */
 } copies;                                /* copies in the legacy stream that are under way */
@@ -55,14 +53,27 @@ bool ibx_captures_any(void)
     return atomic_load(&captures);
 }
 
-unsigned ibx_captures_over_so_far(void)
+/* What sessions of the tenant's may have done to captures of each other. */
+static struct ibx_captured_work *captured_of(const struct gpu_session *x)
 {
-    return atomic_load(&endings_over);
+    static struct ibx_captured_work of_nobody = {.graphs = PTHREAD_RWLOCK_INITIALIZER};
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    return tenant ? ibx_tenant_captured(tenant) : &of_nobody;
 }
 
-bool ibx_captures_ended_since(unsigned before)
+bool ibx_captures_any_of_tenant(const struct gpu_session *x)
 {
-    return atomic_load(&endings) != before;
+    return atomic_load(&captured_of(x)->count);
+}
+
+unsigned ibx_captures_over_so_far(const struct gpu_session *x)
+{
+    return atomic_load(&captured_of(x)->endings_over);
+}
+
+bool ibx_captures_ended_since(const struct gpu_session *x, unsigned before)
+{
+    return atomic_load(&captured_of(x)->endings) != before;
 }
 
 /* Locked. How many captures of the session no wait has ended. */
@@ -353,9 +364,7 @@ static bool get_active(struct gpu_session *x, uint64_t stream, struct known_capt
  * all captures that a tenant's clients can end. */
 static pthread_rwlock_t *graphs_of(const struct gpu_session *x)
 {
-    static pthread_rwlock_t of_nobody = PTHREAD_RWLOCK_INITIALIZER;
-    struct ibx_tenant *tenant = x->isolation.tenant;
-    return tenant ? &ibx_tenant_captured(tenant)->graphs : &of_nobody;
+    return &captured_of(x)->graphs;
 }
 
 void ibx_captures_graphs_hold(struct gpu_session *x)
@@ -444,6 +453,7 @@ static void begin(struct gpu_session *x)
     x->capturing.whole = own(x) + 1;
     x->capturing.begun++;
     atomic_fetch_add(&captures, 1);
+    atomic_fetch_add(&captured_of(x)->count, 1);
     whole++;
     x->capturing.blocking += blocks;
     blocking += blocks;
@@ -480,6 +490,7 @@ static void end(struct gpu_session *x, unsigned most)
     blocking -= blocks;
     x->capturing.begun -= count;
     atomic_fetch_sub(&captures, count);
+    atomic_fetch_sub(&captured_of(x)->count, count);
     forget_work(x);
     pthread_cond_broadcast(&changed);
 }
@@ -528,13 +539,13 @@ void ibx_captures_run(struct gpu_session *x)
     if (x->handler.captures_run != CAPTURES_UNUSED)
         return;
     x->handler.captures_run = x->handler.captures;
-    x->handler.captures_before = ibx_captures_over_so_far();
+    x->handler.captures_before = ibx_captures_over_so_far(x);
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
     x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
     if (x->handler.ends_graphs)
         pthread_rwlock_wrlock(graphs_of(x));
     if (x->handler.ends_capture)
-        atomic_fetch_add(&endings, 1);
+        atomic_fetch_add(&captured_of(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
         begin(x);
     else if (x->handler.captures_run == CAPTURES_WAIT)
@@ -546,7 +557,7 @@ void ibx_captures_run(struct gpu_session *x)
 void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.ends_capture)
-        atomic_fetch_add(&endings_over, 1);
+        atomic_fetch_add(&captured_of(x)->endings_over, 1);
     if (x->handler.ends_graphs)
         pthread_rwlock_unlock(graphs_of(x));
     x->handler.ends_capture = x->handler.ends_graphs = false;

@@ -91,6 +91,7 @@ void ibx_isolation_sent(struct gpu_session *x);
 
 /* Whether a client captures a stream. */
 bool ibx_captures_any(void);
+bool ibx_captures_any_of_tenant(const struct gpu_session *x);
 /* Whether the stream is being captured. *id: CUDA's number of the capture; 0: not known. */
 bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id);
 /* Likewise, with the graph that it is captured into. If it is, the graph exists until
@@ -128,10 +129,10 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind);
 void ibx_captures_run(struct gpu_session *x);
 void ibx_captures_ran(struct gpu_session *x);
 void ibx_captures_answered(struct gpu_session *x, int exit_code);
-/* Around what may be captured: whether a capture may have ended since over_so_far() was called.
- * Then the work may be in its graph, though its stream is not captured any more. */
-unsigned ibx_captures_over_so_far(void);
-bool ibx_captures_ended_since(unsigned before);
+/* Around what may be captured: whether a capture of the tenant's may have ended since over_so_far()
+ * was called. Then the work may be in its graph, though its stream is not captured any more. */
+unsigned ibx_captures_over_so_far(const struct gpu_session *x);
+bool ibx_captures_ended_since(const struct gpu_session *x, unsigned before);
 /* The session has ended: ends its captures in CUDA, and destroys what they have made. */
 void ibx_captures_end(struct gpu_session *x);
 

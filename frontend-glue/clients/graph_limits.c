@@ -276,7 +276,7 @@ bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream)
 void ibx_graph_launched(struct gpu_session *x, uint64_t exec, uint64_t stream, unsigned before)
 {
     uint64_t id = 0;
-    if ((ibx_captures_any() && is_captured(x, stream, &id)) || ibx_captures_ended_since(before))
+    if ((ibx_captures_any() && is_captured(x, stream, &id)) || ibx_captures_ended_since(x, before))
         ibx_handles_exec_captured(x, exec);
 }
 

@@ -462,7 +462,7 @@ void ibx_isolation_launched(struct gpu_session *x)
 {
     const uint64_t launched = x->handler.launched;
     x->handler.launched = 0;
-    if (!ibx_captures_any() && !ibx_captures_ended_since(x->handler.captures_before))
+    if (!ibx_captures_any_of_tenant(x) && !ibx_captures_ended_since(x, x->handler.captures_before))
         return;
     if (launched && x->handler.launches_exec)
         ibx_handles_exec_captured(x, launched);

@@ -152,7 +152,7 @@ struct ibx_unpinned_stream *ibx_unpinned_begin(struct gpu_session *x, void *stre
         count_parts() + parts < IBX_UNPINNED_PARTS ? enter(x, stream, context) : NULL;
     if (l) {
         l->adding = true;
-        l->before = ibx_captures_over_so_far();
+        l->before = ibx_captures_over_so_far(x);
     }
     pthread_mutex_unlock(&lock);
     return l;
@@ -233,7 +233,7 @@ int ibx_unpinned_add(struct gpu_session *x, struct ibx_unpinned_stream *behind, 
     if (rc)
         ibx_cuda_stream_wait(x->cuda, copy->stream);
     const bool captured = is_captured(x, copy->stream);
-    const bool over = ibx_captures_ended_since(behind->before);
+    const bool over = ibx_captures_ended_since(x, behind->before);
     pthread_mutex_lock(&lock);
     behind->graphs = behind->graphs || captured || over;
     behind->lost = behind->lost || captured;

@@ -110,7 +110,7 @@ static int graph_launch(struct gpu_session *x, struct arguments *a)
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
         return PASSES;
     void *stream = pointer(&a->in);
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(x);
     const bool room = ibx_graph_launches(x, (uintptr_t)graph, (uintptr_t)stream);
     int rc = room ? ibx_graph_events_launch(x, (uintptr_t)graph) : CUDA_MEMORY_ALLOCATION;
     if (!rc)

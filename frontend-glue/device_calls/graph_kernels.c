@@ -84,6 +84,6 @@ void ibx_graph_captures_kernel(struct gpu_session *x, uint64_t stream, unsigned 
 {
     if (ibx_captures_any() && x->launches.user.held)
         captured(x, stream);
-    if (ibx_captures_ended_since(before))
+    if (ibx_captures_ended_since(x, before))
         ibx_functions_graph_unknown(x->launches.user.held);
 }

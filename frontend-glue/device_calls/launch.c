@@ -257,7 +257,7 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
     struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
         return -1;
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(x);
     int rc = point_to_arguments(&l, f->kernel, false);
     if (!rc)
         rc =
@@ -338,7 +338,7 @@ static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t 
         pointers[i] = l.arguments + at;
     }
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), l.function);
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(x);
     const int rc =
         whole && name ? cuda.launch_runtime((const void *)(uintptr_t)name,
                                             (struct size){l.size[0], l.size[1], l.size[2]},
@@ -500,7 +500,7 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                                    .count = (unsigned)count};
     memcpy(config.grid, l.size, sizeof(config.grid));
     memcpy(config.block, l.size + 3, sizeof(config.block));
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(x);
     int rc = point_to_arguments(&l, f->kernel, is_captured(x, &l));
     if (!rc)
         rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));

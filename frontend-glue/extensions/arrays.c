@@ -104,7 +104,7 @@ static void captures(struct extension_request *e, const void *stream,
         ibx_extension_graph_has_copy(e, graph, copy);
         ibx_captures_graphs_let_go(e->x);
     }
-    if (!ibx_captures_ended_since(before))
+    if (!ibx_captures_ended_since(e->x, before))
         return;
     ibx_array_use_unknown(e->x, (uintptr_t)copy->from_array);
     ibx_array_use_unknown(e->x, (uintptr_t)copy->to_array);
@@ -346,7 +346,7 @@ static int copy_planes_in_stream(struct extension_request *e)
     if (!whole(e) || !ibx_extension_is_copy(e, &p))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(e->x);
     const int rc = copy(&p, stream);
     if (!rc)
         captures(e, stream, &p, before);

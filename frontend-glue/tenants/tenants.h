@@ -30,6 +30,7 @@
 #include "frontend-glue/back_end/types.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* What a client makes the back end hold. */
 enum ibx_hold {
@@ -80,7 +81,10 @@ struct ibx_captured_work {
     struct ibx_capture_work *list;
     uint64_t of_any; /* of captures whose number is not known */
     uint64_t all;
-    pthread_rwlock_t graphs; /* of captures: captures.c */
+    /* captures.c: */
+    pthread_rwlock_t graphs;                /* of captures */
+    _Atomic unsigned count;                 /* captures that have not ended */
+    _Atomic unsigned endings, endings_over; /* calls that end one: begun, and over */
 };
 
 /* Checks a text for `weights` of the limits. -EINVAL: the error names the wrong entry. */

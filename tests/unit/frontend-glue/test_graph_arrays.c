@@ -230,7 +230,7 @@ static void test_launch_captured(void **state)
     copy_set(exec, node, other);
     ext_capture_begin(&alice, stream);
     assert_true(ibx_graph_launches(&alice.x, exec, (uintptr_t)stream));
-    ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, ibx_captures_over_so_far());
+    ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, ibx_captures_over_so_far(&alice.x));
     const uint64_t captured = ext_capture_end(&alice, stream);
     assert_int_equal(array_free(other), 0);
     ext_exec_destroy(&alice, exec);

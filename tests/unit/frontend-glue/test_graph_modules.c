@@ -321,6 +321,27 @@ static void test_capture_ends_meanwhile(void **state)
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
 }
 
+/* A capture of another tenant's ends as the launch returns: the module does not stay. */
+static void test_capture_of_others_ends_meanwhile(void **state)
+{
+    (void)state;
+    void *stream = ext_stream_make(&alice), *theirs = ext_stream_make(&bob);
+    ends_whose = &bob;
+    for (unsigned how = 0; how < 3; how++) {
+        load(how);
+        ext_capture_begin(&bob, theirs);
+        ends_meanwhile = theirs;
+        assert_int_equal(launch(how, how, stream), 0);
+        assert_null(ends_meanwhile);
+        ext_graph_destroy(&bob, graph_of_ended);
+        unload(how);
+        assert_false(is_loaded(how));
+    }
+    ends_whose = &alice;
+    assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    assert_true(ibx_handles_remove(&bob.x, IBX_HANDLE_STREAM, (uintptr_t)theirs));
+}
+
 /* The same kernel in the graphs of two captures. */
 static void test_captured_twice(void **state)
 {
@@ -408,7 +429,7 @@ static bool handler_launches(uint64_t exec, uint64_t stream)
     x.requests.length = sizeof(body);
     x.requests.got = 0;
     const int rc = ibx_isolation_before_read(&x, body, sizeof(body));
-    x.handler.captures_before = ibx_captures_over_so_far();
+    x.handler.captures_before = ibx_captures_over_so_far(&x);
     end_meanwhile();
     ibx_isolation_launched(&x);
     ibx_handles_let_go(&x);
@@ -417,7 +438,7 @@ static bool handler_launches(uint64_t exec, uint64_t stream)
 
 static bool runs(uint64_t exec, void *stream)
 {
-    const unsigned before = ibx_captures_over_so_far();
+    const unsigned before = ibx_captures_over_so_far(&alice.x);
     const bool room = ibx_graph_launches(&alice.x, exec, (uintptr_t)stream);
     end_meanwhile();
     ibx_graph_launched(&alice.x, exec, (uintptr_t)stream, before);
@@ -448,6 +469,32 @@ static void launch_captured(bool by_handler, bool ends)
     ibx_functions_ended(ibx_functions_user_of(&alice.x)->client);
     assert_false(is_loaded(1));
     assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+}
+
+/* Not while another tenant captures, or has done so. */
+static void test_launch_beside_captures_of_others(void **state)
+{
+    (void)state;
+    void *theirs = ext_stream_make(&bob);
+    load(2);
+    ends_whose = &bob;
+    for (unsigned ends = 0; ends < 2; ends++) {
+        load(ends);
+        const uint64_t graph = ext_graph_make(&alice), node = kernel_add(graph, 2);
+        const uint64_t exec = ext_exec_make(&alice, graph);
+        assert_int_equal(kernel_set(exec, node, ends), 0);
+        ext_capture_begin(&bob, theirs);
+        ends_meanwhile = ends ? theirs : NULL;
+        assert_true(handler_launches(exec, 0));
+        ext_graph_destroy(&bob, ends ? graph_of_ended : ext_capture_end(&bob, theirs));
+        ext_exec_destroy(&alice, exec);
+        ext_graph_destroy(&alice, graph);
+        unload(ends);
+        assert_false(is_loaded(ends));
+    }
+    ends_whose = &alice;
+    unload(2);
+    assert_true(ibx_handles_remove(&bob.x, IBX_HANDLE_STREAM, (uintptr_t)theirs));
 }
 
 static void test_launch_of_an_executable_graph_captured(void **state)
@@ -636,9 +683,11 @@ int main(void)
         cmocka_unit_test(test_captured),
         cmocka_unit_test(test_captured_twice),
         cmocka_unit_test(test_capture_ends_meanwhile),
+        cmocka_unit_test(test_capture_of_others_ends_meanwhile),
         cmocka_unit_test(test_in_an_executable_graph),
         cmocka_unit_test(test_modules_follow),
         cmocka_unit_test(test_launch_of_an_executable_graph_captured),
+        cmocka_unit_test(test_launch_beside_captures_of_others),
         cmocka_unit_test(test_updated),
         cmocka_unit_test(test_in_place_of_the_next),
         cmocka_unit_test(test_not_in_place_of_a_longer_name),

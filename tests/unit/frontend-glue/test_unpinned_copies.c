@@ -40,7 +40,7 @@ static _Atomic(void *) kept;     /* by the last copy */
 void *__real_ibx_pinned_borrow(size_t bytes);
 void *__wrap_ibx_pinned_borrow(size_t bytes);
 bool __wrap_ibx_captures_any(void);
-bool __wrap_ibx_captures_ended_since(unsigned before);
+bool __wrap_ibx_captures_ended_since(const struct gpu_session *x, unsigned before);
 struct ibx_unpinned_stream *__real_ibx_unpinned_begin(struct gpu_session *x, void *of,
                                                       uint64_t bytes);
 struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, void *of,
@@ -51,8 +51,9 @@ bool __wrap_ibx_captures_any(void)
     return captures;
 }
 
-bool __wrap_ibx_captures_ended_since(unsigned before)
+bool __wrap_ibx_captures_ended_since(const struct gpu_session *x, unsigned before)
 {
+    (void)x;
     (void)before;
     return ended;
 }
