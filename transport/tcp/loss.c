@@ -7,8 +7,9 @@
  * follows, nobody would learn that the last one is missing, and both ends would wait. So an end
  * that waits and hears nothing sends a CHECK on each lane, which the other end answers by one at
  * once; like all frames these have places. A process that polls nothing, since it runs a handler
- * for example, answers later, which is no sign of a loss. Later CHECKs are sent at longer
- * intervals.
+ * for example, answers later, which is no sign of a loss. But its kernel acknowledges, so CHECKs
+ * also show that the network is silent (probe.c). The longer this side has waited, the longer are
+ * the intervals between them, since a long wait may end a little later.
  *
  * Where a part of a frame is lost, what follows is taken for the rest of it, CHECKs, too. So they
  * say how many bytes of the other direction have come. Bytes that the peer's host or a relay has
@@ -26,8 +27,10 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#define CHECK_MS  250u  /* without a byte from the peer: then it is asked */
-#define DOUBLINGS 3u    /* of that, while nothing but CHECKs comes */
+#define CHECK_MS  250u  /* without a byte from the peer: then it is asked, and again after ... */
+#define PART      32u   /* ... that, or this part of the wait so far if it is more, ... */
+#define MOST_MS   2000u /* ... but no more than this */
+#define PAUSED_MS 1000u /* a process that is so late has not polled, and begins to wait */
 #define LOST_MS   2000u /* for which bytes are missing */
 
 static bool is_amid_a_frame(const struct tcp_lane *lane)
@@ -68,6 +71,14 @@ static bool is_known(const struct tcp_lane *lane)
     return !lane->index || !tcp_uring(lane->tcp) || !lane->body_left;
 }
 
+/* From one CHECK to the next. */
+static uint64_t pause_ns(uint64_t quiet_ns)
+{
+    const uint64_t least = CHECK_MS * IBX_NS_PER_MS, most = MOST_MS * IBX_NS_PER_MS;
+    const uint64_t pause = quiet_ns / PART;
+    return pause < least ? least : pause > most ? most : pause;
+}
+
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
 {
     uint64_t heard = 0 - tcp->checks * IBX_TCP_FRAME_BYTES;
@@ -75,18 +86,19 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
         heard += come(&tcp->lanes[i]);
     if (heard != tcp->heard || !tcp->check_at) {
         tcp->heard = heard;
-        tcp->asked = 0;
+        tcp->quiet_since = now;
         tcp->check_at = now + CHECK_MS * IBX_NS_PER_MS;
     }
     if (now < tcp->check_at)
         return;
+    if (now - tcp->check_at > PAUSED_MS * IBX_NS_PER_MS)
+        tcp->quiet_since = now;
     for (unsigned i = 0; i <= tcp->lane_count; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         if (is_known(lane))
             check_send(lane, &lane->ask, true, come(lane));
     }
-    tcp->asked += tcp->asked < DOUBLINGS;
-    tcp->check_at = now + ((uint64_t)CHECK_MS << tcp->asked) * IBX_NS_PER_MS;
+    tcp->check_at = now + pause_ns(now - tcp->quiet_since);
 }
 
 /* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */

@@ -261,12 +261,12 @@ struct tcp {
     uint64_t drain_until; /* ns; in DRAINING: then the connection is over */
     bool wrote;           /* since the last look */
     struct tcp_probe probe;
-    bool places;       /* of frames are agreed on */
-    uint64_t heard;    /* bytes of other frames than CHECKs, at the last look; see loss.c */
-    uint64_t checks;   /* that have come */
-    uint64_t check_at; /* ns; when the peer is asked, if nothing comes; 0: not set */
-    unsigned asked;    /* how often since it was heard of, DOUBLINGS at most */
-    bool stuck;        /* it ends since packets do not arrive, though the peer's host answers */
+    bool places;          /* of frames are agreed on */
+    uint64_t heard;       /* bytes of other frames than CHECKs, at the last look; see loss.c */
+    uint64_t checks;      /* that have come */
+    uint64_t quiet_since; /* ns; when it was heard of, or this side began to wait */
+    uint64_t check_at;    /* ns; when the peer is asked, if nothing comes; 0: not set */
+    bool stuck;           /* it ends since packets do not arrive, though the peer's host answers */
     unsigned segment_limit; /* bytes; 0: none */
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */

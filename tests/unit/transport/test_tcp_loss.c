@@ -22,7 +22,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
 {
     const int rc = __real_clock_gettime(clock, now);
-    now->tv_sec += (time_t)(ahead_ns / SECOND);
+    *now = ibx_timespec_of((uint64_t)now->tv_sec * SECOND + (uint64_t)now->tv_nsec + ahead_ns);
     return rc;
 }
 
@@ -168,6 +168,37 @@ static void test_who_waits_asks(void **state)
     expect_a_check(2, 0, true, 0);
 }
 
+#define STEP_MS 50u
+
+/* Waits for so long, or longer on a busy host, and returns how many CHECKs were sent on lane 0. */
+static unsigned checks_in(unsigned ms)
+{
+    const uint64_t before = server.tcp->lanes[0].gone;
+    for (unsigned steps = ms / STEP_MS; steps--;) {
+        ahead_ns += STEP_MS * IBX_NS_PER_MS;
+        for (unsigned i = 0; i < LOOK_TURNS; i++)
+            end_turn(&server);
+    }
+    return (unsigned)((server.tcp->lanes[0].gone - before) / IBX_TCP_FRAME_BYTES);
+}
+
+/* Until the peer is asked, nothing shows that the network is silent. What that delays is small
+ * beside the time for which this side has waited already. */
+static void test_how_often_it_asks(void **state)
+{
+    (void)state;
+    server_reads();
+    assert_true(checks_in(4000) >= 12);
+    assert_true(checks_in(4000) >= 12);
+    checks_in(100000);
+    const uint64_t began = ibx_now_ns();
+    const unsigned later = checks_in(40000);
+    assert_true(later >= 16 && later <= 1 + (ibx_now_ns() - began) / (2 * SECOND));
+    /* Meanwhile the process was stopped, or its program did something else. */
+    ahead_ns += 10 * SECOND;
+    assert_true(checks_in(4000) >= 12);
+}
+
 static void test_a_part_of_a_frame_is_told(void **state)
 {
     (void)state;
@@ -294,6 +325,7 @@ int main(void)
         PLACED(test_a_place_behind_a_part),
         PLACED(test_a_frame_elsewhere_ends_it),
         PLACED(test_who_waits_asks),
+        PLACED(test_how_often_it_asks),
         PLACED(test_a_part_of_a_frame_is_told),
         PLACED(test_what_has_come_is_read_first),
         PLACED(test_missing_bytes_end_it),
