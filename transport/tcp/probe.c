@@ -10,6 +10,11 @@
  * not know of it. So a client that has heard nothing for a while sends a frame that means nothing:
  * its kernel then knows whether that arrives.
  *
+ * If this end's bytes are acknowledged before the request is answered, the peer's may still wait
+ * for their next try. So the connection is given up, too, if then nothing comes, not even the
+ * answer to a CHECK that was sent into the silence. A peer that runs a handler answers late, and
+ * loses little.
+ *
  * A peer's process that is stopped or slow is no silence: its kernel acknowledges. A network may
  * also pass the small packets of a request and lose long ones (long_packets.c). So a young
  * connection is left alone for longer: or else each one would be given up in turn.
@@ -29,6 +34,7 @@
 
 #define IDLE_MS    300u  /* without a byte from the peer: then it is asked */
 #define SILENT_MS  200u  /* since a retransmission without an answer was seen */
+#define MUTE_MS    200u  /* since a silence is over, without a byte from the peer */
 #define YOUNG_MS   1000u /* a connection that is no older when the silence begins ... */
 #define PATIENT_MS IBX_TCP_PATIENT_MS /* ... is left alone for so long, but for one request */
 #define DOUBTS     2u                 /* times PATIENT_MS, if it has not sent again meanwhile */
@@ -94,10 +100,10 @@ static int answered(const struct tcp_probe *probe)
     return getsockopt(probe->fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ? -1 : 1;
 }
 
-/* Whether the lane's silence began while the connection was young. */
-static bool is_young(const struct tcp *tcp, const struct tcp_lane *lane)
+/* Whether a silence began while the connection was young. */
+static bool is_young(uint64_t began, const struct tcp *tcp)
 {
-    return lane->unanswered_since - tcp->probe.born < YOUNG_MS * IBX_NS_PER_MS;
+    return began - tcp->probe.born < YOUNG_MS * IBX_NS_PER_MS;
 }
 
 /* Decides what to do when another connection is answered and this lane is not. */
@@ -105,7 +111,7 @@ static void judge(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
 {
     struct tcp_lane *lane = tcp->probe.lane;
     const uint64_t silent_ms = (now - lane->unanswered_since) / IBX_NS_PER_MS;
-    const bool young = is_young(tcp, lane);
+    const bool young = is_young(lane->unanswered_since, tcp);
     if (!lane->answers_since)
         lane->answers_since = now;
     if (young && silent_ms < PATIENT_MS)
@@ -154,6 +160,24 @@ void ibx_tcp_probe_fini(struct tcp *tcp)
     drop(tcp);
 }
 
+/* The lane is not silent, or not any more. */
+static void back(struct tcp *tcp, struct tcp_lane *lane, uint64_t now)
+{
+    const uint64_t began = lane->unanswered_since;
+    struct tcp_info info;
+    lane->unanswered_since = 0;
+    if (began && tcp->places && !is_young(began, tcp) && now - began >= SILENT_MS * IBX_NS_PER_MS)
+        lane->back_since = now;
+    if (!lane->back_since)
+        return;
+    const uint64_t back_ms = (now - lane->back_since) / IBX_NS_PER_MS;
+    if (!info_of(lane, &info) || info.tcpi_last_data_recv <= back_ms)
+        lane->back_since = 0;
+    else if (back_ms >= MUTE_MS + TRIPS * (info.tcpi_rtt / 1000))
+        ibx_tcp_fail(tcp, -ETIMEDOUT, "nothing has come for %u ms, in which the network was silent",
+                     info.tcpi_last_data_recv);
+}
+
 /* The lane that has been silent for longest; NULL: none is. If packets are lost now on one lane and
  * then on another, no lane is silent for long. */
 static struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_info *info)
@@ -163,7 +187,7 @@ static struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_in
         struct tcp_lane *lane = &tcp->lanes[i];
         struct tcp_info of_lane;
         if (!lane_silent(lane, &of_lane)) {
-            lane->unanswered_since = 0;
+            back(tcp, lane, now);
             continue;
         }
         if (!lane->unanswered_since)
@@ -188,7 +212,7 @@ void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
             ping(tcp);
         return;
     }
-    const bool known = is_young(tcp, lane) && lane->answers_since;
+    const bool known = is_young(lane->unanswered_since, tcp) && lane->answers_since;
     const unsigned patient_ms = known ? PATIENT_MS : SILENT_MS;
     if (probe->fd >= 0)
         follow_up(tcp, &info, now);

@@ -12,6 +12,7 @@
  *   path    the same, and the next connection is of another provider (both on one host)
  *   silent  nothing reaches the client for a while: from the end of that to the answer, when the
  *           connection is no longer new
+ *   waits   the same, when the client has waited for some seconds for the answer before
  *   moved   the client has no address for a while, and then another one: from then on */
 #include "tests/fixtures/session_pair.h"
 #include "tests/fixtures/shell.h"
@@ -34,6 +35,7 @@
 #define TIMES_MAX  1000u
 #define SECONDS    60u
 #define SETTLED_MS 1100u /* transport/tcp/probe.c */
+#define WAITS_MS   4000u
 
 enum ask { ASK_ECHO, ASK_DROP }; /* the first byte of a call */
 
@@ -44,7 +46,7 @@ static char uri[64];
 static unsigned port;
 
 /* of the current pause */
-static unsigned pause_ms;
+static unsigned pause_ms, wait_ms;
 static _Atomic uint64_t pause_over;
 
 static void must(bool good, const char *what)
@@ -68,6 +70,8 @@ static void *serve(void *argument)
     uint8_t bytes[CALL_BYTES];
     while (ibx_session_read(s, bytes, CALL_BYTES) == CALL_BYTES) {
         const bool drop = bytes[0] == ASK_DROP;
+        if (drop)
+            sleep_ms(wait_ms);
         if (drop)
             shell("bridge link set dev v0 state 0");
         if (ibx_session_write(s, bytes, CALL_BYTES) != CALL_BYTES || ibx_session_sync(s))
@@ -184,7 +188,7 @@ static void cuts(const char *provider, const char *other)
     ibx_session_destroy(client);
 }
 
-static void silent(unsigned pause)
+static void silent(unsigned pause, unsigned waits)
 {
     double ms[TIMES_MAX];
     char what[64];
@@ -192,12 +196,13 @@ static void silent(unsigned pause)
         sleep_ms(SETTLED_MS);
         calls(20);
         pause_ms = pause + i % 17;
+        wait_ms = waits ? waits + i * 731 % 2000 : 0;
         const uint64_t at = call(ASK_DROP);
         call(ASK_ECHO); /* the answer follows it */
         const uint64_t over = pause_over;
         ms[i] = at > over ? (double)(at - over) / 1e6 : 0;
     }
-    snprintf(what, sizeof(what), "silent for %u ms", pause);
+    snprintf(what, sizeof(what), waits ? "waits, silent for %u ms" : "silent for %u ms", pause);
     show(what, ms, times);
 }
 
@@ -248,7 +253,9 @@ static void *client_thread(void *argument)
     shell("ip link set lo up && ip addr add 10.99.0.10/24 dev v1 && ip link set v1 up");
     connect_by("tcp");
     for (unsigned ms = 50; ms <= 3200; ms *= 2)
-        silent(ms);
+        silent(ms, 0);
+    for (unsigned ms = 100; ms <= 3200; ms *= 2)
+        silent(ms, WAITS_MS);
     for (unsigned ms = 50; ms <= 800; ms *= 4)
         moved(ms);
     ibx_session_destroy(client);

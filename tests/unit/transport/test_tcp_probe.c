@@ -81,8 +81,10 @@ static void acknowledge(unsigned lane)
 static void look(void)
 {
     now_ms += STEP_MS;
-    for (unsigned i = 0; i < LANES; i++)
+    for (unsigned i = 0; i < LANES; i++) {
         infos[i].tcpi_last_ack_recv += infos[i].tcpi_retransmits ? STEP_MS : 0;
+        infos[i].tcpi_last_data_recv += STEP_MS;
+    }
     ibx_tcp_probe_check(&tcp, now_ms * IBX_NS_PER_MS);
 }
 
@@ -193,6 +195,77 @@ static void test_lane_that_has_received_since(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
+static void speak(unsigned lane)
+{
+    infos[lane].tcpi_last_data_recv = 0;
+}
+
+/* Until a new connection is requested; the lane is acknowledged again before that is answered. */
+static void silent_for_a_while(unsigned lane)
+{
+    silence(lane);
+    look_until_asked();
+    acknowledge(lane);
+    infos[lane].tcpi_last_data_recv = 2000;
+}
+
+static void look_for_a_second(void)
+{
+    for (unsigned i = 0; i < 1000 / STEP_MS && !tcp.status; i++)
+        look();
+}
+
+/* What the peer sent into the silence, its kernel may send again much later. */
+static void test_the_network_is_back_and_the_peer_is_not(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    const uint64_t back_ms = now_ms;
+    look_for_a_second();
+    assert_int_equal(tcp.status, -ETIMEDOUT);
+    assert_true(now_ms >= back_ms + 200);
+}
+
+static void test_the_peer_is_back_too(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    look();
+    look();
+    speak(1);
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+    /* A lane that was silent for a moment only. */
+    silence(2);
+    look();
+    acknowledge(2);
+    infos[2].tcpi_last_data_recv = 2000;
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+}
+
+/* Its successors might fare no better. */
+static void test_a_young_connection_is_kept(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    tcp.probe.born = now_ms * IBX_NS_PER_MS;
+    silent_for_a_while(1);
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+}
+
+/* An earlier peer answers no CHECK. */
+static void test_a_peer_that_cannot_be_asked(void **state)
+{
+    (void)state;
+    silent_for_a_while(1);
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+}
+
 /* A child that was forked meanwhile also has the probe's socket open. Its events must no longer
  * count; otherwise they would wake a thread that waits for the connection as long as the child
  * lives. */
@@ -228,6 +301,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lanes_silent_in_turn_do_not_end_it, begin, end),
         cmocka_unit_test_setup_teardown(test_answer_concerns_the_lane_that_was_silent, begin, end),
         cmocka_unit_test_setup_teardown(test_lane_that_has_received_since, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_network_is_back_and_the_peer_is_not, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_peer_is_back_too, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_young_connection_is_kept, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_peer_that_cannot_be_asked, begin, end),
         cmocka_unit_test_setup_teardown(test_child_keeps_nobody_awake, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
