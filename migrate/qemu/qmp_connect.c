@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -67,7 +68,7 @@ static int refused(const char *path, int code, struct ibx_error *err)
     return ibx_error_set(err, -code,
                          "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
                          "unix:%s,server=on,wait=off",
-                         path, strerror(code), path);
+                         path, strerror(code), ibx_shell_word(path).text);
 }
 
 static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t deadline_ns,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/path_check.h"
+#include "common/shell_word.h"
 #include "common/write_whole.h"
 #include "migrate/snapshot/snapshot.h"
 
@@ -40,7 +41,7 @@ static int check_private(const char *path, int fd, struct ibx_error *err)
         return ibx_error_set(err, -EPERM,
                              "other users can enter %s (mode %04o), and a VM's memory is in it: "
                              "chmod 0700 %s",
-                             path, st.st_mode & 07777u, path);
+                             path, st.st_mode & 07777u, ibx_shell_word(path).text);
     return 0;
 }
 

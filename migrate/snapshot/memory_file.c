@@ -7,6 +7,7 @@
  */
 #include "common/file_check.h"
 #include "common/path_check.h"
+#include "common/shell_word.h"
 #include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
 
@@ -81,7 +82,7 @@ static int check_private(const char *path, const struct stat *st, struct ibx_err
         return ibx_error_set(err, -EPERM,
                              "other users can read or change %s (mode %04o), and a VM's memory is "
                              "in it: chmod 0600 %s",
-                             path, st->st_mode & 07777u, path);
+                             path, st->st_mode & 07777u, ibx_shell_word(path).text);
     return 0;
 }
 

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -52,6 +53,20 @@ static void become_nobody(void)
 
 /* ---------------------------------------------------------------- directories */
 
+static void advice_can_be_pasted_into_a_shell(void)
+{
+    char path[] = "/tmp/ibx shm-XXXXXX", advice[64];
+    struct ibx_error err = {0};
+    bool shared;
+    assert_non_null(mkdtemp(path));
+    assert_int_equal(chmod(path, 0777), 0);
+    const int rc = ibx_shm_directory_open(path, &shared, &err);
+    rmdir(path);
+    snprintf(advice, sizeof(advice), "chmod go-w '%s'", path);
+    assert_int_equal(rc, -EPERM);
+    said(&err, advice);
+}
+
 static void test_directories_that_are_refused(void **state)
 {
     (void)state;
@@ -67,6 +82,7 @@ static void test_directories_that_are_refused(void **state)
         {01777, NOBODY, "belongs to user"},
         {0755, NOBODY, "belongs to user 65534"},
     };
+    advice_can_be_pasted_into_a_shell();
     if (!is_root())
         skip();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -166,7 +166,7 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
             err, -EINVAL,
             "key file %s holds no key: copy the other end's into it, or make one by "
             "\"openssl rand -hex 32 > %s\"",
-            path, path);
+            path, ibx_shell_word(path).text);
     /* The advice is not > FILE, which would overwrite the other lines. */
     return ibx_error_set(err, -EINVAL,
                          "line %u of key file %s %s; correct it: a line is KEY, or name:KEY, with "

@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "common/descriptor.h"
+#include "common/shell_word.h"
 #include "common/unix_connect.h"
 #include "transport/core/crypto.h"
 
@@ -127,7 +128,7 @@ int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err
             err, -EPERM,
             "rdma.shm_dir %s has mode %04o, so that others can exchange what is in it: "
             "chmod go-w %s, or name another directory",
-            path, (unsigned)status.st_mode & 07777, path);
+            path, (unsigned)status.st_mode & 07777, ibx_shell_word(path).text);
     *shared = status.st_mode & BY_OTHERS;
     if (rc)
         close_fd(&fd);

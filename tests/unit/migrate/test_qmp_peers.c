@@ -353,6 +353,8 @@ static void test_bad_paths(NO_STATE)
     path[sizeof(path) - 1] = '\0';
     memset(&error, 0, sizeof(error));
     says(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENAMETOOLONG, "107");
+    says(ibx_qmp_connect("/no where/at/all", ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT,
+         "start QEMU with -qmp unix:'/no where/at/all',server=on,wait=off");
     says(ibx_qmp_connect("/nowhere/at/all", ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT,
          "unix:/nowhere/at/all,server=on,wait=off");
 }

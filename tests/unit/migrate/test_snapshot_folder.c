@@ -229,6 +229,26 @@ static void test_file_of_another_user_is_refused(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
+/* The advice can be pasted into a shell. */
+static void test_what_others_can_read_is_refused(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    char advice[128];
+    snprintf(name, sizeof(name), "%s/my snapshot", top);
+    assert_int_equal(mkdir(name, 0755), 0);
+    assert_int_equal(ibx_snapshot_folder_open(name, true, &folder, &error), -EPERM);
+    snprintf(advice, sizeof(advice), "chmod 0700 '%s'", name);
+    assert_non_null(strstr(error.message, advice));
+    snprintf(name, sizeof(name), "%s/my memory", top);
+    const int fd = open(name, O_CREAT | O_WRONLY | O_CLOEXEC, 0644);
+    assert_true(fd >= 0);
+    assert_int_equal(fchmod(fd, 0644) || ftruncate(fd, IBX_SNAPSHOT_PAGE), 0);
+    close(fd);
+    assert_int_equal(ibx_snapshot_memory_file(name, false, &folder, &error), -EPERM);
+    snprintf(advice, sizeof(advice), "chmod 0600 '%s'", name);
+    assert_non_null(strstr(error.message, advice));
+}
+
 /* A tool that reads a whole file blocks signals, and stops when one is pending. */
 static void test_a_memory_file_is_read_until_a_signal(NO_STATE)
 {
@@ -296,6 +316,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_link_to_a_file_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_path_of_another_user_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_file_of_another_user_is_refused, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_others_can_read_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),
         cmocka_unit_test_setup_teardown(test_one_process_fills_it, begin, end),
         cmocka_unit_test_setup_teardown(test_manifest_that_cannot_be_written, begin, end),

@@ -237,6 +237,7 @@ static void lines_that_are_not_keys(void **state)
     ibx_keys_release(load(text));
     snprintf(text, sizeof(text), "n%s%s", name, DIGITS);
     refuse(text, "a name that is not");
+    expect_refusal(write_key("my key", "", 0, 0600), -EINVAL, "/my key'\"");
 }
 
 /* No message contains text of the file. */
