@@ -94,8 +94,8 @@ static int take_seconds(const struct ibx_tool_option *option, const char *text, 
     char *end;
     double value = strtod(text, &end);
     if (end == text || *end || !(value > 0 && value <= (double)option->max))
-        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a number of seconds up to %lu", text,
-                             option->max);
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not more than 0 and at most %lu seconds",
+                             text, option->max);
     *seconds = value;
     return 0;
 }
