@@ -14,7 +14,6 @@
 
 #include "common/log.h"
 #include "common/thread.h"
-#include "frontend-glue/session/client_process.h"
 #include "gpudirect/pinned.h"
 
 #include <poll.h>

@@ -4,7 +4,6 @@
  * libcudart, by which this library reaches the back end: cuInit() does.
  */
 #include "frontend-glue/driver_api/driver.h"
-#include "frontend-glue/preload/dlsym.h"
 
 #include "common/log.h"
 

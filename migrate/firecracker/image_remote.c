@@ -3,8 +3,6 @@
 #include "migrate/firecracker/image.h"
 #include "migrate/firecracker/internal.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,6 @@
 
 #include "common/clock.h"
 #include "common/library_environment.h"
-#include "common/log.h"
 #include "common/verbs_fork.h"
 
 #include <errno.h>

@@ -10,7 +10,6 @@
  */
 #include "migrate/snapshot/cache.h"
 
-#include "common/clock.h"
 #include "common/log.h"
 #include "common/own_user.h"
 #include "migrate/journal/journal.h"

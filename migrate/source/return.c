@@ -12,7 +12,6 @@
 #include "migrate/source/source.h"
 
 #include "common/bits.h"
-#include "common/clock.h"
 
 #include <errno.h>
 #include <inttypes.h>

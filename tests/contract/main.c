@@ -2,8 +2,6 @@
 /* contract PROVIDER [options]: runs the contract tests against one provider. */
 #include "tests/contract/harness.h"
 
-#include "common/log.h"
-
 #include <fnmatch.h>
 #include <getopt.h>
 #include <signal.h>

@@ -15,8 +15,6 @@
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fuzz/fake_frontend.h"
 
-#include "common/thread.h"
-
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdlib.h>

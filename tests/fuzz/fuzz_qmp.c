@@ -5,8 +5,6 @@
 #include "migrate/qemu/qemu.h"
 #include "tests/fuzz/require.h"
 
-#include "common/clock.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -6,7 +6,6 @@
  *
  * Over shm one test writes to the shared memory itself. */
 #include "common/clock.h"
-#include "common/log.h"
 #include "tests/fixtures/memory_pair.h"
 #include "tests/fixtures/patience.h"
 #include "transport/core/conn.h"

@@ -4,8 +4,6 @@
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
-#include "common/clock.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

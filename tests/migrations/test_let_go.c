@@ -8,8 +8,6 @@
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
-#include "common/clock.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

@@ -6,7 +6,6 @@
  */
 #include "tests/fixtures/mover.h"
 
-#include "common/clock.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/strangers.h"
 

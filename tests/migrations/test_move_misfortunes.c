@@ -9,8 +9,6 @@
 #include "tests/fixtures/mover.h"
 #include "tests/fixtures/ram_file.h"
 
-#include "common/clock.h"
-
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>

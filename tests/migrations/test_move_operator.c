@@ -7,8 +7,6 @@
  */
 #include "tests/fixtures/mover.h"
 
-#include "common/clock.h"
-
 #include <fcntl.h>
 #include <signal.h>
 

@@ -6,7 +6,6 @@
 
 #include "common/clock.h"
 #include "common/thread.h"
-#include "common/wire.h"
 #include "frontend-glue/plugin/config.h"
 #include "gpudirect/gpudirect.h"
 

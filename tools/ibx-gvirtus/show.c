@@ -2,7 +2,6 @@
 /* ibx-gvirtus show: what is selected, as a GVirtuS process would find it, and whether it works. */
 #include "tools/ibx-gvirtus/ibx-gvirtus.h"
 
-#include "common/log.h"
 #include "common/properties.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/report.h"

@@ -10,7 +10,6 @@
  */
 #include "transport/handshake/handshake.h"
 
-#include "common/clock.h"
 #include "common/log.h"
 #include "common/path_check.h"
 

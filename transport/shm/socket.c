@@ -11,7 +11,6 @@
  */
 #include "transport/shm/shm.h"
 
-#include "common/clock.h"
 #include "common/descriptor.h"
 #include "common/shell_word.h"
 #include "common/unix_connect.h"

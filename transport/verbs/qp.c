@@ -2,8 +2,6 @@
 /* Rails (what lanes on one device share) and queue pairs. */
 #include "transport/verbs/verbs.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -19,8 +19,6 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-#include "common/log.h"
-
 #include <pthread.h>
 #include <search.h>
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 #include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
-#include "common/log.h"
 #include "frontend-glue/call_pipeline/internal.h"
 #include "frontend-glue/client_copies/client_frame.h"
 #include "frontend-glue/session/extensions.h"

@@ -2,7 +2,6 @@
 /* A session continues over a connection on which one end cannot register memory, for example
  * because verbs may lock less memory than the program has registered. It then uses tcp, which
  * locks none. */
-#include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
 #include "transport/core/conn.h"

@@ -17,7 +17,6 @@
  * ib-wire says so at its end, with the exit status 1.
  */
 #include "common/clock.h"
-#include "common/thread.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
