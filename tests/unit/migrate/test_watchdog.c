@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a watchdog does when its tool has ended, by what that has told it. This process acts as
+ * QEMU, and as the tool. */
+#include "migrate/common/watchdog.h"
+#include "migrate/journal/journal.h"
+#include "tests/fixtures/qmp_peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+static char folder[64];
+static int listener;
+static struct ibx_record record;
+static struct ibx_watchdog watchdog;
+static const struct ibx_options options = {.timeout_ms = 1000};
+
+static int begin(void **state)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    (void)state;
+    snprintf(folder, sizeof(folder), "/dev/shm/ibx-watchdog-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    record = (struct ibx_record){.source = true,
+                                 .state = IBX_JOURNAL_HERE,
+                                 .epoch = 1,
+                                 .name = "db1",
+                                 .uri = "tcp://127.0.0.1:1",
+                                 .pid = getpid(),
+                                 .pid_started = ibx_process_started(getpid()),
+                                 .uffd = -1};
+    record.id[0] = 7;
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s/qmp", folder);
+    snprintf(record.qmp, sizeof(record.qmp), "%s", at.sun_path);
+    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    return bind(listener, (struct sockaddr *)&at, sizeof(at)) || listen(listener, 4);
+}
+
+static int end(void **state)
+{
+    char command[96];
+    (void)state;
+    close(listener);
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    return system(command);
+}
+
+/* The VM ran, and the tool has written its record up to this state. */
+static void watched_in(enum ibx_journal_state state)
+{
+    const struct ibx_vm_undo vm = {.was_running = true};
+    const struct ibx_watchdog_terms terms = {.folder = folder,
+                                             .record = &record,
+                                             .transport = &options,
+                                             .vm = &vm,
+                                             .lock_fd = -1,
+                                             .claim_fd = -1};
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_watchdog_start(&watchdog, &terms, &error), 0);
+    for (unsigned s = IBX_JOURNAL_HERE; s <= state; s++) {
+        record.state = s;
+        assert_int_equal(ibx_journal_write(folder, &record, &error), 0);
+    }
+}
+
+static bool calls(unsigned ms)
+{
+    struct pollfd wait = {.fd = listener, .events = POLLIN};
+    return poll(&wait, 1, (int)ms) > 0;
+}
+
+/* Whether it has ended, and not by a signal. */
+static void await_watchdog(void)
+{
+    struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, watchdog.pid, 0), .events = POLLIN};
+    int status = -1;
+    assert_true(poll(&end, 1, (int)GENEROUS) > 0);
+    close(end.fd);
+    assert_int_equal(waitpid(watchdog.pid, &status, 0), watchdog.pid);
+    assert_int_equal(status, 0);
+}
+
+/* The tool ends, and the watchdog comes to QEMU, which expects this. Returns what was wrong. */
+static const char *comes_to(const struct step *steps)
+{
+    static struct peer p;
+    ibx_watchdog_leave(&watchdog);
+    assert_true(calls(GENEROUS));
+    p = (struct peer){.steps = steps, .fd = accept(listener, NULL, NULL), .received_fd = -1};
+    peer_run(&p);
+    close(p.fd);
+    await_watchdog();
+    assert_false(calls(0));
+    return p.wrong;
+}
+
+static void does(const struct step *steps)
+{
+    assert_string_equal(comes_to(steps), "");
+}
+
+static enum ibx_journal_state recorded(void)
+{
+    struct ibx_record now = record;
+    assert_int_equal(ibx_journal_reload(folder, &now, &error), 0);
+    return now.state;
+}
+
+#define STATUS(status, id) "{\"return\": {\"status\": \"" status "\"}, \"id\": " #id "}\r\n"
+#define LOOKS_AT_IT        SCRIPT({"query-status", STATUS("running", 2), 0})
+#define ENDS_ITS_MIGRATION                                                                         \
+    SCRIPT({"query-migrate", STATUS("failed", 2), 0}, {"migrate-set-capabilities", READY(3), 0},   \
+           {"query-status", STATUS("paused", 4), 0})
+#define CONTINUES_IT                                                                               \
+    SCRIPT({"query-migrate", STATUS("failed", 2), 0},                                              \
+           {"query-status", STATUS("postmigrate", 3), 0}, {"cont", READY(4), 0},                   \
+           {"query-status", STATUS("running", 5), 0}, {"migrate-set-capabilities", READY(6), 0},   \
+           {"query-status", STATUS("running", 7), 0})
+
+static void test_before_the_migration_begins(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_HERE);
+    does(LOOKS_AT_IT);
+    assert_int_equal(recorded(), IBX_JOURNAL_KEPT);
+}
+
+static void test_continues_the_vm(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_MAY_RUN);
+    assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+    does(CONTINUES_IT);
+    assert_int_equal(recorded(), IBX_JOURNAL_KEPT);
+}
+
+/* Another client's migration may be under way, and that client decides. */
+static void test_leaves_a_migration_that_qemu_has_refused(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_MAY_RUN);
+    assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+    ibx_watchdog_untouched(&watchdog);
+    does(LOOKS_AT_IT);
+}
+
+/* Another client has paused the VM, or continued it since. */
+static void test_a_vm_that_is_paused_stays_so(NO_STATE)
+{
+    for (unsigned again = 0; again < 2; again++) {
+        record.written_s = record.number = 0;
+        record.id[1] = (uint8_t)again;
+        watched_in(IBX_JOURNAL_MAY_RUN);
+        assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+        assert_int_equal(ibx_watchdog_runs(&watchdog, false, &error), 0);
+        if (again)
+            assert_int_equal(ibx_watchdog_runs(&watchdog, true, &error), 0);
+        does(again ? CONTINUES_IT : ENDS_ITS_MIGRATION);
+        assert_int_equal(recorded(), IBX_JOURNAL_KEPT);
+    }
+}
+
+/* QEMU would end if it continued the VM while its guest sleeps. */
+static void test_a_vm_that_sleeps_is_not_continued(NO_STATE)
+{
+    for (unsigned again = 0; again < 2; again++) {
+        record.written_s = record.number = 0;
+        record.id[1] = (uint8_t)again;
+        watched_in(IBX_JOURNAL_MAY_RUN);
+        assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+        assert_int_equal(ibx_watchdog_sleeps(&watchdog, true, &error), 0);
+        if (again)
+            assert_int_equal(ibx_watchdog_sleeps(&watchdog, false, &error), 0);
+        does(again ? CONTINUES_IT : ENDS_ITS_MIGRATION);
+    }
+}
+
+static void test_puts_settings_back(NO_STATE)
+{
+    json_t *before = json_pack("{s:{s:b}}", "capabilities", "events", 0);
+    watched_in(IBX_JOURNAL_HERE);
+    assert_int_equal(ibx_watchdog_settings(&watchdog, before, &error), 0);
+    json_decref(before);
+    does(SCRIPT({"\"events\"", READY(2), 0}, {"query-status", STATUS("running", 3), 0}));
+}
+
+/* QEMU serves one monitor at a time, and the tool's may not be closed yet. */
+static void test_tries_the_monitor_again(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_HERE);
+    ibx_watchdog_leave(&watchdog);
+    assert_true(calls(GENEROUS));
+    close(accept(listener, NULL, NULL));
+    does(LOOKS_AT_IT);
+}
+
+/* Another QEMU has this path by now. */
+static void test_leaves_another_qemu_alone(NO_STATE)
+{
+    record.pid = getppid();
+    record.pid_started = ibx_process_started(record.pid);
+    watched_in(IBX_JOURNAL_MAY_RUN);
+    assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+    assert_string_equal(comes_to(CONTINUES_IT), "expected query-migrate, got ");
+    assert_int_equal(recorded(), IBX_JOURNAL_MAY_RUN);
+}
+
+/* The tool has learnt more since the watchdog was started, and QEMU has its settings back. */
+static void test_keeps_what_the_tool_has_recorded(NO_STATE)
+{
+    char note[128];
+    watched_in(IBX_JOURNAL_HERE);
+    record.epoch = 7;
+    strcpy(record.peer, "node-b");
+    strcpy(record.settings, "{\"capabilities\":{\"events\":false}}");
+    assert_int_equal(ibx_journal_write(folder, &record, &error), 0);
+    ibx_journal_note_path(&record, IBX_NOTE_MAP, note, sizeof(note));
+    close(open(note, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    does(LOOKS_AT_IT);
+    struct ibx_record now = record;
+    const bool noted = !access(note, F_OK);
+    unlink(note);
+    assert_int_equal(ibx_journal_reload(folder, &now, &error), 0);
+    assert_int_equal(now.state, IBX_JOURNAL_KEPT);
+    assert_int_equal(now.epoch, 7);
+    assert_string_equal(now.peer, "node-b");
+    assert_string_equal(now.settings, "");
+    assert_false(noted);
+}
+
+static void test_records_nothing_before_the_tool(NO_STATE)
+{
+    watched_in(0);
+    does(LOOKS_AT_IT);
+    struct ibx_record now = record;
+    assert_int_equal(ibx_journal_reload(folder, &now, &error), -ENOENT);
+}
+
+static void test_does_nothing_after_the_commit(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_MAY_RUN);
+    assert_int_equal(ibx_watchdog_touched(&watchdog, &error), 0);
+    assert_int_equal(ibx_watchdog_commit(&watchdog, &error), 0);
+    await_watchdog();
+    ibx_watchdog_leave(&watchdog);
+    assert_false(calls(0));
+    assert_int_equal(recorded(), IBX_JOURNAL_MAY_RUN);
+}
+
+/* A service manager that stops QEMU's unit sends it SIGTERM. The VM is still here. */
+static void test_survives_a_signal_while_qemu_lives(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_HERE);
+    const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    while (getsid(watchdog.pid) != watchdog.pid && ibx_now_ns() < deadline)
+        sched_yield(); /* from then on it is in no session of the tool's */
+    assert_int_equal(getsid(watchdog.pid), watchdog.pid);
+    assert_int_equal(kill(watchdog.pid, SIGTERM), 0);
+    assert_int_equal(kill(watchdog.pid, SIGHUP), 0);
+    does(LOOKS_AT_IT);
+}
+
+/* Then that waits for it to end. */
+static void test_ends_by_a_signal_when_qemu_has_ended(NO_STATE)
+{
+    const pid_t qemu = fork();
+    if (!qemu)
+        _exit(0);
+    record.pid = qemu;
+    record.pid_started = 1;
+    watched_in(IBX_JOURNAL_HERE);
+    assert_int_equal(waitpid(qemu, NULL, 0), qemu);
+    const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    while (getsid(watchdog.pid) != watchdog.pid && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(kill(watchdog.pid, SIGTERM), 0);
+    await_watchdog();
+    ibx_watchdog_leave(&watchdog);
+    assert_int_equal(recorded(), IBX_JOURNAL_HERE);
+}
+
+/* There is nothing to undo, and nobody waits for a watchdog that is stopped. */
+static void test_one_that_is_stopped_is_released(NO_STATE)
+{
+    watched_in(IBX_JOURNAL_HERE);
+    assert_int_equal(kill(watchdog.pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(watchdog.pid, NULL, WUNTRACED), watchdog.pid);
+    ibx_watchdog_release(&watchdog);
+    assert_int_equal(kill(watchdog.pid, 0), -1);
+    assert_int_equal(recorded(), IBX_JOURNAL_HERE);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_before_the_migration_begins),
+        TEST(test_continues_the_vm),
+        TEST(test_leaves_a_migration_that_qemu_has_refused),
+        TEST(test_a_vm_that_is_paused_stays_so),
+        TEST(test_a_vm_that_sleeps_is_not_continued),
+        TEST(test_puts_settings_back),
+        TEST(test_tries_the_monitor_again),
+        TEST(test_leaves_another_qemu_alone),
+        TEST(test_keeps_what_the_tool_has_recorded),
+        TEST(test_records_nothing_before_the_tool),
+        TEST(test_does_nothing_after_the_commit),
+        TEST(test_survives_a_signal_while_qemu_lives),
+        TEST(test_ends_by_a_signal_when_qemu_has_ended),
+        TEST(test_one_that_is_stopped_is_released),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
