@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -62,6 +63,23 @@ static void test_other_memory(NO_STATE)
     is_refused();
     close(before);
     close(now);
+}
+
+static void test_another_receiver(NO_STATE)
+{
+    char path[64];
+    const int file = memfd_create("ram", MFD_CLOEXEC);
+    void *memory = ram_in(file);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
+    const int other = open(path, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_destination_claim(&destination, &error), -EBUSY);
+    text_has(error.message, "which only one receiver may lock");
+    ibx_destination_unclaim(&destination);
+    munmap(memory, PAGE);
+    close(other);
+    close(file);
 }
 
 /* The first file of each tmpfs has the same inode number. */
@@ -156,6 +174,7 @@ int main(void)
         cmocka_unit_test(test_another_vm_has_come),
         cmocka_unit_test(test_another_vm_is_coming),
         cmocka_unit_test(test_other_memory),
+        cmocka_unit_test(test_another_receiver),
         cmocka_unit_test(test_other_memory_with_the_same_inode_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

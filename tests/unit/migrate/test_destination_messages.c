@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #define EPOCH 3u
 
@@ -270,12 +272,87 @@ static void test_confirmed_too_early(NO_STATE)
     }
 }
 
+/* A VM that was paused at its source does not run here. */
+static void test_committed_as_it_was(NO_STATE)
+{
+    static const struct at at = {
+        .state = DESTINATION_WAITING, .link = LINK_SERVING, .stream = STREAM_WHOLE};
+    for (unsigned runs = 0; runs < 2; runs++) {
+        const struct ibx_migrate_any commit = {.type = IBX_MIGRATE_COMMIT,
+                                               .is.commit = {.epoch = EPOCH, .runs = runs}};
+        struct ibx_error err = {0};
+        struct message_context context = {&destination, &err};
+        begin(&at);
+        ibx_destination_on_message(&context, &commit);
+        assert_int_equal(destination.wish, runs ? WISH_RUNS : WISH_PAUSED);
+        ibx_destination_stream_fini(&destination.stream);
+    }
+}
+
+/* From the commit on QEMU may run the VM, and nobody but this tool may take its memory off the
+ * userfaultfd. */
+static void test_the_watchdog_learns_of_the_commit(NO_STATE)
+{
+    static const struct at at = {
+        .state = DESTINATION_WAITING, .link = LINK_SERVING, .stream = STREAM_WHOLE};
+    struct ibx_error err = {0};
+    char letter = 0;
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    begin(&at);
+    destination.watchdog = (struct destination_watchdog){.pid = getpid(), .fd = pair[0]};
+    on(IBX_MIGRATE_COMMIT, EPOCH, &err);
+    assert_int_equal(recv(pair[1], &letter, 1, MSG_DONTWAIT), 1);
+    assert_int_equal(letter, 'C');
+    ibx_destination_stream_fini(&destination.stream);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+static bool at_home(const uint8_t id[IBX_MIGRATE_ID_BYTES])
+{
+    struct ibx_record home = {.source = true, .borrow = IBX_BORROW_FILL};
+    memcpy(home.id, id, IBX_MIGRATE_ID_BYTES);
+    return ibx_journal_noted_home(options.folder, &home);
+}
+
+/* Before a VM that returns can run here, it is noted that it may: its borrower gets no page any
+ * more, from whatever tool. */
+static void test_a_returning_vm_is_noted_before_it_runs(NO_STATE)
+{
+    static const struct at at = {
+        .state = DESTINATION_WAITING, .link = LINK_SERVING, .stream = STREAM_WHOLE};
+    struct ibx_record *home = &destination.home.record, *own = &destination.status.record;
+    struct ibx_error err = {0};
+    begin(&at);
+    home->epoch = 1;
+    snprintf((char *)home->id, sizeof(home->id), "%d", (int)getpid());
+    memcpy(own->base, home->id, sizeof(own->base));
+    on(IBX_MIGRATE_COMMIT, EPOCH, &err);
+    const bool noted = at_home(home->id);
+    /* A receiver that has not come so far leaves the note, which is another one's. */
+    own->state = IBX_JOURNAL_NOT_YET;
+    ibx_destination_home_never_came(&destination);
+    const bool stays = at_home(home->id);
+    own->state = IBX_JOURNAL_MAY_RUN;
+    ibx_destination_home_never_came(&destination);
+    const bool gone = !at_home(home->id);
+    ibx_journal_forget_home(options.folder, home->id);
+    assert_true(noted);
+    assert_true(stays);
+    assert_true(gone);
+    ibx_destination_stream_fini(&destination.stream);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_a_page_that_the_map_does_not_have),
         cmocka_unit_test(test_confirmed_too_early),
+        cmocka_unit_test(test_committed_as_it_was),
+        cmocka_unit_test(test_the_watchdog_learns_of_the_commit),
+        cmocka_unit_test(test_a_returning_vm_is_noted_before_it_runs),
         cmocka_unit_test(test_a_map_that_does_not_add_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

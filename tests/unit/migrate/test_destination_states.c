@@ -87,9 +87,49 @@ static void test_broken_after_the_shutdown(NO_STATE)
     for (unsigned verify = 0; verify < 2; verify++) {
         begin(DESTINATION_SHUT_DOWN);
         destination.status.record.verify = verify;
+        destination.status.record.totals.pages = 7;
         assert_int_equal(on(&broken), -EBADMSG);
         assert_int_equal(destination.state.now, DESTINATION_BROKEN);
+        assert_int_equal(destination.status.record.totals.pages,
+                         0); /* no record with them is read */
     }
+}
+
+/* The source may have committed: it is told that the VM has never run here, unless it has given up
+ * itself, or this tool cannot know. */
+static void test_who_gives_up_answers(NO_STATE)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        struct ibx_error err = {0};
+        begin(DESTINATION_RESUMING);
+        ibx_destination_qemu_init(&destination.qemu, "/nonexistent", &destination.status.record,
+                                  &options.observer);
+        destination.ram.recovered = i == 1;
+        if (i == 2)
+            assert_int_equal(ibx_state_move(&destination.peer, PEER_ABORTED), 0);
+        assert_int_equal(ibx_destination_refuse_commit(&destination, -EIO, &err), -EIO);
+        assert_int_equal(destination.state.now, i ? DESTINATION_GIVEN_UP : DESTINATION_ANSWERING);
+    }
+}
+
+/* The guest might take pages that came again for zeros: as long as that is unknown, the migration
+ * is not complete. */
+static void test_not_complete_before_qemu_has_told(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(DESTINATION_FILLING);
+    destination.zeros_unknown = -ETIMEDOUT;
+    assert_int_equal(ibx_destination_complete(&destination, &err), 0);
+    assert_int_equal(destination.state.now, DESTINATION_FILLING);
+    text_has(err.message, "its monitor does not answer");
+    destination.zeros_unknown = 0; /* the record cannot be written, and has no totals before */
+    destination.retry_ns = 0;
+    destination.ram.discarded = 3;
+    assert_int_equal(ibx_destination_complete(&destination, &err), 0);
+    assert_int_equal(destination.state.now, DESTINATION_FILLING);
+    text_has(err.message, "/nonexistent");
+    const struct ibx_journal_totals none = {0};
+    assert_memory_equal(&destination.status.record.totals, &none, sizeof(none));
 }
 
 /* A source may choose the id of another migration, whose record this one then cannot write. What
@@ -272,6 +312,8 @@ int main(void)
         cmocka_unit_test(test_aborted_after_the_confirmation),
         cmocka_unit_test(test_no_patience_is_needed_after_the_confirmation),
         cmocka_unit_test(test_broken_after_the_shutdown),
+        cmocka_unit_test(test_who_gives_up_answers),
+        cmocka_unit_test(test_not_complete_before_qemu_has_told),
         cmocka_unit_test(test_notes_of_another_migration_stay),
         cmocka_unit_test(test_recover_takes_only_its_own_userfaultfd),
         cmocka_unit_test(test_no_other_process_is_killed),

@@ -125,6 +125,43 @@ static void test_only_the_key_of_the_migration_counts(NO_STATE)
     assert_int_equal(there_for("other", "recover with the key that it began with"), 0);
 }
 
+/* What comes of connecting again. */
+static int resumed(const char *key, const struct ibx_migrate_answer *answer,
+                   enum ibx_answer_state *there, struct ibx_error *err)
+{
+    struct side side;
+    *there = (enum ibx_answer_state)0;
+    side_begin(&side, key, answer);
+    const int rc = ibx_source_link_resume(&side.link, there, err);
+    assert_false(source_linked(&side.link));
+    assert_int_equal(pthread_join(side.other, NULL), 0);
+    return rc;
+}
+
+/* Only this lets the VM continue at the source. */
+static void test_the_destination_has_given_up(NO_STATE)
+{
+    enum ibx_answer_state there;
+    struct ibx_error err = {0};
+    assert_int_equal(resumed("ours", &gave_up, &there, &err), -ECANCELED);
+    assert_int_equal(there, IBX_ANSWER_GIVEN_UP);
+    assert_non_null(strstr(err.message, "before the VM ran there: it was told to"));
+    assert_int_equal(resumed("other", &gave_up, &there, &err), -EAGAIN);
+    assert_int_equal(there, 0);
+}
+
+/* Pages that one side alone compares are not compared. */
+static void test_both_sides_verify_or_none(NO_STATE)
+{
+    static const struct ibx_migrate_answer verifies = {
+        .accepted = true, .verify = true, .state = IBX_ANSWER_RUNNING, .host = "there", .links = 1};
+    enum ibx_answer_state there;
+    struct ibx_error err = {0};
+    assert_int_equal(resumed("ours", &verifies, &there, &err), -EAGAIN);
+    if (!strstr(err.message, "verifies pages, and this side does not"))
+        fail_msg("%s", err.message);
+}
+
 /* What comes of telling the destination that the VM stays at the source. */
 static int told(const char *key, const struct ibx_migrate_answer *answer)
 {
@@ -212,6 +249,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_the_key_of_the_migration_counts),
+        cmocka_unit_test(test_the_destination_has_given_up),
+        cmocka_unit_test(test_both_sides_verify_or_none),
         cmocka_unit_test(test_nobody_else_is_told_that_the_vm_stays),
         cmocka_unit_test(test_nobody_else_is_told_without_a_link),
         cmocka_unit_test(test_nobody_else_confirms),

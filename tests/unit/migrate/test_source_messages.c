@@ -154,6 +154,46 @@ static void test_complete_after_the_end(NO_STATE)
     assert_int_equal(on(IBX_MIGRATE_ENDED, &err), 0);
 }
 
+/* By the map the destination knows which pages it has to fetch. */
+static void test_complete_with_another_map(NO_STATE)
+{
+    for (unsigned pages = 0; pages < 2; pages++) {
+        struct ibx_error err = {0};
+        struct message_context context = {&source, &err};
+        begin(SOURCE_SERVING, PEER_LOADED, 0);
+        struct ibx_migrate_any complete = message_of(IBX_MIGRATE_COMPLETE);
+        complete.is.totals.pages += pages;
+        complete.is.totals.hash[IBX_MIGRATE_HASH_BYTES - 1] ^= !pages;
+        assert_int_equal(ibx_source_on_message(&context, &complete), -EPROTO);
+        text_has(err.message, "this side keeps all pages");
+        assert_int_equal(source.state.now, SOURCE_LEFT);
+        assert_int_equal(source.peer.now, PEER_LOADED);
+    }
+}
+
+/* Before the whole state was sent nothing can have loaded it. */
+static void test_loaded_too_early(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_SENDING, PEER_READY, 0);
+    source.stream.state.now = STREAM_SENT;
+    assert_int_equal(on(IBX_MIGRATE_LOADED, &err), -EPROTO);
+    assert_int_equal(source.peer.now, PEER_READY);
+}
+
+/* Once the VM has run there, the end of its QEMU there is no reason to continue it here. */
+static void test_gives_up_after_running(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_COMMITTED, PEER_LOADED, 0);
+    assert_int_equal(on(IBX_MIGRATE_RUNNING, &err), 0);
+    assert_true(source.vm.ran_there);
+    assert_int_equal(on(IBX_MIGRATE_ABORT, &err), 0);
+    assert_int_equal(source.state.now, SOURCE_LOST);
+    assert_int_equal(source.peer.now, PEER_LOADED);
+    assert_string_equal(source.status.record.vm_status, IBX_JOURNAL_QEMU_ENDED);
+}
+
 static unsigned lines;
 static char last_line[IBX_ERROR_MAX];
 
@@ -220,6 +260,9 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_complete_after_the_end),
+        cmocka_unit_test(test_complete_with_another_map),
+        cmocka_unit_test(test_loaded_too_early),
+        cmocka_unit_test(test_gives_up_after_running),
         cmocka_unit_test(test_a_destination_that_changes_its_mind),
         cmocka_unit_test(test_a_map_of_home_that_does_not_add_up),
         cmocka_unit_test(test_kinds_of_lines_are_limited_separately)};

@@ -241,6 +241,40 @@ static void test_vm_shuts_down_while_it_is_stopped(NO_STATE)
     ibx_source_vm_fini(&vm);
 }
 
+static void migration_is(struct source_vm *vm, const char *status)
+{
+    json_t *event = json_pack("{s:s, s:{s:s}}", "event", "MIGRATION", "data", "status", status);
+    assert_int_equal(ibx_source_vm_on_event(vm, true, event), VM_NOTHING);
+    json_decref(event);
+}
+
+/* Another client pauses the VM just before QEMU begins to migrate it. That STOP is not the stop of
+ * the migration: the disks may still be at work, and the VM stays paused if the migration fails. */
+static void test_vm_is_paused_before_its_migration_begins(NO_STATE)
+{
+    struct source_vm vm;
+    ibx_source_vm_init(&vm);
+    assert_int_equal(happens(&vm, "STOP"), VM_NOTHING);
+    assert_true(vm.ran);
+    migration_is(&vm, "setup");
+    assert_true(vm.paused && !vm.ran && !vm.stop_ns);
+    assert_int_equal(vm.state.now, VM_GOING);
+    ibx_source_vm_fini(&vm);
+}
+
+/* Nor is one after which somebody has continued the VM. */
+static void test_vm_is_continued_after_its_stop(NO_STATE)
+{
+    struct source_vm vm;
+    ibx_source_vm_init(&vm);
+    assert_int_equal(happens(&vm, "STOP"), VM_NOTHING);
+    assert_int_equal(happens(&vm, "RESUME"), VM_CONTINUED);
+    assert_true(!vm.paused && !vm.ran && !vm.stop_ns);
+    assert_int_equal(happens(&vm, "MIGRATION_PASS"), VM_NOTHING);
+    assert_false(vm.asks);
+    ibx_source_vm_fini(&vm);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,6 +287,8 @@ int main(void)
         cmocka_unit_test(test_unknown_reset_lets_this_tool_serve_pages),
         cmocka_unit_test(test_lack_of_descriptors_ends_nothing),
         cmocka_unit_test(test_vm_shuts_down_while_it_is_stopped),
+        cmocka_unit_test(test_vm_is_paused_before_its_migration_begins),
+        cmocka_unit_test(test_vm_is_continued_after_its_stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

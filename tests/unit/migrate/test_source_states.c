@@ -174,6 +174,31 @@ static void test_no_new_epoch_without_a_disk_and_an_answer(NO_STATE)
     assert_int_equal(source.status.record.epoch, 7);
 }
 
+/* Somebody else's QEMU may have the memory of a borrowed VM that has returned, and write to it: no
+ * link is made by which the borrower could read that. */
+static void test_no_link_once_the_vm_may_be_home(NO_STATE)
+{
+    struct ibx_error err = {0};
+    struct ibx_record *record = &source.status.record;
+    begin(SOURCE_SERVING);
+    source.lost_ns = ibx_now_ns();
+    ibx_options_init(&source.transport);
+    *record = (struct ibx_record){.source = true,
+                                  .state = IBX_JOURNAL_MOVED,
+                                  .epoch = 5,
+                                  .borrow = IBX_BORROW_FILL,
+                                  .uri = "tcp://127.0.0.1:1"};
+    snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());
+    assert_int_equal(ibx_journal_note_home(options.folder, record->id, &err), 0);
+    const int rc = ibx_source_reconnect(&source, &err);
+    ibx_journal_forget_home(options.folder, record->id);
+    assert_int_equal(rc, 0);
+    assert_int_equal(record->epoch, 5); /* which each link raises */
+    source.link.retry_ns = 0;
+    assert_int_equal(ibx_source_reconnect(&source, &err), 0);
+    assert_int_equal(record->epoch, 6);
+}
+
 static int reset_happens(struct ibx_error *err)
 {
     json_t *event = json_pack("{s:s}", "event", "RESET");
@@ -417,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_stopped_while_the_vm_is),
         cmocka_unit_test(test_long_attempt_does_not_count_as_silence),
         cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
+        cmocka_unit_test(test_no_link_once_the_vm_may_be_home),
         cmocka_unit_test(test_reset_when_every_page_has_come),
         cmocka_unit_test(test_verdict_without_a_comparison),
         cmocka_unit_test(test_no_memory_to_compare),
