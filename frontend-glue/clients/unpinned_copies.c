@@ -23,6 +23,7 @@ struct part_of_copy {
 struct ibx_unpinned_stream {
     struct ibx_unpinned_stream *next;
     const struct gpu_session *owner; /* NULL: its session has ended */
+    const struct ibx_tenant *tenant;
     uintptr_t id;
     const void *stream, *context;
     uint8_t *chunk;
@@ -37,7 +38,7 @@ struct ibx_unpinned_stream {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct ibx_unpinned_stream *all;
+static struct ibx_unpinned_stream *all, *kept; /* kept: forgotten, but for their chunks */
 static uintptr_t last_id;
 
 /* Locked. */
@@ -58,8 +59,12 @@ static void drop_if_over(struct ibx_unpinned_stream *l)
     while (*at != l)
         at = &(*at)->next;
     *at = l->next;
-    if (!l->graphs)
-        ibx_pinned_return(l->chunk);
+    if (l->graphs) {
+        l->next = kept;
+        kept = l;
+        return;
+    }
+    ibx_pinned_return(l->chunk);
     free(l);
 }
 
@@ -103,6 +108,17 @@ static void call(void *id)
     pthread_mutex_unlock(&lock);
 }
 
+/* Locked. How many chunks graphs of the tenant's may have. */
+static unsigned count_kept(const struct ibx_tenant *tenant)
+{
+    unsigned count = 0;
+    for (const struct ibx_unpinned_stream *l = all; l; l = l->next)
+        count += l->graphs && l->tenant == tenant;
+    for (const struct ibx_unpinned_stream *l = kept; l; l = l->next)
+        count += l->tenant == tenant;
+    return count;
+}
+
 /* Locked. The session's entry of that stream, or a new one; NULL: see ibx_unpinned_begin(). */
 static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void *stream,
                                          const void *context)
@@ -113,8 +129,9 @@ static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void
             return l;
         count += l->owner == x;
     }
-    struct ibx_unpinned_stream *made =
-        count < IBX_UNPINNED_STREAMS ? calloc(1, sizeof(*made)) : NULL;
+    const bool may =
+        count < IBX_UNPINNED_STREAMS && count_kept(x->isolation.tenant) < IBX_UNPINNED_KEPT;
+    struct ibx_unpinned_stream *made = may ? calloc(1, sizeof(*made)) : NULL;
     uint8_t *chunk = made ? ibx_pinned_borrow(IBX_PINNED_CHUNK) : NULL;
     if (!chunk) {
         free(made);
@@ -122,6 +139,7 @@ static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void
     }
     *made = (struct ibx_unpinned_stream){.next = all,
                                          .owner = x,
+                                         .tenant = x->isolation.tenant,
                                          .id = ++last_id,
                                          .stream = stream,
                                          .context = context,

@@ -18,6 +18,7 @@
 #include "frontend-glue/clients/clients.h"
 
 #define IBX_UNPINNED_STREAMS 4u
+#define IBX_UNPINNED_KEPT    8u /* chunks that a tenant's graphs may have: then it gets no more */
 #define IBX_UNPINNED_PARTS   32u
 
 /* Before a plain copy of `bytes` in a stream of the current context which has other work. NULL: it

@@ -103,6 +103,19 @@ static void find_limits(struct gpu_session *x)
         ibx_unpinned_add(x, begun[i], memory, &(struct ibx_gpu_copy){.stream = others[i]}, false);
 }
 
+static _Atomic(void *) lost[2 * IBX_UNPINNED_KEPT]; /* chunks that graphs may have */
+static atomic_uint lost_count;
+
+/* Captures end while copies are added, again and again. */
+static void lose_chunks(struct gpu_session *x)
+{
+    meanwhile = CAPTURE_ENDS;
+    while (lost_count < 2 * IBX_UNPINNED_KEPT && begins(x, stream, 1))
+        lost[lost_count++] = lent;
+    meanwhile = NO_CAPTURE;
+    ended = false;
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
@@ -110,6 +123,8 @@ static void handle(const char *name)
         ibx_copies_of(pair.server)->pins.bytes_max = pins_most;
     if (!strcmp(name, "limits"))
         find_limits(ibx_copies_of(pair.server));
+    if (!strcmp(name, "lose"))
+        lose_chunks(ibx_copies_of(pair.server));
 }
 
 static void limit_pins(size_t most)
@@ -331,6 +346,21 @@ static void test_limits(void **state)
     assert_int_equal(beside, IBX_UNPINNED_STREAMS - 1);
 }
 
+/* A tenant loses only so many chunks, whatever its graphs have. */
+static void test_captured_often(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    copy(true, BYTES); /* in a context */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    const unsigned taken = ibx_pinned_taken();
+    expect_code("lose", &nothing, HANDLED);
+    assert_in_range(lost_count, 1, IBX_UNPINNED_KEPT);
+    assert_int_equal(ibx_pinned_taken(), taken + lost_count);
+    for (unsigned i = 0; i < lost_count; i++)
+        ibx_pinned_return(lost[i]);
+}
+
 /* If CUDA refuses a part, the copy has failed, and nothing of it is under way. */
 static void test_refused(void **state)
 {
@@ -370,7 +400,7 @@ int main(void)
         TEST(test_to_the_device), TEST(test_from_the_device),  TEST(test_several_in_a_stream),
         TEST(test_session_ends),  TEST(test_client_is_killed), TEST(test_context_goes),
         TEST(test_captured),      TEST(test_chunk_is_in_use),  TEST(test_limits),
-        TEST(test_refused),       TEST(test_idle_stream),
+        TEST(test_refused),       TEST(test_idle_stream),      TEST(test_captured_often),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
