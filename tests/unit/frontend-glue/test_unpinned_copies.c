@@ -367,7 +367,7 @@ static void test_refused(void **state)
     (void)state;
     const unsigned taken = ibx_pinned_taken();
     for (unsigned i = 1; i <= 3; i++) {
-        app->slow(20000);
+        app->slow(20000 * patience_times());
         assert_int_equal(app->copy_async(device + 8, device, 8, stream), 0);
         app->inject("cuLaunchHostFunc", i, 2, false);
         assert_int_not_equal(copy_by_client((struct ibx_frontend_copy){.to_device = i != 2,
