@@ -17,6 +17,8 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define STREAM_NAME   "ibx-state"
@@ -485,12 +487,18 @@ int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *recor
     return 0;
 }
 
-/* The lock is on a folder of QEMU's in /proc. */
-int ibx_vm_lock(pid_t qemu, int *fd)
+/* The lock is on a folder of QEMU's in /proc, which only those can open who may work on its VM: a
+ * pidfd, which is the same file for all mounts of /proc, could be locked by any user. */
+static int open_lockable(pid_t qemu)
 {
     char path[32];
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)qemu);
-    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+int ibx_vm_lock(pid_t qemu, int *fd)
+{
+    *fd = open_lockable(qemu);
     if (*fd < 0)
         return -errno;
     if (!flock(*fd, LOCK_EX | LOCK_NB))
@@ -501,15 +509,45 @@ int ibx_vm_lock(pid_t qemu, int *fd)
     return rc;
 }
 
-/* Where it cannot be locked, QEMU alone refuses a second migration. */
-int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err)
+static int refuse_claimed(pid_t qemu, struct ibx_error *err)
 {
-    if (ibx_vm_lock(qemu, fd) != -EWOULDBLOCK)
-        return 0;
     return ibx_error_set(err, -EBUSY,
                          "another ib-migrate works on the VM of this QEMU (process %d), perhaps a "
                          "freeze, or one with another --state-dir: wait for its end",
                          (int)qemu);
+}
+
+/* Where it cannot be locked, QEMU alone refuses a second migration. */
+int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err)
+{
+    return ibx_vm_lock(qemu, fd) == -EWOULDBLOCK ? refuse_claimed(qemu, err) : 0;
+}
+
+int ibx_vm_check_claimed(const struct ibx_guest_ram *ram, bool source, struct ibx_error *err)
+{
+    const int fd = open_lockable(ram->pid);
+    const bool locked = (fd >= 0 && ibx_vm_find_locker(fd)) ||
+                        (!source && ram->count && ibx_vm_find_locker(ram->blocks[0].fd));
+    if (fd >= 0)
+        close(fd);
+    return locked ? refuse_claimed(ram->pid, err) : 0;
+}
+
+pid_t ibx_vm_find_locker(int fd)
+{
+    char line[256];
+    unsigned major, minor;
+    unsigned long inode;
+    int pid, found = 0;
+    struct stat st;
+    FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
+    while (locks && !found && fgets(line, sizeof(line), locks))
+        if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%lu", &pid, &major, &minor, &inode) == 4 &&
+            inode == st.st_ino && makedev(major, minor) == st.st_dev)
+            found = pid;
+    if (locks)
+        fclose(locks);
+    return found;
 }
 
 uint64_t ibx_vm_event_ns(json_t *event)

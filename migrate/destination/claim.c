@@ -17,32 +17,12 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
-
-/* The process that has locked this file, by /proc/locks; whoever may read the file can lock it. 0:
- * it is not to be seen. */
-static pid_t find_holder(int fd)
-{
-    char line[256];
-    unsigned major, minor;
-    unsigned long inode;
-    int pid, found = 0;
-    struct stat st;
-    FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
-    while (locks && !found && fgets(line, sizeof(line), locks))
-        if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%lu", &pid, &major, &minor, &inode) == 4 &&
-            inode == st.st_ino && makedev(major, minor) == st.st_dev)
-            found = pid;
-    if (locks)
-        fclose(locks);
-    return found;
-}
 
 static int refuse_locked(const struct destination *d, int fd, struct ibx_error *err)
 {
     char holder[64] = "another process", path[64], name[32] = "";
-    const pid_t pid = find_holder(fd);
+    const pid_t pid = ibx_vm_find_locker(fd);
     snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
     FILE *comm = pid > 0 ? fopen(path, "re") : NULL;
     if (comm && fgets(name, sizeof(name), comm)) {

@@ -441,6 +441,8 @@ int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blocke
         rc = ibx_preflight_side(qmp, &ram,
                                 options->source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
+        if (ibx_vm_check_claimed(&ram, options->source, &why))
+            ibx_blockers_add(blockers, "%s", why.message);
         ibx_preflight_monitor_file(options->qmp, ram.pid, blockers);
         if (!options->source && options->folder &&
             ibx_migration_check_unfinished(options->folder, &ram, false, true, &why) == -EBUSY)
