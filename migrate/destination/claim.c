@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int refuse_locked(const struct destination *d, int fd, struct ibx_error *err)
+static int refuse_locked(const struct destination *d, int fd, bool again, struct ibx_error *err)
 {
     char holder[64] = "another process", path[64], name[32] = "";
     const pid_t pid = ibx_vm_find_locker(fd);
@@ -32,6 +33,12 @@ static int refuse_locked(const struct destination *d, int fd, struct ibx_error *
     }
     if (comm)
         fclose(comm);
+    if (!strcmp(name, "ib-migrate") && again)
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate (process %d) continues the migration to this QEMU "
+                             "(process %d), by another copy of its record (--state-dir): leave it "
+                             "to that one",
+                             (int)pid, (int)d->ram.guest.pid);
     if (!strcmp(name, "ib-migrate"))
         return ibx_error_set(err, -EBUSY,
                              "another ib-migrate (process %d) is receiving a VM into this QEMU "
@@ -45,8 +52,8 @@ static int refuse_locked(const struct destination *d, int fd, struct ibx_error *
 }
 
 /* Locks by a descriptor of its own, because the others are closed when QEMU is given another file.
- */
-static int lock(struct destination *d, int file, struct ibx_error *err)
+ * `again`: this tool continues a migration. */
+static int lock(struct destination *d, int file, bool again, struct ibx_error *err)
 {
     char path[32];
     int *const fd = &d->claim_fds[d->claim_fds[0] >= 0];
@@ -55,7 +62,7 @@ static int lock(struct destination *d, int file, struct ibx_error *err)
     if (*fd >= 0 && !flock(*fd, LOCK_EX | LOCK_NB))
         return 0;
     if (*fd >= 0 && errno == EWOULDBLOCK)
-        return refuse_locked(d, *fd, err);
+        return refuse_locked(d, *fd, again, err);
     return ibx_error_set(err, -errno, "the file of guest RAM %s cannot be locked: %s",
                          d->ram.guest.blocks[0].id, strerror(errno));
 }
@@ -75,7 +82,7 @@ static bool is_mapped(struct ibx_guest_ram *ram)
 
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err)
 {
-    return lock(d, file, err);
+    return lock(d, file, false, err);
 }
 
 int ibx_destination_claim(struct destination *d, struct ibx_error *err)
@@ -83,7 +90,7 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     char status[IBX_MIGRATE_STATUS];
     struct ibx_vm_progress now = {.status = "none"};
-    int rc = lock(d, d->ram.guest.blocks[0].fd, err);
+    int rc = lock(d, d->ram.guest.blocks[0].fd, false, err);
     if (!rc && !is_mapped(&d->ram.guest))
         return ibx_error_set(
             err, -EBUSY,
@@ -102,6 +109,18 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
                              "which is not this ib-migrate's: start another QEMU for this VM",
                              (int)d->ram.guest.pid, now.status);
     ibx_migration_stop_at("destination", "claimed");
+    return rc;
+}
+
+int ibx_destination_claim_again(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
+    int rc;
+    while ((rc = lock(d, d->ram.guest.blocks[0].fd, true, err)) == -EBUSY &&
+           ibx_now_ns() < deadline) {
+        ibx_destination_unclaim(d);
+        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    }
     return rc;
 }
 

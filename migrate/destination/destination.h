@@ -351,7 +351,10 @@ static inline bool destination_settled(const struct destination *d)
 /* To be called before QEMU is changed. -EBUSY: another receiver is about to change it, or a VM has
  * come to it. */
 int ibx_destination_claim(struct destination *d, struct ibx_error *err);
-/* ... and before QEMU is given this memory, which is then locked as well. */
+/* For recover. -EBUSY: another tool continues the migration by a copy of the record, and both would
+ * take page faults, half of which neither would serve. */
+int ibx_destination_claim_again(struct destination *d, struct ibx_error *err);
+/* To be called before QEMU is given this memory, which is then locked as well. */
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
 /* Returns -EBUSY, with the sentence that a VM has come by another monitor. */
 int ibx_destination_refuse_taken(const struct destination *d, struct ibx_error *err);

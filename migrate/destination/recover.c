@@ -239,6 +239,8 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
         return recover_shut_down(d, err);
     int rc = find(d, err);
     if (!rc)
+        rc = ibx_destination_claim_again(d, err);
+    if (!rc)
         rc = learn_state(d, err);
     if (rc)
         return rc;

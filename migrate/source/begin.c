@@ -511,6 +511,17 @@ static int find_pages(struct source *s, struct ibx_error *err)
     return rc == -ENOENT ? ibx_source_find_map(s, err) : rc;
 }
 
+/* -EBUSY: another tool works on this VM, by a copy of the record. */
+static int claim_again(struct source *s, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
+    int rc;
+    while ((rc = ibx_vm_claim(s->status.record.pid, &s->vm.claim, err)) == -EBUSY &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    return rc;
+}
+
 /* Checks that the VM of a migration that came to its commit is in the QEMU of the record, and has
  * not run there since; or that this QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
@@ -520,7 +531,9 @@ static int check_recovered(struct source *s, struct ibx_error *err)
         int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
         return rc ? rc : find_pages(s, err);
     }
-    int rc = ibx_source_guard_take(s, err);
+    int rc = claim_again(s, err);
+    if (!rc)
+        rc = ibx_source_guard_take(s, err);
     if (rc == -EAGAIN) {
         ibx_migration_stop_at("source", "looked");
         rc = ibx_source_guard_reach(s, err);

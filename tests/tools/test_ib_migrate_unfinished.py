@@ -8,13 +8,14 @@ import glob
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 
 from guest_vm import ask_qmp
-from harness import LIMIT, children, equal, process_state, run_all, until
+from harness import LIMIT, children, equal, free_port, process_state, run_all, until
 from migrate_scene import (OLD_RECORD, Terminal, Vm, case, expect, fails, finish, interrupt_twice,
                            key_file, let_go, looks_like, receiver, rewrite_record, same_memory,
                            says, slow_migration, start, stops_at, succeeds, wait_for_message,
@@ -108,6 +109,32 @@ def rollback_leaves_a_migration_of_another_program_alone(scene):
     equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
     source.runs_on()
     expect(source)
+
+
+@case
+def a_copy_of_the_records_recovers_nothing_a_second_time(scene):
+    """Two destinations would take each other's page faults, and two sources serve one VM."""
+    source, destination, sender, waiting = slow_migration(scene)
+    for process in (sender, waiting):
+        process.kill()
+        process.wait(LIMIT)
+    shutil.copytree(scene.path("state"), scene.path("copy"),
+                    ignore=shutil.ignore_patterns("*.sock"))
+    again = [start(scene, "recover --json --max-bandwidth 100K", *destination.qmp),
+             start(scene, "recover --json", *source.qmp)]
+    wait_for_phase("filling", *again)
+    listen = ("--listen", f"tcp://127.0.0.1:{free_port()}")
+    for vm, more, words in (
+            (destination, listen, f"another ib-migrate (process {again[0].pid}) continues "),
+            (source, (), f"another ib-migrate works on the VM of this QEMU (process "
+                         f"{source.process.pid})")):
+        code, out, err = scene.run("recover", *vm.qmp, "--state-dir", scene.path("copy"), *more)
+        equal((code, out), (3, ""))
+        assert words in err, err
+    let_go(scene, destination)
+    for process in again:
+        equal(finish(process)[0], 0)
+    same_memory(source, destination)
 
 
 @case
