@@ -408,68 +408,88 @@ void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned li
 /* ------------------------------------------------------------ huge pages */
 
 struct huge_search {
-    uint64_t page_size, room;
+    const char *root;
+    const struct ibx_huge_pages *pages;
+    uint64_t room;
     char *name;
 };
+
+struct huge_membership {
+    const char *folder;
+    bool found;
+};
+
+static void look_for_folder(void *context, const struct ibx_control_group *group)
+{
+    struct huge_membership *membership = context;
+    membership->found |= !strcmp(group->folder, membership->folder);
+}
 
 static void look_at_huge(void *context, const struct ibx_control_group *group)
 {
     struct huge_search *search = context;
-    const uint64_t mib = search->page_size >> 20;
+    const struct ibx_huge_pages *pages = search->pages;
+    const uint64_t mib = pages->size >> 20;
+    struct huge_membership qemu = {.folder = group->folder};
     char limit[64], usage[64];
-    uint64_t most, now;
+    uint64_t most, now, room;
     snprintf(limit, sizeof(limit), "hugetlb.%" PRIu64 "MB.%s", mib,
              group->second ? "max" : "limit_in_bytes");
     snprintf(usage, sizeof(usage), "hugetlb.%" PRIu64 "MB.%s", mib,
              group->second ? "current" : "usage_in_bytes");
-    if (!read_bytes(group->folder, limit, &most) || !read_bytes(group->folder, usage, &now) ||
-        less(most, now) >= search->room)
+    if (!read_bytes(group->folder, limit, &most) || !read_bytes(group->folder, usage, &now))
         return;
-    search->room = less(most, now);
+    ibx_control_groups_of("hugetlb", search->root, pages->owner_groups, look_for_folder, &qemu);
+    room = sum_of(less(most, now), qemu.found ? pages->there : 0);
+    if (room >= search->room)
+        return;
+    search->room = room;
     snprintf(search->name, PATH_MAX, "%s", group->folder);
 }
 
-uint64_t ibx_preflight_huge_room(const char *root, const char *groups, uint64_t page_size,
-                                 char name[PATH_MAX])
+uint64_t ibx_preflight_huge_room(const char *root, const char *groups,
+                                 const struct ibx_huge_pages *pages, char name[PATH_MAX])
 {
-    struct huge_search search = {page_size, UINT64_MAX, name};
+    struct huge_search search = {root, pages, UINT64_MAX, name};
     ibx_control_groups_of("hugetlb", root, groups, look_at_huge, &search);
     return search.room;
 }
 
-/* All of them count when they are placed. Those that are there are dropped before, and may have
- * counted towards this group. */
-void ibx_preflight_huge_limit(const char *root, const char *groups, const struct ibx_guest_ram *ram,
-                              struct ibx_blockers *blockers)
+/* All of them count when they are placed. Those that are there are dropped before: they count
+ * towards the groups of QEMU, which allocated them. */
+void ibx_preflight_huge_limit(const char *root, const char *groups, const char *qemu_groups,
+                              const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     char name[PATH_MAX] = "";
-    uint64_t page_size = 0, bytes = 0, there = 0;
+    struct ibx_huge_pages pages = {.owner_groups = qemu_groups};
+    uint64_t bytes = 0;
     struct stat st;
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
         if (block->fd < 0 || block->page_size < 1 << 20 || fstat(block->fd, &st))
             continue;
-        page_size = block->page_size; /* only those of one size are fetched */
+        pages.size = block->page_size; /* only those of one size are fetched */
         bytes += block->size;
-        there += (uint64_t)st.st_blocks * 512;
+        pages.there += (uint64_t)st.st_blocks * 512;
     }
     const uint64_t room =
-        page_size ? sum_of(ibx_preflight_huge_room(root, groups, page_size, name), there)
-                  : UINT64_MAX;
+        pages.size ? ibx_preflight_huge_room(root, groups, &pages, name) : UINT64_MAX;
     if (bytes > room)
         ibx_blockers_add(blockers,
                          "the control group of this ib-migrate, %.200s, to which the huge pages "
                          "that it places count, may take %" PRIu64 " MiB of them and this VM has "
                          "%" PRIu64 " MiB: raise its limit (hugetlb.%" PRIu64
                          "MB.max, or limit_in_bytes); the VM waits where a page finds no room",
-                         name, room >> 20, bytes >> 20, page_size >> 20);
+                         name, room >> 20, bytes >> 20, pages.size >> 20);
 }
 
 void ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    char groups[GROUPS_BYTES];
+    char process[32], groups[GROUPS_BYTES], qemu_groups[GROUPS_BYTES];
     groups_of("self", groups);
-    ibx_preflight_huge_limit(ROOT, groups, ram, blockers);
+    snprintf(process, sizeof(process), "%d", (int)ram->pid);
+    groups_of(process, qemu_groups);
+    ibx_preflight_huge_limit(ROOT, groups, qemu_groups, ram, blockers);
 }
 
 /* ------------------------------------------------------------ the file system of its files */

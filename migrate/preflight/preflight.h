@@ -185,13 +185,19 @@ uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_
 /* The same up to memory.high, beyond which the kernel slows processes down. */
 uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
-/* Bytes of huge pages of this size that control groups leave to a process, as above. */
-uint64_t ibx_preflight_huge_room(const char *root, const char *groups, uint64_t page_size,
-                                 char name[PATH_MAX]);
+/* Bytes of huge pages that control groups leave to a process, as above. Those that are `there` will
+ * be dropped, and make room in the groups of who allocated them (the contents of its
+ * /proc/PID/cgroup). */
+struct ibx_huge_pages {
+    uint64_t size, there; /* bytes */
+    const char *owner_groups;
+};
+uint64_t ibx_preflight_huge_room(const char *root, const char *groups,
+                                 const struct ibx_huge_pages *pages, char name[PATH_MAX]);
 /* The limits of the control groups of a receiving tool on the huge pages of guest RAM; `root` and
- * `groups` as above, or those of this process. */
-void ibx_preflight_huge_limit(const char *root, const char *groups, const struct ibx_guest_ram *ram,
-                              struct ibx_blockers *blockers);
+ * `groups` as above, or those of this process. `qemu_groups`: those of QEMU. */
+void ibx_preflight_huge_limit(const char *root, const char *groups, const char *qemu_groups,
+                              const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 void ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Room on the file systems of guest RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);

@@ -380,7 +380,8 @@ static void test_huge_pages_for_one_of_two(NO_STATE)
 
 static void may_take(const char *groups, uint64_t mib, const char *of)
 {
-    const uint64_t room = ibx_preflight_huge_room(root, groups, 2 * MIB, name);
+    const struct ibx_huge_pages pages = {.size = 2 * MIB, .owner_groups = ""};
+    const uint64_t room = ibx_preflight_huge_room(root, groups, &pages, name);
     assert_true(mib == UINT64_MAX ? room == UINT64_MAX : room == mib * MIB);
     if (of)
         assert_string_equal(name + strlen(root), of);
@@ -410,17 +411,22 @@ static void test_limits_of_huge_pages(NO_STATE)
     may_take(groups, 6, "/hugetlb/h1");
     block.fd = memfd_create("ram", MFD_CLOEXEC);
     struct ibx_blockers blockers = {0};
-    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    ibx_preflight_huge_limit(root, groups, groups, &ram, &blockers);
     assert_int_equal(blockers.count, 1);
     assert_non_null(strstr(blockers.reasons[0], "may take 6 MiB of them and this VM has 64 MiB"));
     assert_int_equal(ftruncate(block.fd, 64 * MIB), 0);
     assert_int_equal(fallocate(block.fd, 0, 0, 58 * MIB), 0); /* QEMU has them, in this group */
     memset(&blockers, 0, sizeof(blockers));
-    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    ibx_preflight_huge_limit(root, groups, groups, &ram, &blockers);
     assert_int_equal(blockers.count, 0);
+    /* ... or in another one, where they make no room for a receiver in this one. */
+    ibx_preflight_huge_limit(root, groups, "5:hugetlb:/qemu\n0::/h2/vm\n", &ram, &blockers);
+    assert_int_equal(blockers.count, 1);
+    assert_non_null(strstr(blockers.reasons[0], "may take 6 MiB of them and this VM has 64 MiB"));
+    memset(&blockers, 0, sizeof(blockers));
     block.page_size = 4096;
     assert_int_equal(ftruncate(block.fd, 0), 0);
-    ibx_preflight_huge_limit(root, groups, &ram, &blockers);
+    ibx_preflight_huge_limit(root, groups, groups, &ram, &blockers);
     assert_int_equal(blockers.count, 0);
     close(block.fd);
 }
