@@ -2,7 +2,10 @@
 /* Memory of another process, shared memory filled in place, huge pages, and memory that runs
  * out. */
 #include "tests/fixtures/fault_memory.h"
+#include "tests/fixtures/patience.h"
 #include "userfaultfd/dirty.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -215,7 +218,7 @@ static void test_protected(void **state)
     close(pagemap);
 }
 
-enum { IN_PLACE, EXCLUSIVE, PROTECTED };
+enum { IN_PLACE, EXCLUSIVE, PROTECTED, PLAIN };
 
 /* Shared memory that is filled by two workers in one of these ways. */
 static void map_as(int way)
@@ -289,6 +292,25 @@ static void test_exclusive_page_of_somebody_else(void **state)
     assert_int_equal(ibx_fault_reason(rig.engine, &err), -EEXIST);
     assert_non_null(strstr(err.message, "somebody else has written to it"));
     assert_false(ibx_fault_present(rig.engine, 7));
+}
+
+/* Elsewhere it is: the kernel places nothing then, and wakes nobody who waits for the page. */
+static void test_page_of_somebody_else_wakes(void **state)
+{
+    struct look look;
+    (void)state;
+    map_as(PLAIN);
+    rig.config.no_background = true;
+    rig_start();
+    look_at(&look, 7);
+    assert_true(REACHES(faults, 1));
+    assert_int_equal(pwrite(rig.file, rig.data.bytes + 7 * PAGE, PAGE, 7 * PAGE), PAGE);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
+    while (!atomic_load(&look.looked) && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(atomic_load(&look.looked), 1);
+    look_sees_right(&look);
 }
 
 /* A file in a new filesystem of this type, or skips the test. */
@@ -610,6 +632,7 @@ int main(void)
         cmocka_unit_test_teardown(test_exclusive_is_fetched_once, rig_end),
         cmocka_unit_test_teardown(test_protected_is_fetched_once, rig_end),
         cmocka_unit_test_teardown(test_exclusive_page_of_somebody_else, rig_end),
+        cmocka_unit_test_teardown(test_page_of_somebody_else_wakes, rig_end),
         {"test_minor_emptied", test_minor_emptied, NULL, rig_end, NULL},
         {"test_minor_emptied_in_check", test_minor_emptied, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_minor_emptied_behind_check, rig_end),
