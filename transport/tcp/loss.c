@@ -13,9 +13,10 @@
  *
  * Where a part of a frame is lost, what follows is taken for the rest of it, CHECKs, too. So they
  * say how many bytes of the other direction have come. Bytes that the peer's host or a relay has
- * acknowledged, and that the peer has not received for LOST_MS while it waits, are lost. If
- * anything but CHECKs was sent meanwhile, each of these may have crossed other bytes, such as the
- * reply to another call, and proves nothing.
+ * acknowledged, and that the peer has not received for timeout_ms while it waits, are lost: a relay
+ * whose own TCP has to try again also passes nothing for some seconds. If anything but CHECKs was
+ * sent meanwhile, each of these may have crossed other bytes, such as the reply to another call,
+ * and proves nothing.
  *
  * The end that finds out ends the connection. A session that can, goes on over another one.
  */
@@ -31,7 +32,7 @@
 #define PART      32u   /* ... that, or this part of the wait so far if it is more, ... */
 #define MOST_MS   2000u /* ... but no more than this */
 #define PAUSED_MS 1000u /* a process that is so late has not polled, and begins to wait */
-#define LOST_MS   2000u /* for which bytes are missing */
+#define LOST_MS   2000u /* for which bytes are missing at least, before they are lost */
 
 static bool is_amid_a_frame(const struct tcp_lane *lane)
 {
@@ -108,13 +109,15 @@ static void judge(struct tcp_lane *lane, uint32_t received)
     const uint64_t now = ibx_now_ns(), all = ibx_tcp_thread_gone(lane, &checks);
     const uint64_t gone = all - checks;
     const uint32_t lacks = (uint32_t)all - received;
+    const unsigned timeout_ms = ibx_link_options(lane->tcp->link)->timeout_ms;
+    const unsigned lost_ms = timeout_ms > LOST_MS ? timeout_ms : LOST_MS;
     int unacknowledged = 0;
     if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking ||
         gone != lane->lacking_gone) {
         lane->lacking = lacks > INT32_MAX ? 0 : lacks;
         lane->lacking_gone = gone;
         lane->lacking_since = now;
-    } else if (now - lane->lacking_since >= LOST_MS * IBX_NS_PER_MS &&
+    } else if (now - lane->lacking_since >= lost_ms * IBX_NS_PER_MS &&
                !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) && !unacknowledged) {
         ibx_tcp_fail(lane->tcp, -EBADMSG,
                      "%u bytes that were sent on lane %u are acknowledged, and have not arrived: "
