@@ -265,6 +265,24 @@ static void child_that_destroys_only(void)
     CHILD_CHECK(family.left == 0);
 }
 
+static void grandchild(void)
+{
+    get_and_put(family_cache, family_memory, PAGE);
+    CHILD_CHECK(family_has(2));
+    ibx_regcache_put(family_cache, family_held);
+    CHILD_CHECK(family.left == 0 && family_has(1));
+}
+
+/* The child has used the cache, too, before it forks in turn. */
+static void child_with_a_child(void)
+{
+    get_and_put(family_cache, family_memory, PAGE);
+    in_child(grandchild);
+    ibx_regcache_put(family_cache, family_held);
+    ibx_regcache_destroy(family_cache);
+    CHILD_CHECK(family.left == 1);
+}
+
 /* A thread that is just starting has locks of the sanitizer, which nobody would release in a child.
  * Watched memory is not gone before the reader runs and has read of it. */
 static void wait_for_the_reader(void)
@@ -287,6 +305,7 @@ static void test_forked_child(void **state)
     family_held = get(family_cache, family_memory + PAGE, PAGE, LOCAL);
     in_child(child_with_the_parents_cache);
     in_child(child_that_destroys_only);
+    in_child(child_with_a_child);
     ASSERT_HIT(family, get_and_put(family_cache, family_memory, PAGE));
     munmap(family_memory, PAGE);
     map_at(family_memory, PAGE, MAP_FIXED_NOREPLACE);
