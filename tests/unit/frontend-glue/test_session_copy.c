@@ -373,7 +373,19 @@ static void expect_answer(struct ibx_session *s, size_t n, int exit_code)
     assert_memory_equal(bytes, expected, n);
 }
 
-/* If the back end is dead, every call returns cudaErrorUnknown, no time and no output. */
+/* Lines of `log` with these words. */
+static unsigned lines_with(FILE *log, const char *words)
+{
+    char line[512];
+    unsigned count = 0;
+    rewind(log);
+    while (fgets(line, sizeof(line), log))
+        count += strstr(line, words) != NULL;
+    return count;
+}
+
+/* If the back end is dead, every call returns cudaErrorUnknown, no time and no output; the log says
+ * it once. */
 static void dead_back_end_answers(void **state)
 {
     (void)state;
@@ -385,6 +397,9 @@ static void dead_back_end_answers(void **state)
     assert_int_equal(ibx_session_read(pair.client, answer, n), n);
     assert_true(ibx_session_in_frame(pair.client));
     assert_int_equal(session_pair_join(&pair), 0);
+    FILE *log = tmpfile();
+    const int before = dup(STDERR_FILENO);
+    assert_true(log && before >= 0 && dup2(fileno(log), STDERR_FILENO) == STDERR_FILENO);
     for (unsigned call = 0; call < 2; call++) {
         ibx_session_write(pair.client, "call", 4);
         ibx_session_sync(pair.client);
@@ -393,6 +408,10 @@ static void dead_back_end_answers(void **state)
         expect_answer(pair.client, 8, 0);
         expect_answer(pair.client, 16, 0);
     }
+    dup2(before, STDERR_FILENO);
+    close(before);
+    assert_int_equal(lines_with(log, "the back end is gone"), 1);
+    fclose(log);
     session_pair_close(&pair);
 }
 
