@@ -224,6 +224,9 @@ bool ibx_release_kind(unsigned i, enum ibx_handle_kind *kind);
 bool ibx_release_memory_async(uint64_t memory, void *stream);
 /* Gives back what was taken, in the current context. */
 void ibx_release_taken(struct gpu_session *x, const struct ibx_taken *taken, size_t count);
+/* Gives back a stream or an event that its client has destroyed while requests used it
+ * (ibx_handles_destroy()). */
+void ibx_release_destroyed(const struct ibx_taken *taken);
 /* Gives back the graphs of a client that is no more. */
 void ibx_release_graphs(struct gpu_session *x, uint64_t client);
 

@@ -168,6 +168,40 @@ static int free_nothing(struct gpu_session *x, uint8_t *body)
     return 0;
 }
 
+/* Has the handler destroy a new stream or event in place of one that another request still uses.
+ * False: CUDA makes none. */
+static bool put_another(struct gpu_session *x, uint8_t *body)
+{
+    void *made = NULL;
+    if (!ibx_back_end_begin_context(x))
+        return false;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    if (x->handler.made_kind == IBX_HANDLE_STREAM)
+        made = ibx_own_stream_begin();
+    else if (x->cuda->event_create(&made, IBX_CUDA_EVENT_DISABLE_TIMING))
+        made = NULL;
+    ibx_cuda_capture_restore(x->cuda, mode);
+    struct ibx_writer w = ibx_writer_of(body, sizeof(x->requests.first));
+    ibx_put_u64(&w, (uintptr_t)made);
+    return made;
+}
+
+/* The handler is about to destroy a stream or an event. Natively that does not wait for a thread
+ * that waits for it. */
+static int destroy(struct gpu_session *x, uint64_t value, uint8_t *body)
+{
+    bool later;
+    const bool gone =
+        ibx_handles_destroy(x, x->handler.made_kind, value, ibx_release_destroyed, &later);
+    if (!gone || (later && !put_another(x, body)))
+        return keep(x, body);
+    if (later)
+        x->isolation.gone = 0;
+    else if (x->handler.made_kind == IBX_HANDLE_EVENT)
+        ibx_shared_event_gone(value);
+    return 0;
+}
+
 /* Forgets what is destroyed before the call: after it, another thread may get the same handle. */
 int ibx_made_run(struct gpu_session *x, uint8_t *body)
 {
@@ -184,6 +218,9 @@ int ibx_made_run(struct gpu_session *x, uint8_t *body)
         ibx_left_work_of_stream(x, value);
     if (x->handler.made_kind == IBX_HANDLE_ARRAY)
         return may_free(x, value) ? 0 : free_nothing(x, body);
+    if (body &&
+        (x->handler.made_kind == IBX_HANDLE_STREAM || x->handler.made_kind == IBX_HANDLE_EVENT))
+        return destroy(x, value, body);
     const bool gone = ibx_handles_gone(x, x->handler.made_kind, value);
     if (!gone && x->handler.made_kind != IBX_HANDLE_MEMORY) /* that has its own check */
         return keep(x, body);

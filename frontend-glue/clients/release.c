@@ -102,6 +102,20 @@ void ibx_release_taken(struct gpu_session *x, const struct ibx_taken *taken, siz
     }
 }
 
+/* No session is needed for a stream or an event. */
+void ibx_release_destroyed(const struct ibx_taken *taken)
+{
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    void *context = (void *)(uintptr_t)taken->context, *popped = NULL;
+    if (!cuda || (context && cuda->ctx_push_current(context)))
+        return; /* it is gone with its context */
+    const int mode = ibx_cuda_capture_relax(cuda);
+    ibx_release_taken(NULL, taken, 1);
+    ibx_cuda_capture_restore(cuda, mode);
+    if (context)
+        cuda->ctx_pop_current(&popped);
+}
+
 /* Gives it back in the context in which it was made; if that is gone, so is the thing. */
 static void give_back_there(struct gpu_session *x, const struct ibx_taken *taken,
                             const char *function)

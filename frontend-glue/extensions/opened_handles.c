@@ -250,6 +250,16 @@ static void close_pointer(struct gpu_session *x, uint64_t memory)
 
 /* --------------------------------------------------------------------------------- closed */
 
+/* The last close of what another process has made. Whether the caller is to give it back to CUDA:
+ * not while other requests use an event, the last of which destroys it. */
+static bool close_last(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    bool later = false;
+    if (kind != IBX_HANDLE_EVENT)
+        return ibx_handles_remove(x, kind, value);
+    return ibx_handles_destroy(x, kind, value, ibx_release_destroyed, &later) && !later;
+}
+
 void ibx_opened_close(struct extension_request *e, enum ibx_handle_kind kind, uint64_t value)
 {
     struct gpu_session *x = e->x;
@@ -260,7 +270,7 @@ void ibx_opened_close(struct extension_request *e, enum ibx_handle_kind kind, ui
     else if (kind == IBX_HANDLE_OPENED_POOL)
         close_pooled(x, kind, value);
     else
-        last = ibx_handles_close(x, kind, value) && ibx_handles_remove(x, kind, value);
+        last = ibx_handles_close(x, kind, value) && close_last(x, kind, value);
     pthread_mutex_unlock(&opening);
     if (!last)
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by the files about handles: handles.c, handle_arrays.c, handle_ends.c, handle_events.c,
  * handle_graphs.c, handle_execs.c, handle_modules.c, handle_sizes.c, handle_openers.c,
- * handle_memory.c, handle_uses.c. */
+ * handle_memory.c, handle_removals.c, handle_uses.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -58,7 +58,10 @@ struct handle {
     unsigned opener_count;
     struct ibx_graph_events *waits; /* of an executable graph; NULL: it waits for no event */
     void *extras;                   /* of a graph, executable or not: handle_execs.c */
-    bool theirs;                    /* another process's; each client that uses it has opened it */
+    void (*destroy)(const struct ibx_taken *taken); /* a stream or an event: its client has
+                                       destroyed it, and requests use it still; NULL: no */
+    struct handle *next_destroyed;
+    bool theirs;               /* another process's; each client that uses it has opened it */
     bool was_open;             /* by another client, whose work may use it also after a close */
     bool gone;                 /* it is in no list; its last holder frees it */
     bool of_process;           /* it is known which process has made it */
@@ -118,6 +121,19 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
 
 /* The request holds it. False: it names too much. */
 bool ibx_handle_hold(struct gpu_session *x, struct handle *h);
+
+/* handles.c: the session, or NULL: a thread of the back end, does not hold it any more. True: the
+ * caller is to call ibx_handles_destroy_unused(), unlocked. */
+bool ibx_handle_release(const struct gpu_session *x, struct handle *h);
+/* handles.c, not locked: whether there are handles of that kind. */
+bool ibx_handle_any_of(enum ibx_handle_kind kind);
+
+/* handle_removals.c: the handle is not to be destroyed any more. any_destroyed(), not locked:
+ * whether one of n streams or events is to be destroyed. destroy_unused(), not locked: destroys
+ * those that nobody uses any more. */
+void ibx_handle_forget_destroy(struct handle *h);
+bool ibx_handle_any_destroyed(const uint64_t *values, unsigned n);
+void ibx_handles_destroy_unused(void);
 
 /* handles.c: waits until a request lets something go, or until then. */
 void ibx_handle_wait(const struct timespec *until);

@@ -7,7 +7,9 @@
  *   who gives it back      counts that one is given back, then looks whether a request has noted it
  *
  * So at least one of them sees the other: either the request does not rely on what it remembers,
- * and looks in the list, which is locked; or the handle stays until the request is over.
+ * and looks in the list, which is locked; or the handle stays until the request is over. Likewise
+ * at its end: the request removes its notes, then asks whether any handle is to be destroyed
+ * (handle_removals.c).
  */
 #include "frontend-glue/handles/handle_lists.h"
 
@@ -81,8 +83,15 @@ void ibx_handle_use_ends(struct gpu_session *x, uint64_t value)
 
 void ibx_handles_uses_end(struct gpu_session *x)
 {
-    while (x->use_count)
-        atomic_store_explicit(&x->uses->values[--x->use_count], 0, memory_order_release);
+    uint64_t values[USES];
+    const unsigned n = x->use_count;
+    while (x->use_count) {
+        _Atomic uint64_t *at = &x->uses->values[--x->use_count];
+        values[x->use_count] = atomic_load_explicit(at, memory_order_relaxed);
+        atomic_store(at, 0);
+    }
+    if (n && ibx_handle_any_destroyed(values, n))
+        ibx_handles_destroy_unused();
 }
 
 void ibx_handles_uses_leave(struct gpu_session *x)
@@ -130,6 +139,8 @@ bool ibx_handles_has_used(struct gpu_session *x, enum ibx_handle_kind kind, uint
     }
     const bool has = h && !is_anothers(x, h) && ibx_handles_use(x, value);
     pthread_mutex_unlock(&ibx_handles_lock);
+    if (!has)
+        ibx_handles_destroy_unused(); /* its own note may have kept it */
     return has;
 }
 
@@ -156,5 +167,7 @@ bool ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uin
     if (h && h->user == x && !alone)
         h->user = NULL;
     pthread_mutex_unlock(&ibx_handles_lock);
+    if (!alone)
+        ibx_handles_destroy_unused(); /* its own note may have kept it */
     return alone;
 }

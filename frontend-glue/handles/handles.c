@@ -13,7 +13,8 @@
  * or the object of a library's handle, has it alone.
  *
  * In which graphs something is: handle_graphs.c; graphs' sizes: handle_sizes.c; what others have
- * opened: handle_openers.c; memory: handle_memory.c; what a client leaves: handle_ends.c.
+ * opened: handle_openers.c; memory: handle_memory.c; what a client gives back: handle_removals.c;
+ * what it leaves: handle_ends.c.
  */
 #include "frontend-glue/handles/handle_lists.h"
 
@@ -62,6 +63,11 @@ struct handle *ibx_handle_of_tenant(const struct gpu_session *x, enum ibx_handle
     return h && (!h->tenant || h->tenant == x->isolation.tenant) ? h : NULL;
 }
 
+bool ibx_handle_any_of(enum ibx_handle_kind kind)
+{
+    return atomic_load(&there[kind]);
+}
+
 bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h)
 {
     return h->of_process && h->client != ibx_clients_number_of(x) &&
@@ -79,7 +85,7 @@ struct handle *ibx_handle_find(const struct gpu_session *x, enum ibx_handle_kind
                                uint64_t value)
 {
     struct handle *h = ibx_handle_of_tenant(x, kind, value);
-    return h && may_name(x, h) ? h : NULL;
+    return h && !h->destroy && may_name(x, h) ? h : NULL;
 }
 
 /* The same for a request: an array that the client has freed cannot be named. */
@@ -161,6 +167,7 @@ void ibx_handle_drop(struct handle *h)
         link_out(h, OF_GRAPH);
     tdelete(h, &tree, compare);
     ibx_handle_count_as(h, NULL);
+    ibx_handle_forget_destroy(h);
     if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
         ibx_handle_is_going();
     h->gone = true;
@@ -215,13 +222,14 @@ void ibx_handle_wait(const struct timespec *until)
     pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, until);
 }
 
-/* Locked. The session, or NULL: a thread of the back end, does not hold it any more. */
-static void release(const struct gpu_session *x, struct handle *h)
+bool ibx_handle_release(const struct gpu_session *x, struct handle *h)
 {
     h->user = h->user == x ? NULL : h->user;
-    if (!--h->holders && h->gone)
+    const bool last = !--h->holders, destroyed = h->destroy;
+    if (last && h->gone)
         free_handle(h);
     pthread_cond_broadcast(&let_go);
+    return last && destroyed;
 }
 
 void ibx_handles_let_go(struct gpu_session *x)
@@ -231,10 +239,13 @@ void ibx_handles_let_go(struct gpu_session *x)
     ibx_handles_uses_end(x);
     if (!x->held_count)
         return;
+    bool destroyed = false;
     pthread_mutex_lock(&ibx_handles_lock);
     while (x->held_count)
-        release(x, x->held[--x->held_count]);
+        destroyed |= ibx_handle_release(x, x->held[--x->held_count]);
     pthread_mutex_unlock(&ibx_handles_lock);
+    if (destroyed)
+        ibx_handles_destroy_unused();
 }
 
 /* Locked. CUDA has returned this handle again, so its former object has ended unseen. */
@@ -256,6 +267,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->heir_of = 0;
     ibx_handle_forget_nodes(h);
     ibx_handle_forget_use(h);
+    ibx_handle_forget_destroy(h);
     h->theirs = h->captured = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
@@ -556,94 +568,6 @@ bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
     return has;
 }
 
-bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    const bool known = ibx_handles_has(x, kind, value);
-    if (!ibx_handles_remove(x, kind, value))
-        return !known; /* another request may have given it back meanwhile */
-    if (kind == IBX_HANDLE_GRAPH)
-        ibx_handles_forget_nodes(value);
-    return true;
-}
-
-/* Locked. Releases the handle if this request holds it, so that it does not wait for itself. */
-static void let_go_of(struct gpu_session *x, struct handle *h)
-{
-    for (unsigned i = 0; i < x->held_count; i++) {
-        if (x->held[i] != h)
-            continue;
-        x->held[i] = x->held[--x->held_count];
-        release(x, h);
-        return;
-    }
-}
-
-/* Locked. Whether another program here has made it, and it is only open to the client. */
-static bool is_others(const struct gpu_session *x, const struct handle *h)
-{
-    return !h->theirs && ibx_handle_is_apart(x, h);
-}
-
-/* Locked. What the client may end; NULL: nothing. */
-static struct handle *find_ending(const struct gpu_session *x, enum ibx_handle_kind kind,
-                                  uint64_t value)
-{
-    struct handle *found = ibx_handle_find(x, kind, value);
-    return found && !is_others(x, found) ? found : NULL;
-}
-
-bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found = ibx_handle_find(x, kind, value);
-    const bool may = !found || !(is_others(x, found) || found->captured ||
-                                 (kind == IBX_HANDLE_GRAPH && found->of));
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return may;
-}
-
-/* Locked. Whether another request needs it. */
-static bool is_held(const struct gpu_session *x, const struct handle *h)
-{
-    return h->holders || ibx_handle_is_used(x, h);
-}
-
-/* Locked, except while it waits: for who has only noted that it uses the handle, a moment. */
-static void wait_for(const struct handle *h, const struct timespec *until)
-{
-    const struct timespec soon = ibx_timespec_of(ibx_deadline_in_ms(1));
-    ibx_handle_wait(h->holders ? until : &soon);
-}
-
-bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    if (!atomic_load(&there[kind]))
-        return false;
-    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
-    const struct timespec until = ibx_timespec_of(deadline);
-    pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *found = find_ending(x, kind, value);
-    ibx_handle_use_ends(x, value);
-    if (found)
-        let_go_of(x, found);
-    bool held; /* who notes it after that was asked has to wait for the lock */
-    while ((held = found && is_held(x, found)) && ibx_now_ns() < deadline) {
-        wait_for(found, &until);
-        found = find_ending(x, kind, value); /* another request may have given it back */
-    }
-    const bool known = found && !held;
-    if (known && kind == IBX_HANDLE_NODE && found->of)
-        ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
-    if (known && kind == IBX_HANDLE_MIPMAP)
-        forget_levels(value);
-    if (known && kind == IBX_HANDLE_MODULE)
-        forget_functions(value);
-    if (known)
-        ibx_handle_drop(found);
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return known;
-}
-
 bool ibx_handles_is_own(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                         const void **context)
 {
@@ -692,9 +616,12 @@ uint64_t ibx_handles_client(const struct handle *held)
 
 void ibx_handles_release(struct handle **held, size_t count)
 {
+    bool destroyed = false;
     pthread_mutex_lock(&ibx_handles_lock);
     for (size_t i = 0; i < count; i++)
-        release(NULL, held[i]);
+        destroyed |= ibx_handle_release(NULL, held[i]);
     pthread_mutex_unlock(&ibx_handles_lock);
     free(held);
+    if (destroyed)
+        ibx_handles_destroy_unused();
 }

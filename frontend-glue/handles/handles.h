@@ -11,14 +11,15 @@
  *   handle_sizes.c   as how many graphs and executable graphs count
  *   handle_execs.c   what executable graphs have alone
  *   handle_modules.c modules of the driver's API
+ *   handle_removals.c  handles that a client gives back
  *   handle_uses.c    streams and events that requests in hand name
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
  *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
  * handles.c, handle_arrays.c, handle_events.c, handle_execs.c, handle_graphs.c, handle_modules.c,
- * handle_openers.c, handle_sizes.c and handle_uses.c call each other: they are one list under one
- * lock.
+ * handle_openers.c, handle_removals.c, handle_sizes.c and handle_uses.c call each other: they are
+ * one list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -28,6 +29,7 @@
 #include "frontend-glue/tenants/rooms.h"
 
 struct handle;
+struct ibx_taken;
 
 /* handle_events.c */
 
@@ -194,6 +196,11 @@ void ibx_handles_forget(const void *context);
  * it. False: it is still there, since another request holds it for too long, or the client must not
  * end it: the handler must not get it. */
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+/* As ibx_handles_gone(), for a stream or an event, but does not wait. *later: other requests use
+ * it; nobody can name it from now on, and when the last of them is over, `destroy` is called, in
+ * any thread. */
+bool ibx_handles_destroy(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                         void (*destroy)(const struct ibx_taken *taken), bool *later);
 /* Removes the handle, once no other request holds it. False: there is none, it is another program's
  * and only open to the client, or that takes more than 10 s. */
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);

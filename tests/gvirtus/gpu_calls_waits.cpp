@@ -212,6 +212,41 @@ bool waits_without_a_context()
     return HOLDS(gpu.remote.set_device(0) == 0 && gpu.remote.stream_query(stream) == 0);
 }
 
+// A thread of the program destroys a stream, or an event, for which another thread waits. Nobody
+// can name it from then on, and it ends with the wait.
+bool destroyed_beside_wait(const char *waits, const char *destroys)
+{
+    Gpu gpu;
+    Client waiter(gpu), destroyer(gpu);
+    Remote &remote = gpu.remote;
+    for (Client *client : {&waiter, &destroyer})
+        REQUIRE(client->remote.get_last_error() == 0 && client->remote.set_device(0) == 0);
+    const bool is_event = !std::strncmp(waits, "cudaEvent", 9);
+    const auto count = [&] { return is_event ? Left(gpu).events : Left(gpu).streams; };
+    const unsigned long before = count();
+    const std::uint64_t stream = remote.stream_create(1), event = gpu.event(),
+                        to = remote.malloc(some), from = remote.malloc(some);
+    const Body thing = Body().u64(is_event ? event : stream);
+    remote.hold_stream(stream);
+    REQUIRE(remote.call("cudaLaunchKernel",
+                        kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, 1024)) == 0);
+    REQUIRE(remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
+    Calling waiting(gpu.back, [&] { return waiter.remote.call(waits, thing); });
+    waiting.settle();
+    Calling destroying(gpu.back, [&] { return destroyer.remote.call(destroys, thing); });
+    destroying.settle();
+    const bool at_once = destroying.returned();
+    const int named = remote.call(is_event ? "cudaEventQuery" : "cudaStreamQuery", thing);
+    const int again = remote.call(destroys, thing);
+    const bool waited = !waiting.returned() && count() == before + 1;
+    remote.release_stream(stream);
+    const int result = waiting.result(), rc = destroying.result();
+    REQUIRE(rc == 0 && at_once && waited && result == 0 && named == 400 && again == 400);
+    REQUIRE(becomes_true([&] { return count() == before; }));
+    return HOLDS(remote.call(is_event ? "cudaStreamDestroy" : "cudaEventDestroy",
+                             Body().u64(is_event ? stream : event)) == 0);
+}
+
 } // namespace
 
 void check_calls_waits()
@@ -224,4 +259,8 @@ void check_calls_waits()
         check("... in memory that another one has open", wait_for_another_client);
     check("a wait for an event for others in a thread that has used no device",
           waits_without_a_context);
+    check("a stream that is destroyed beside a wait for it",
+          [] { return destroyed_beside_wait("cudaStreamSynchronize", "cudaStreamDestroy"); });
+    check("... an event",
+          [] { return destroyed_beside_wait("cudaEventSynchronize", "cudaEventDestroy"); });
 }

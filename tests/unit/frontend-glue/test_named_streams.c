@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Streams and events that a request names while another thread of the client gives them back: that
- * waits until the request is over. */
+ * waits until the request is over, or (ibx_handles_destroy()) the last request does it. */
 #include "common/clock.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/extensions.h"
@@ -212,6 +212,114 @@ static void test_taken(void **state)
     session->path.provider[0] = 0;
 }
 
+/* ----------------------------------------------------------------------- by the last user */
+
+static atomic_uint destroyed;
+static _Atomic uint64_t last_destroyed;
+
+static void note_destroyed(const struct ibx_taken *taken)
+{
+    atomic_store(&last_destroyed, taken->value);
+    atomic_fetch_add(&destroyed, 1);
+}
+
+static bool destroy(struct client *c, enum ibx_handle_kind kind, uint64_t value, bool *later)
+{
+    const bool gone = ibx_handles_destroy(&c->x, kind, value, note_destroyed, later);
+    ibx_handles_let_go(&c->x);
+    return gone;
+}
+
+/* Nobody can name it any more; it counts, and is there, until the last user is over. */
+static void is_destroyed_later(enum ibx_handle_kind kind, uint64_t value)
+{
+    bool later = false;
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(destroy(&others[0], kind, value, &later) && later);
+    assert_true(ibx_handles_there(kind, value));
+    assert_false(name(&others[1], kind, value) || ibx_handles_has(&alice.x, kind, value));
+    assert_false(ibx_handles_use_alone(&others[1].x, kind, value));
+    assert_false(destroy(&others[1], kind, value, &later) || later);
+    assert_false(ibx_handles_remove(&others[1].x, kind, value));
+    ibx_handles_let_go(&others[1].x);
+    assert_int_equal(atomic_load(&destroyed), before);
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(atomic_load(&destroyed), before + 1);
+    assert_true(atomic_load(&last_destroyed) == value && !ibx_handles_there(kind, value));
+}
+
+static void test_destroyed(void **state)
+{
+    bool later = true;
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        const enum ibx_handle_kind kind = i & 1 ? IBX_HANDLE_EVENT : IBX_HANDLE_STREAM;
+        const uint64_t value = 0x7000 + 16 * i;
+        assert_true(ibx_handles_add(&alice.x, kind, value));
+        assert_true(name(&alice, kind, value));
+        if (i & 2) /* more than it notes: it holds this one */
+            for (unsigned k = 0; k < MANY; k++)
+                assert_true(ibx_handles_know(&alice.x, kind, value));
+        is_destroyed_later(kind, value);
+    }
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, 0x7000));
+    assert_true(name(&others[0], IBX_HANDLE_EVENT, 0x7000)); /* its own use is none of another's */
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(destroy(&others[0], IBX_HANDLE_EVENT, 0x7000, &later) && !later);
+    assert_int_equal(atomic_load(&destroyed), before); /* it is the caller's to destroy */
+    assert_true(destroy(&others[0], IBX_HANDLE_EVENT, 0x7000, &later) && !later); /* unknown */
+}
+
+/* It is held by a thread that looks at all streams, too. */
+static void test_destroyed_while_held(void **state)
+{
+    void *context = NULL;
+    size_t count = 0;
+    bool later = false;
+    (void)state;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
+    struct handle **held = ibx_handles_hold_streams(0, context, &count);
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(held && count && name(&alice, IBX_HANDLE_STREAM, 0x7000));
+    assert_true(destroy(&others[0], IBX_HANDLE_STREAM, 0x7000, &later) && later);
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(atomic_load(&destroyed), before);
+    ibx_handles_release(held, count);
+    assert_int_equal(atomic_load(&destroyed), before + 1);
+}
+
+/* Both threads that use it destroy it, too: one of them does. */
+static void test_destroyed_twice(void **state)
+{
+    bool later[2];
+    (void)state;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    for (unsigned i = 0; i < 2; i++)
+        assert_true(name(&others[i], IBX_HANDLE_STREAM, 0x7000));
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(destroy(&others[0], IBX_HANDLE_STREAM, 0x7000, &later[0]) && later[0]);
+    assert_int_equal(atomic_load(&destroyed), before);
+    assert_false(destroy(&others[1], IBX_HANDLE_STREAM, 0x7000, &later[1]) || later[1]);
+    assert_int_equal(atomic_load(&destroyed), before + 1);
+}
+
+/* The context is gone first, and the stream with it. */
+static void test_destroyed_with_its_context(void **state)
+{
+    void *context = NULL;
+    bool later = false;
+    (void)state;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    assert_true(name(&alice, IBX_HANDLE_STREAM, 0x7000));
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(destroy(&others[0], IBX_HANDLE_STREAM, 0x7000, &later) && later);
+    assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
+    ibx_handles_forget(context);
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(atomic_load(&destroyed), before);
+}
+
 /* ----------------------------------------------------------------------- at the same time */
 
 #define STREAMS 8u
@@ -219,6 +327,34 @@ static void test_taken(void **state)
 
 static atomic_bool alive[STREAMS], made_all;
 static unsigned rounds; /* that the thread has made */
+static atomic_uint ended;
+
+static void end_one(const struct ibx_taken *taken)
+{
+    atomic_store(&alive[taken->value >> 4 & (STREAMS - 1)], false);
+    atomic_fetch_add(&ended, 1);
+}
+
+/* Makes and destroys streams. Each is ended once: by this thread, or by one that uses it. */
+static void *make_and_destroy(void *unused)
+{
+    (void)unused;
+    for (unsigned i = 0; i < ROUNDS; i++, rounds++) {
+        const uint64_t value = 0x7000 + 16 * (i % STREAMS);
+        const struct ibx_taken taken = {.value = value};
+        bool later = false;
+        while (atomic_load(&alive[i % STREAMS]))
+            sched_yield();
+        atomic_store(&alive[i % STREAMS], true);
+        if (!ibx_handles_add(&others[0].x, IBX_HANDLE_STREAM, value) ||
+            !ibx_handles_destroy(&others[0].x, IBX_HANDLE_STREAM, value, end_one, &later))
+            break;
+        if (!later)
+            end_one(&taken);
+    }
+    atomic_store(&made_all, true);
+    return NULL;
+}
 
 /* Makes and gives back streams. Those that were given back are gone. */
 static void *make_and_remove(void *unused)
@@ -236,12 +372,13 @@ static void *make_and_remove(void *unused)
     return NULL;
 }
 
-static void test_at_once(void **state)
+static void use_while(void *(*does)(void *unused))
 {
     pthread_t thread;
     unsigned long named = 0;
-    (void)state;
-    assert_int_equal(pthread_create(&thread, NULL, make_and_remove, NULL), 0);
+    rounds = 0;
+    atomic_store(&made_all, false);
+    assert_int_equal(pthread_create(&thread, NULL, does, NULL), 0);
     for (unsigned i = 0; !atomic_load(&made_all); i++) {
         const uint64_t value = 0x7000 + 16 * (i % STREAMS);
         if (name(&alice, IBX_HANDLE_STREAM, value)) {
@@ -254,6 +391,16 @@ static void test_at_once(void **state)
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(rounds, ROUNDS);
     print_message("%lu streams were named while they were given back\n", named);
+}
+
+static void test_at_once(void **state)
+{
+    (void)state;
+    use_while(make_and_remove);
+    use_while(make_and_destroy);
+    assert_int_equal(atomic_load(&ended), ROUNDS);
+    for (unsigned i = 0; i < STREAMS; i++)
+        assert_false(ibx_handles_there(IBX_HANDLE_STREAM, 0x7000 + 16 * i));
 }
 
 static int set_up(void **state)
@@ -272,9 +419,16 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stays),         cmocka_unit_test(test_many),
-        cmocka_unit_test(test_removed_twice), cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_taken),         cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_stays),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_removed_twice),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_taken),
+        cmocka_unit_test(test_destroyed),
+        cmocka_unit_test(test_destroyed_while_held),
+        cmocka_unit_test(test_destroyed_twice),
+        cmocka_unit_test(test_destroyed_with_its_context),
+        cmocka_unit_test(test_at_once),
     };
     return cmocka_run_group_tests(tests, set_up, ext_tear_down);
 }
