@@ -56,7 +56,8 @@ bool ibx_captures_any(void)
 /* What sessions of the tenant's may have done to captures of each other. */
 static struct ibx_captured_work *captured_of(const struct gpu_session *x)
 {
-    static struct ibx_captured_work of_nobody = {.graphs = PTHREAD_RWLOCK_INITIALIZER};
+    static struct ibx_captured_work of_nobody = {
+        .graphs = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP};
     struct ibx_tenant *tenant = x->isolation.tenant;
     return tenant ? ibx_tenant_captured(tenant) : &of_nobody;
 }
@@ -359,9 +360,10 @@ static bool get_active(struct gpu_session *x, uint64_t stream, struct known_capt
     return !rc && status == CAPTURE_IS_ACTIVE;
 }
 
-/* A session that ends a capture, or destroys a stream, has it alone. The graph of a capture is a
- * bare address, and the capture may have come to the stream from another one: so it is one lock for
- * all captures that a tenant's clients can end. */
+/* A session that ends a capture, or destroys a stream, has it alone, before those that come later:
+ * launches of many threads would keep it out for ever. So nobody holds it twice. The graph of a
+ * capture is a bare address, and the capture may have come to the stream from another one: so it is
+ * one lock for all captures that a tenant's clients can end. */
 static pthread_rwlock_t *graphs_of(const struct gpu_session *x)
 {
     return &captured_of(x)->graphs;

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much the graphs of a client's stream captures count for its limit. */
 #include "tests/fixtures/extensions.h"
+#include "tests/fixtures/thread_state.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,9 +244,73 @@ static void test_captures_that_are_invalid(void **state)
     atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
+struct holder {
+    struct gpu_session x;
+    void (*holds)(struct gpu_session *x);
+    void (*lets_go)(struct gpu_session *x);
+    pthread_t thread;
+    _Atomic pid_t id;
+    atomic_bool has, over;
+};
+
+static void *hold(void *of)
+{
+    struct holder *h = of;
+    atomic_store(&h->id, gettid());
+    h->holds(&h->x);
+    atomic_store(&h->has, true);
+    while (!atomic_load(&h->over))
+        sched_yield();
+    h->lets_go(&h->x);
+    return NULL;
+}
+
+/* Starts the thread, and waits until it has the graphs, or sleeps. Whether it sleeps. */
+static bool waits(struct holder *h)
+{
+    pid_t id;
+    assert_int_equal(pthread_create(&h->thread, NULL, hold, h), 0);
+    while (!atomic_load(&h->has) &&
+           !((id = atomic_load(&h->id)) && thread_state(getpid(), id) == 'S'))
+        sched_yield();
+    return !atomic_load(&h->has);
+}
+
+static void end(struct holder *h)
+{
+    atomic_store(&h->over, true);
+    assert_int_equal(pthread_join(h->thread, NULL), 0);
+}
+
+/* One that ends a capture comes before those that use its graph later. Otherwise these, one after
+ * the other, would keep it out for ever. */
+static void test_ends_before_later_uses(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct ibx_tenant *tenant = i ? NULL : alice.x.isolation.tenant;
+        struct gpu_session x = {.isolation.tenant = tenant};
+        struct holder ends = {x, .holds = ibx_captures_run, .lets_go = ibx_captures_ran};
+        struct holder uses = {x, ibx_captures_graphs_hold, ibx_captures_graphs_let_go, .id = 0};
+        ends.x.handler.captures = CAPTURES_DROPPED;
+        ibx_captures_graphs_hold(&x);
+        assert_true(waits(&ends));
+        const bool later = waits(&uses);
+        ibx_captures_graphs_let_go(&x);
+        while (later && !atomic_load(&ends.has))
+            sched_yield();
+        const bool kept_out = !atomic_load(&uses.has);
+        atomic_store(&uses.over, true);
+        end(&ends);
+        end(&uses);
+        assert_true(later && kept_out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ends_before_later_uses),
         cmocka_unit_test(test_captures_have_a_limit),
         cmocka_unit_test(test_captures_that_overlap),
         cmocka_unit_test(test_captures_that_join),
