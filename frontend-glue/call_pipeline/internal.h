@@ -107,6 +107,7 @@ struct ibx_message {
 struct ibx_effects {
     uint64_t epoch;        /* ibx_process_epoch() before it is sent */
     uint64_t left;         /* ibx_process_left() then */
+    unsigned breaks;       /* ibx_process_breaks() then */
     bool stays;            /* ibx_request_stays() */
     bool settles;          /* ibx_request_settles() */
     bool frees;            /* it frees memory that cudaMalloc has returned */
@@ -494,8 +495,11 @@ void ibx_process_share_memory(void);
 bool ibx_process_devices(void);
 void ibx_process_select(void);
 /* The back end has returned `exit_code`. Whether the last one that says so was a sticky error: no
- * call succeeds then, whatever has succeeded before. `waits`: the call would have returned it. */
-void ibx_process_told(int exit_code, bool waits);
+ * call succeeds then, whatever has succeeded before. `waits`: the call would have returned it.
+ * `before`: ibx_process_breaks() before the request was sent: an error that has come since may be
+ * newer than its success. */
+unsigned ibx_process_breaks(void);
+void ibx_process_told(int exit_code, bool waits, unsigned before);
 bool ibx_process_is_broken(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);

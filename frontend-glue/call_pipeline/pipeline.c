@@ -267,6 +267,7 @@ static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
     ibx_process_work(stays);
     p->effects.stays = stays;
     p->effects.left = ibx_process_left();
+    p->effects.breaks = ibx_process_breaks();
     ibx_process_order(p, &scope);
     pthread_mutex_lock(&p->lock);
 }
@@ -285,6 +286,7 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
         return;
     ibx_process_work(false); /* it belongs to a graph, whose launch may stay */
     p->effects.stays = false;
+    p->effects.breaks = ibx_process_breaks();
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
 }

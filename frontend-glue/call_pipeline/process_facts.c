@@ -12,7 +12,9 @@ static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
-static atomic_bool devices, shares_memory, is_broken;
+static atomic_bool devices, shares_memory;
+#define BROKEN 1u
+static _Atomic unsigned breaks; /* BROKEN, and 2 for each sticky error so far */
 #define ENDED 1024u
 static _Atomic unsigned ended[ENDED]; /* by handle; several share a counter */
 
@@ -122,16 +124,24 @@ void ibx_process_select(void)
     atomic_store(&devices, true);
 }
 
-void ibx_process_told(int exit_code, bool waits)
+unsigned ibx_process_breaks(void)
 {
-    const bool breaks = ibx_call_breaks_contexts(exit_code);
-    if (breaks || (waits && !exit_code && ibx_process_is_broken()))
-        atomic_store(&is_broken, breaks);
+    return atomic_load_explicit(&breaks, memory_order_relaxed);
+}
+
+void ibx_process_told(int exit_code, bool waits, unsigned before)
+{
+    unsigned now = atomic_load(&breaks);
+    if (ibx_call_breaks_contexts(exit_code))
+        while (!atomic_compare_exchange_weak(&breaks, &now, (now | BROKEN) + 2)) {
+        }
+    else if (waits && !exit_code && (before & BROKEN))
+        atomic_compare_exchange_strong(&breaks, &before, before & ~BROKEN);
 }
 
 bool ibx_process_is_broken(void)
 {
-    return atomic_load_explicit(&is_broken, memory_order_relaxed);
+    return ibx_process_breaks() & BROKEN;
 }
 
 bool ibx_process_captures(void)
@@ -291,7 +301,7 @@ void ibx_process_facts_clear(void)
         atomic_store(&captured[i], 0);
     atomic_store(&devices, false);
     atomic_store(&shares_memory, false);
-    atomic_store(&is_broken, false);
+    atomic_store(&breaks, 0);
     atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&losses, 0);
     atomic_store(&told_losses, 0);

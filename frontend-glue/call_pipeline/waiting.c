@@ -83,6 +83,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_work(p->effects.stays);
     p->effects.epoch = ibx_process_epoch();
     p->effects.left = ibx_process_left();
+    p->effects.breaks = ibx_process_breaks();
     if (shares_memory(p->call, body, n))
         ibx_process_share_memory();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
@@ -163,7 +164,7 @@ static int take_failure(struct ibx_pipeline *p)
 int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     p->told.errors += exit_code != 0;
-    ibx_process_told(exit_code, waits);
+    ibx_process_told(exit_code, waits, p->effects.breaks);
     if (exit_code) {
         p->told.clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
@@ -176,7 +177,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
     }
     const int failure = waits ? take_failure(p) : 0;
     if (failure) {
-        ibx_process_told(failure, waits);
+        ibx_process_told(failure, waits, p->effects.breaks);
         p->told.clean = false;
         p->told.errors++;
         p->told.last_error = failure;

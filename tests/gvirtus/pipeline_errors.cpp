@@ -3,6 +3,7 @@
 // Errors of calls that were answered early, and back ends that are killed.
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -101,6 +102,28 @@ bool sticky_errors()
     const bool early = app.launch(1) == 0;
     scene.world->held = false;
     return HOLDS(early && app.synchronize() == 0);
+}
+
+// A wait of another thread has succeeded before the error, and its reply comes after that: it says
+// nothing about the error.
+bool sticky_errors_stay()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.launch(1) == 0 && app.synchronize() == 0);
+    scene.world->late = true;
+    std::atomic<int> rc{-1};
+    std::thread waiting([&] { rc = other.call("cudaStreamSynchronize", Body().u64(STREAM)); });
+    const bool late = becomes([&] { return scene.world->late_now == 1; });
+    scene.world->fatal = 700;
+    const int told = app.synchronize();
+    scene.world->late = false;
+    waiting.join();
+    REQUIRE(late && told == 700 && rc == 0);
+    for (App *any : {&app, &other})
+        REQUIRE(any->launch(1) == 700 && any->set(7) == 700 && any->record(0) == 700);
+    scene.world->fatal = 0;
+    return HOLDS(app.synchronize() == 0 && app.last_error() == 700 && app.launch(1) == 0);
 }
 
 // Errors of library calls that were answered early: their numbers are not CUDA's.
@@ -288,6 +311,7 @@ void check_errors()
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
     check("sticky errors", sticky_errors);
+    check("... that come before the reply of an older call", sticky_errors_stay);
     check("errors of libraries' calls", errors_of_libraries);
     check("a back end that is killed", [] { return apart([] { return killed(false); }); });
     check("a back end that is killed while it is busy",

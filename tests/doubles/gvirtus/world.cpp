@@ -623,6 +623,11 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
     pthread_mutex_unlock(&world->lock);
     if (rc && !of_library)
         thread->last_error = rc;
+    if (name == "cudaStreamSynchronize" || name == "cudaEventSynchronize") {
+        world->late_now++;
+        world->late.pass();
+        world->late_now--;
+    }
     return rc;
 }
 

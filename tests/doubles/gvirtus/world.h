@@ -85,6 +85,8 @@ struct World {
     // The test sets these while the back end runs.
     Gate held;                           // what is enqueued waits meanwhile
     Gate full;                           // launches in WORLD_NON_BLOCKING do, as if too many were
+    Gate late;                           // waits for a stream or an event do, before they answer
+    std::atomic<unsigned> late_now;      // so many do now
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
     std::atomic<int> fails_with;         // and how
