@@ -329,6 +329,29 @@ bool an_endless_thread()
     return true;
 }
 
+// A thread destroys a stream, or an event, for which another one waits.
+bool destroyed_beside_wait(bool event)
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    const Body thing = Body().u64(event ? 5 : STREAM);
+    REQUIRE(warm(&app) && warm(&other) && app.record(5) == 0 && app.synchronize() == 0);
+    REQUIRE(app.launch(1) == 0 && app.record(5) == 0);
+    scene.world->late = true;
+    Calling waiting(scene.back, [&] {
+        return other.call(event ? "cudaEventSynchronize" : "cudaStreamSynchronize", thing);
+    });
+    const bool late = becomes([&] { return scene.world->late_now == 1; });
+    Calling destroying(scene.back, [&] {
+        return app.call(event ? "cudaEventDestroy" : "cudaStreamDestroy", thing);
+    });
+    destroying.settle();
+    const bool at_once = destroying.returned() && !waiting.returned();
+    scene.world->late = false;
+    REQUIRE(late && at_once && destroying.result() == 0);
+    return HOLDS(waiting.result() == 0);
+}
+
 } // namespace
 
 void check_threads()
@@ -343,6 +366,9 @@ void check_threads()
     check("threads that never rest", many_busy_threads);
     check("a thread that never waits", an_endless_thread);
     check("launches before memory is registered", launches_before_registration);
+    check("a stream that is destroyed beside a wait for it",
+          [] { return destroyed_beside_wait(false); });
+    check("... an event", [] { return destroyed_beside_wait(true); });
     check("a thread that is cancelled inside a call", a_cancelled_thread);
     check("threads at once", threads_at_once);
 }
