@@ -216,6 +216,17 @@ bool pools_of_peers()
             some.to_device = i % 2;
             some.extent[0] = 100, some.extent[1] = 10, some.extent[2] = 4;
             REQUIRE(planes(&some) == 0 && copied(memory[1], 1, pooled, i % 2, bytes));
+            auto *apart = static_cast<char *>(made[3 - i]); // neither device reaches both
+            some.from = {apart, 100, 100, 10};
+            some.from_device = !(i % 2);
+            random_fill(bytes.data(), bytes.size(), ++seed);
+            REQUIRE(on_device(
+                !(i % 2), [&] { return !cudaMemcpy(apart, bytes.data(), bytes.size(), DEFAULT); }));
+            REQUIRE(planes(&some) == 0 && on_device(i % 2, [&] {
+                        std::vector<char> back(bytes.size());
+                        return !cudaMemcpy(back.data(), pooled, back.size(), DEFAULT) &&
+                               back == bytes;
+                    }));
         }
         int now = -1;
         REQUIRE(cudaGetDevice(&now) == 0 && now == selected);

@@ -25,6 +25,8 @@ int ibx_frontend_are_devices(int one, int other);
  * sets *back in any case; _end() returns `rc`, or an error of its own. */
 int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back);
 int ibx_frontend_peers_end(int rc, void *stream, int back);
+/* Whether no device reaches both: memory of two devices' pools. */
+bool ibx_frontend_peers_apart(const void *to, const void *from);
 /* Of a copy between devices in a stream that is captured: CUDA permits none, and ends the capture.
  * Returns the back end's error for a copy of `n` bytes. CUDA looks at addresses first: an array's
  * side needs one of memory. */

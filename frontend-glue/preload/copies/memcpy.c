@@ -473,12 +473,17 @@ int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int f
     return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
 }
 
+bool ibx_frontend_peers_apart(const void *to, const void *from)
+{
+    return device_of_both(to, from, ibx_frontend_current_device()) == NOWHERE;
+}
+
 /* By GVirtuS, whose back end calls CUDA's function of that name. That one needs no access, but does
  * not know page-locked memory of this process. */
 static bool has_to_be_gvirtus(const void *to, const void *from)
 {
-    return device_of_both(to, from, ibx_frontend_current_device()) == NOWHERE &&
-           ibx_frontend_only_device(to) && ibx_frontend_only_device(from);
+    return ibx_frontend_peers_apart(to, from) && ibx_frontend_only_device(to) &&
+           ibx_frontend_only_device(from);
 }
 
 static int copy_on_device(void *to, const void *from, size_t n, void *stream, bool waits)

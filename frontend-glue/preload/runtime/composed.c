@@ -126,12 +126,39 @@ static int of_peers(const struct peer_planes *p, struct ibx_cuda_memcpy3d *copy)
     return rc;
 }
 
+static bool is_empty(const struct ibx_cuda_extent *extent)
+{
+    return !extent->width || !extent->height || !extent->depth;
+}
+
+/* Between pools of two devices, by memory that both devices reach. CUDA's own function of that name
+ * needs none, but has no request here. */
+static int by_memory(const struct peer_planes *p)
+{
+    struct peer_planes in = *p, out = *p;
+    void *memory = NULL;
+    size_t n = 0;
+    if (__builtin_mul_overflow(p->extent.width, p->extent.height, &n) ||
+        __builtin_mul_overflow(n, p->extent.depth, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = cudaMalloc(&memory, n);
+    in.to = out.from =
+        (struct ibx_cuda_pitched){memory, p->extent.width, p->extent.width, p->extent.height};
+    in.to_at = out.from_at = (struct ibx_cuda_extent){0};
+    rc = rc ? rc : cudaMemcpy3DPeer(&in);
+    rc = rc ? rc : cudaMemcpy3DPeer(&out);
+    const int freed = memory ? cudaFree(memory) : CUDA_SUCCESS; /* waits for the copies */
+    return rc ? rc : freed;
+}
+
 int cudaMemcpy3DPeer(const struct peer_planes *parameters)
 {
     struct ibx_cuda_memcpy3d copy;
     int back, rc = of_peers(parameters, &copy);
     if (rc)
         return rc;
+    if (!is_empty(&copy.extent) && ibx_frontend_peers_apart(copy.to.at, copy.from.at))
+        return by_memory(parameters);
     rc = ibx_frontend_peers_begin(copy.to.at, copy.from.at, NULL, &back);
     return ibx_frontend_peers_end(rc ? rc : cudaMemcpy3D(&copy), NULL, back);
 }
@@ -140,7 +167,7 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
 {
     struct ibx_cuda_memcpy3d copy;
     int back, rc = of_peers(parameters, &copy);
-    const bool some = !rc && copy.extent.width && copy.extent.height && copy.extent.depth;
+    const bool some = !rc && !is_empty(&copy.extent);
     if (some && ibx_frontend_captures(stream))
         return ibx_frontend_peers_captured(copy.to_array ? copy.from.at : copy.to.at,
                                            parameters->to_device,
@@ -148,6 +175,8 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
                                            parameters->from_device, copy.extent.width, stream);
     if (rc)
         return rc;
+    if (some && ibx_frontend_peers_apart(copy.to.at, copy.from.at))
+        return (rc = cudaStreamSynchronize(stream)) ? rc : by_memory(parameters);
     rc = ibx_frontend_peers_begin(copy.to.at, copy.from.at, stream, &back);
     return ibx_frontend_peers_end(rc ? rc : cudaMemcpy3DAsync(&copy, stream), stream, back);
 }
