@@ -118,6 +118,13 @@ bool printed()
     REQUIRE(written([&] { return cudaMemcpy(bytes, device, 100, D2H) == 0; }) == "three\n");
     stub_remote()->print("four\n");
     REQUIRE(written([&] { return cudaFree(device) == 0; }) == "four\n");
+    void *locked = nullptr;
+    alignas(4096) static char registered[4096];
+    REQUIRE(cudaMallocHost(&locked, 4000) == 0 && host_register(registered, 4096, 0) == 0);
+    stub_remote()->print("five\n");
+    REQUIRE(written([&] { return cudaFreeHost(locked) == 0; }) == "five\n");
+    stub_remote()->print("six\n");
+    REQUIRE(written([&] { return host_unregister(registered) == 0; }) == "six\n");
     stub_remote()->print("at its end\n");
     REQUIRE(written([] { return cudaDeviceReset() == 0; }) == "at its end\n");
     REQUIRE(with_another());

@@ -362,6 +362,7 @@ int cudaFreeHost(void *address)
     int rc;
     if (!address)
         return CUDA_SUCCESS;
+    ibx_frontend_print_all(); /* natively both this and the next one wait for the device */
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
     if (ibx_host_pool_has(address))
@@ -465,6 +466,7 @@ int cudaHostUnregister(void *address)
 {
     ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     struct range range;
+    ibx_frontend_print_all();
     if (take_out(address, false, &range))
         return CUDA_SUCCESS;
     if (!ibx_frontend_plugin())
