@@ -609,8 +609,7 @@ static int get_access(unsigned long long *flags, const struct memory_location *a
     ibx_put_u64(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)at->id);
     const int rc = ibx_frontend_request_ask(&e, &answer);
-    if (!rc)
-        *flags = answer;
+    *flags = rc ? 0 : answer; /* as natively, for memory that is not mapped */
     return rc;
 }
 

@@ -143,7 +143,8 @@ bool driver_maps_until_reset()
         REQUIRE(cu("cuMemGetAddressRange_v2", &base, &n, address) == 500);
         REQUIRE(pointer(&type, 2, address) == 1);
     }
-    REQUIRE(cu("cuMemGetAccess", &flags, &location, at) == 1);
+    flags = 9;
+    REQUIRE(cu("cuMemGetAccess", &flags, &location, at) == 1 && flags == 0);
     REQUIRE(cu("cuMemRetainAllocationHandle", &none, reinterpret_cast<void *>(at)) == 1);
     REQUIRE(release(one) == 1 && unmap(at, each) == 1 && free_addresses(at, 4 * each) == 1);
     // What is made now is what it is, wherever it lies.
