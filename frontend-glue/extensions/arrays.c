@@ -5,6 +5,8 @@
  */
 #include "frontend-glue/extensions/graphs.h"
 
+#define CAPTURE_UNSUPPORTED 900 /* cudaError_t */
+
 #define ON_DEVICE 3 /* enum cudaMemcpyKind */
 
 static bool is_array(const struct extension_request *e, const void *array)
@@ -17,19 +19,26 @@ static bool is_mipmap(const struct extension_request *e, const void *mipmap)
     return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
 }
 
+/* CUDA frees no array in a capture: then the handle stays. So while there are captures the array is
+ * freed before its handle is forgotten, which another request may get meanwhile. */
 static int give_back(struct extension_request *e, enum ibx_handle_kind kind, uint64_t array)
 {
     int (*free_it)(uint64_t array) = NULL;
     const uint64_t number = ibx_room_owned(e->x, array);
+    const bool refusable = ibx_captures_any();
     *(void **)&free_it =
         ibx_back_end_runtime(kind == IBX_HANDLE_ARRAY ? "cudaFreeArray" : "cudaFreeMipmappedArray");
     if (ibx_own_work_leave(e->x, kind, array))
         return 0;
-    if (!free_it || !ibx_handles_remove(e->x, kind, array))
+    if (!free_it || (!refusable && !ibx_handles_remove(e->x, kind, array)))
         return CUDA_INVALID_VALUE;
     ibx_frees_begin(e->x, 0);
     const int rc = free_it(array);
     ibx_frees_end();
+    if (refusable && rc == CAPTURE_UNSUPPORTED)
+        return rc;
+    if (refusable)
+        ibx_handles_remove(e->x, kind, array);
     ibx_owners_remove(array, number);
     return rc;
 }
@@ -40,8 +49,10 @@ static void give_back_unused(struct extension_request *e)
     static const enum ibx_handle_kind kinds[] = {IBX_HANDLE_ARRAY, IBX_HANDLE_MIPMAP};
     for (unsigned i = 0; i < 2; i++) {
         for (uint64_t array; (array = ibx_handles_unused_array(e->x, kinds[i]));)
-            if (give_back(e, kinds[i], array))
+            if (give_back(e, kinds[i], array)) {
+                ibx_handles_array_stays(e->x, kinds[i], array, true);
                 break;
+            }
     }
 }
 
@@ -55,7 +66,10 @@ static int give_back_as(struct extension_request *e, enum ibx_handle_kind kind)
     const int rc = end == IBX_ARRAY_NOW     ? give_back(e, kind, array)
                    : end == IBX_ARRAY_LATER ? 0
                                             : CUDA_INVALID_VALUE;
-    give_back_unused(e);
+    if (end == IBX_ARRAY_NOW && rc == CAPTURE_UNSUPPORTED)
+        ibx_handles_array_stays(e->x, kind, array, false);
+    else
+        give_back_unused(e);
     return rc;
 }
 

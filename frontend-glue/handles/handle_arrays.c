@@ -147,6 +147,18 @@ enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle
     return end;
 }
 
+void ibx_handles_array_stays(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                             bool freed_later)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_find(x, kind, value);
+    if (h && freed_later)
+        set_later(h, true);
+    else if (h)
+        h->freed = false;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     const uint64_t client = ibx_clients_number(x);

@@ -74,6 +74,11 @@ void ibx_arrays_left_in_graphs(struct gpu_session *x);
 enum ibx_array_end { IBX_ARRAY_UNKNOWN, IBX_ARRAY_NOW, IBX_ARRAY_LATER, IBX_ARRAY_FREED };
 enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle_kind kind,
                                           uint64_t value);
+/* CUDA has refused to free it, in a capture: it is to be freed later, or requests may name it
+ * again.
+ */
+void ibx_handles_array_stays(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                             bool freed_later);
 /* One that is freed LATER, and that no graph names any more: the caller, and nobody else, frees it.
  * 0: there is none. */
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);

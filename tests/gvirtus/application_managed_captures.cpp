@@ -40,6 +40,41 @@ bool beside_own_captures()
     return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
+// CUDA frees nothing in a capture that is not of mode relaxed: the program still has it.
+bool freed_in_a_capture()
+{
+    using MakeArray = int(void **, const int *, std::size_t, std::size_t, unsigned);
+    auto *make_array = preloaded<MakeArray>("cudaMallocArray");
+    auto *free_array = preloaded<int(void *)>("cudaFreeArray");
+    auto *ask = preloaded<int(int *, void *, unsigned *, void *)>("cudaArrayGetInfo");
+    const int channel[5] = {32, 0, 0, 0, 2};
+    int seen[5] = {};
+    void *array = nullptr;
+    constexpr std::size_t length = 100 * 1024;
+    char *managed = managed_memory(length), *plain = device_memory(length);
+    void *captured = nullptr, *graph = nullptr;
+    const std::vector<char> bytes = random_bytes(length, 9);
+    std::vector<char> back(length);
+    REQUIRE(managed && plain && make_array(&array, channel, 16, 4, 0) == 0);
+    REQUIRE(cudaStreamCreate(&captured) == 0);
+    std::memcpy(managed, bytes.data(), length);
+    REQUIRE(cudaMemcpy(plain, bytes.data(), length, H2D) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+    for (char *memory : {managed, plain}) {
+        stub_remote()->inject("cuMemFree", 1, 900, false);
+        REQUIRE(fails(cudaFree(memory), 900));
+    }
+    stub_remote()->inject("cuMemFree", 1, 900, false);
+    REQUIRE(fails(free_array(array), 900));
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && has(managed, bytes));
+    REQUIRE(cudaMemcpy(back.data(), plain, length, DEFAULT) == 0 && back == bytes);
+    REQUIRE(ask(seen, nullptr, nullptr, array) == 0 && seen[0] == 32 && free_array(array) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(cudaFree(managed) == 0 && fails(cudaFree(managed), 1) && cudaFree(plain) == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
+    return HOLDS(cudaStreamDestroy(captured) == 0 && cudaGetLastError() == 0);
+}
+
 // Work that a stream has when its capture begins beside another capture is waited for before.
 bool begun_beside_captures()
 {
@@ -154,7 +189,7 @@ bool rested_streams_beside_captures()
 
 bool managed_beside_captures()
 {
-    REQUIRE(beside_own_captures() && begun_beside_captures());
+    REQUIRE(beside_own_captures() && freed_in_a_capture() && begun_beside_captures());
     REQUIRE(rested_streams_beside_captures());
     REQUIRE(allocated_beside_captures());
     return HOLDS(own_stream_beside_captures());

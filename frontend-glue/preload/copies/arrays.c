@@ -68,15 +68,20 @@ int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t
 int cudaFreeArray(void *array)
 {
     ibx_frontend_owned_gone(OWNED_ARRAY, array);
+    struct ibx_frontend_array shape;
     struct extension_request e;
     if (!array)
         return CUDA_SUCCESS;
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
+    const bool known = ibx_frontend_array_known(array, &shape);
     ibx_frontend_array_gone(
         array); /* before the call: another thread may get the same handle right after it */
     ibx_frontend_before_free();
-    return ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
+    const int rc = ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
+    if (rc == CUDA_CAPTURE_UNSUPPORTED && known)
+        ibx_frontend_array_made(&shape); /* it is still there */
+    return rc;
 }
 
 /* Each output may be NULL. */

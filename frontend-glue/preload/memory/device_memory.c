@@ -415,30 +415,26 @@ int ibx_frontend_freed(int rc)
     return failure ? ibx_frontend_fail(failure) : rc;
 }
 
-/* cudaFree waits for the device, except for memory of a pool or a graph, and NULL. */
-int cudaFree(void *address)
+/* Takes the allocation out of the list. False: it is not in it. */
+static bool take_out(const void *address, struct range *taken)
 {
-    ibx_frontend_owned_gone(OWNED_MEMORY, address);
-    int code;
-    if (ibx_frontend_forbidden(&code))
-        return code;
-    if (ibx_frontend_managed_free(address, &address, &code) && code)
-        return code;
-    if (ibx_host_pool_has(address)) {
-        code = cudaDeviceSynchronize();
-        return code ? code : ibx_host_pool_free(address, NULL);
-    }
-    if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (ibx_frontend_pointer_closed(address))
-        return CUDA_SUCCESS;
-    /* before the call: another thread may get the same address right after it */
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&ranges, address);
-    const bool ours = range, waits = address && !(range && range->pooled);
-    if (range)
+    const bool there = range;
+    if (range) {
+        *taken = *range;
         ibx_frontend_ranges_remove(&ranges, range);
+    }
     ibx_frontend_ranges_unlock();
+    return there;
+}
+
+/* Waits for the device, except for memory of a pool or a graph, and NULL. */
+static int free_memory(void *address)
+{
+    struct range range = {.pooled = false};
+    /* before the call: another thread may get the same address right after it */
+    const bool ours = take_out(address, &range), waits = address && !range.pooled;
     if (waits)
         ibx_frontend_before_free();
     uint8_t bytes[8];
@@ -447,5 +443,29 @@ int cudaFree(void *address)
     ibx_put_u64(&body, (uintptr_t)address);
     if (!ours || !ibx_frontend_called("cudaFree", &body, &rc))
         rc = CALL_NEXT(cudaFree, address);
+    if (rc && ours && ibx_frontend_capturing())
+        note_range(&range); /* CUDA frees nothing in a capture */
     return waits ? ibx_frontend_freed(rc) : rc;
+}
+
+int cudaFree(void *address)
+{
+    ibx_frontend_owned_gone(OWNED_MEMORY, address);
+    int code;
+    if (ibx_frontend_forbidden(&code))
+        return code;
+    void *base = ibx_frontend_capturing() ? ibx_frontend_managed_base(address) : NULL;
+    if (base) { /* CUDA may refuse it: then the program still has the memory */
+        code = free_memory(base);
+        return code || !ibx_frontend_managed_free(address, &base, &code) ? code : CUDA_SUCCESS;
+    }
+    if (ibx_frontend_managed_free(address, &address, &code) && code)
+        return code;
+    if (ibx_host_pool_has(address)) {
+        code = cudaDeviceSynchronize();
+        return code ? code : ibx_host_pool_free(address, NULL);
+    }
+    if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_pointer_closed(address) ? CUDA_SUCCESS : free_memory(address);
 }

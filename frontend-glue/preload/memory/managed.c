@@ -282,6 +282,13 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
     return true;
 }
 
+void *ibx_frontend_managed_base(const void *address)
+{
+    struct managed m;
+    const bool found = ibx_managed_find((uintptr_t)address, &m);
+    return found && m.begin == (uintptr_t)address && !m.mapped && !m.variables ? m.base : NULL;
+}
+
 bool ibx_frontend_mapped_free(void *address, int *rc)
 {
     struct managed m;

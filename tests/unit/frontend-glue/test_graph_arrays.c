@@ -286,6 +286,28 @@ static void test_copied_to_the_host(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+/* CUDA frees none in a capture: neither what the client frees now, which it may go on using, nor
+ * what it has freed before. */
+static void test_refused_in_a_capture(void **state)
+{
+    (void)state;
+    const unsigned long before = allocations();
+    const uint64_t array = ext_array_make(&alice), later = ext_array_make(&alice);
+    const uint64_t graph = ext_graph_make(&alice);
+    void *stream = ext_stream_make(&alice);
+    copy_add(graph, later);
+    assert_int_equal(array_free(later), 0);
+    ext_graph_destroy(&alice, graph);
+    ext_capture_begin(&alice, stream);
+    app->inject("cuMemFree", 1, 900, false);
+    assert_int_equal(array_free(array), 900);
+    assert_true(is_named(array) && !is_named(later));
+    ext_graph_destroy(&alice, ext_capture_end(&alice, stream));
+    assert_int_equal(array_free(array), 0);
+    assert_false(is_named(array));
+    assert_int_equal(allocations(), before);
+}
+
 /* One request frees it, and another one, meanwhile, frees what was to be freed later. */
 static void test_freed_once(void **state)
 {
@@ -386,6 +408,7 @@ int main(void)
         cmocka_unit_test(test_within_a_body),
         cmocka_unit_test(test_launch_captured),
         cmocka_unit_test(test_capture_ends_meanwhile),
+        cmocka_unit_test(test_refused_in_a_capture),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
