@@ -288,7 +288,23 @@ bool sides_are_confused(char *device, char *page_locked)
     return HOLDS(page_locked[0] == 7 && page_locked[999] == 7);
 }
 
-// The same of copies that call all memory the device's.
+// Makes the copy in one of four ways.
+int copy_as(int how, char *to, char *from, int kind, void *stream)
+{
+    switch (how) {
+    case 0:
+        return cudaMemcpy(to, from, 1000, kind);
+    case 1:
+        return cudaMemcpyAsync(to, from, 1000, kind, stream);
+    case 2:
+        return cudaMemcpy2D(to, 100, from, 100, 100, 10, kind);
+    default:
+        return cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, kind, stream);
+    }
+}
+
+// The same of copies that call all memory the device's; and of managed memory, by each kind that
+// names a side of each, or the wrong ones.
 bool host_is_called_device(char *device, char *page_locked, char *registered)
 {
     char *managed = nullptr;
@@ -299,16 +315,14 @@ bool host_is_called_device(char *device, char *page_locked, char *registered)
     REQUIRE(cudaStreamCreate(&stream) == 0);
     for (char *to : all) {
         for (char *from : all) {
-            for (int how = 0; how < 4 && to != from; how++) {
+            const bool any_kind = to == managed || from == managed;
+            for (int i = 0; i < (any_kind ? 12 : 4) && to != from; i++) {
+                const int how = i % 4, kind = i < 4 ? D2D : i < 8 ? H2D : D2H;
                 REQUIRE(cudaMemset(device, 'd', 1000) == 0);
                 std::memset(page_locked, 'p', 1000);
                 std::memset(registered, 'r', 1000);
                 std::memset(managed, 'm', 1000);
-                REQUIRE((how == 0   ? cudaMemcpy(to, from, 1000, D2D)
-                         : how == 1 ? cudaMemcpyAsync(to, from, 1000, D2D, stream)
-                         : how == 2
-                             ? cudaMemcpy2D(to, 100, from, 100, 100, 10, D2D)
-                             : cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, D2D, stream)) == 0);
+                REQUIRE(copy_as(how, to, from, kind, stream) == 0);
                 // A copy within the device does not wait, and need not be in `stream`.
                 REQUIRE(cudaDeviceSynchronize() == 0 && cudaGetLastError() == 0);
                 const char letter = from == device        ? 'd'

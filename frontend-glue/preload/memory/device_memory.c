@@ -138,12 +138,13 @@ static int kind_by_sides(const void *to, const void *from, int kind)
 }
 
 /* The side of an address by the kind of the copy. If the application called it the host's, it may
- * be managed all the same. If it called both sides the host's, CUDA accepts device memory, too. */
+ * be the device's or managed all the same: CUDA goes by the address. */
 static enum side side_by(int kind, const void *address)
 {
     if (kind == CUDA_MEMCPY_DEFAULT)
         return side_of(address);
-    const bool there = kind != CUDA_MEMCPY_ON_HOST || ibx_frontend_is_readable(address);
+    const bool there = !ibx_frontend_only_device(address) &&
+                       (kind != CUDA_MEMCPY_ON_HOST || ibx_frontend_is_readable(address));
     return !there || ibx_frontend_is_managed(address) ? DEVICE : HOST;
 }
 
@@ -154,9 +155,9 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     const bool looks = managed || kind == CUDA_MEMCPY_DEFAULT || kind == CUDA_MEMCPY_ON_HOST;
     if (!looks || ibx_frontend_is_no_kind(kind))
         return kind_by_sides(to, from, kind);
-    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE || (on_device && !is_page_locked(to));
-    const bool from_device =
-        kind == CUDA_MEMCPY_FROM_DEVICE || (on_device && !is_page_locked(from));
+    const bool to_device = (kind == CUDA_MEMCPY_TO_DEVICE || on_device) && !is_page_locked(to),
+               from_device =
+                   (kind == CUDA_MEMCPY_FROM_DEVICE || on_device) && !is_page_locked(from);
     enum side target = to_device ? DEVICE : side_by(kind, to),
               source = from_device ? DEVICE : side_by(kind, from);
     if (target == EITHER && source == EITHER)
