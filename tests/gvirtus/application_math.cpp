@@ -530,7 +530,7 @@ bool math_libraries()
     REQUIRE(of_64_bits(handle));
     REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
     REQUIRE(random_decomposition() && random_tables());
-    REQUIRE(sparse_solvers() && dense_solvers() && attributes());
+    REQUIRE(sparse_solvers() && dense_solvers() && attributes() && host_matrices());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {
         void *made = blas();
@@ -587,6 +587,7 @@ bool absent_from_math()
                      0.5f) == 10);
         REQUIRE(math("cusparseCreateColorInfo", nullptr) == 10);
         REQUIRE(math("cusolverSpCcsreigvsi", nullptr, 1, 1) == 9);
+        REQUIRE(math("cublasXtSspmm", nullptr, 0, 0) == NOT_SUPPORTED);
         REQUIRE(math("cufftXtSetWorkArea", 1, nullptr) == 16);
         REQUIRE(math("cufftXtExecDescriptorZ2Z", 1, nullptr, nullptr, 1) == 16);
     }

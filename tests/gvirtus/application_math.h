@@ -32,4 +32,7 @@ template <typename T> std::vector<T> host_copy(const T *at, std::size_t count)
     return values;
 }
 
+// application_math_xt.cpp
+bool host_matrices();
+
 #endif

@@ -56,6 +56,10 @@ ABSENT(cublasLtEmulationDescSetAttribute)
 ABSENT(cublasSetLoggerCallback)
 ABSENT(cublasUint8gemmBias)
 ABSENT(cublasXerbla)
+ABSENT(cublasXtCspmm)
+ABSENT(cublasXtDspmm)
+ABSENT(cublasXtSspmm)
+ABSENT(cublasXtZspmm)
 
 /* cuFFT: several GPUs, callbacks. */
 #undef STATUS

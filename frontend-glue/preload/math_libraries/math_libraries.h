@@ -10,6 +10,7 @@
  *   math_composed.c  functions of cuBLAS, cuRAND and cuSPARSE that are no request of their own
  *   math_lt.c, math_descriptors.c  the same for cuBLASLt, and its descriptors
  *   math_host_solvers.c  solvers of cuSOLVER for sparse matrices in host memory
+ *   math_xt.c        cuBLASXt, whose matrices are copied to the device for each call
  *   math_unnoticed.c  work of the device that captures and the last error do not notice
  *   math_answers.c   answers that are kept, because the same question has the same answer
  *   math_dnn_descriptors.c, math_contents.c  descriptors of cuDNN, and what is set in them
