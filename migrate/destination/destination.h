@@ -309,6 +309,9 @@ struct destination {
     uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not set */
     uint64_t lost_ns, progress_ns, complete_ns;
     char lost[IBX_ERROR_MAX]; /* why the last link was lost; "": none was */
+    bool full;                /* ... because this host had no room for a page */
+    uint64_t full_present;    /* pages that were here then */
+    uint64_t back_ns;         /* when the present link was made, if it is not the first one */
     bool zeros_unknown;     /* pages come again that the guest has given back: it may take them for
                              * zeros, and QEMU has not told yet */
     uint64_t told_away_ns;  /* when the operator was last told that the source is away */

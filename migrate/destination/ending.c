@@ -15,6 +15,7 @@
 #define END_MS          2000 /* for a QEMU whose monitor has ended */
 #define END_LOOK_MS     2
 #define RETRY_MS        1000  /* between two tries at the end */
+#define SOON_MS         5000  /* a link that has no room for its pages lasts no longer */
 #define LET_GO_MS       10000 /* for QEMU's descriptor, when nothing depends on it any more */
 
 /* ---------------------------------------------------------------- the VM's end */
@@ -448,6 +449,20 @@ static int take_end(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
+/* As long as this host has no room for the next page, each link is lost as it is made: that is told
+ * once. */
+static void notify_lost(struct destination *d, int code, const char *reason)
+{
+    const bool full = code == -ENOMEM || code == -ENOSPC;
+    const bool soon = ibx_now_ns() - d->back_ns < SOON_MS * IBX_NS_PER_MS;
+    ibx_destination_update(d);
+    if (!full || !d->full || (!soon && d->status.present != d->full_present))
+        ibx_migration_notify(&d->options->observer, "%s; %s", reason,
+                             what_a_lost_link_means(d, code));
+    d->full = full;
+    d->full_present = d->status.present;
+}
+
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
 {
     if (destination_over(d)) /* a message has ended it */
@@ -472,8 +487,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
         return rc ? rc : give_up(d, code, err);
     }
     if (destination_linked(&d->link))
-        ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
-                             what_a_lost_link_means(d, code));
+        notify_lost(d, code, err->message);
     ibx_destination_unlink(d, code, err->message);
     return 0;
 }

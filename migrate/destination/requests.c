@@ -410,7 +410,9 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     if (rc)
         return ibx_error_set(err, rc, "the source's connection cannot be taken");
     d->status.reconnects++;
-    ibx_migration_notify(&d->options->observer, "the source is back: %s", record->peer);
+    d->back_ns = ibx_now_ns();
+    if (!d->full)
+        ibx_migration_notify(&d->options->observer, "the source is back: %s", record->peer);
     return 0;
 }
 

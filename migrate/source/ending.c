@@ -323,7 +323,8 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
     if (source_linked(&s->link) || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
         say_closed(s, code, err);
-        ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
+        if (s->closed <= CLOSED_OFTEN)
+            ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
     }
     memcpy(s->status.message, err->message, sizeof(s->status.message));
     ibx_source_link_close(&s->link);
@@ -460,7 +461,8 @@ static int reconnect(struct source *s, struct ibx_error *err)
         return check_patience(s, err);
     s->heard_ns = s->back_ns = ibx_now_ns();
     s->status.reconnects++;
-    ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
+    if (s->closed < CLOSED_OFTEN)
+        ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
     s->status.message[0] = 0;
     return 0;
 }

@@ -216,7 +216,23 @@ static void test_many_silent_connections(void)
     pair_moved("");
 }
 
-/* There is room for the RAM when the tool checks, but not later. */
+#define MANY_LINKS 20
+
+/* How many sentences to the operator have these words. */
+static unsigned count_said(const struct mover *mover, const char *words)
+{
+    char line[4096];
+    unsigned count = 0;
+    FILE *file = fopen(mover->out, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        count += strstr(line, "\"say\"") && strstr(line, words);
+    fclose(file);
+    return count;
+}
+
+/* There is room for the RAM when the tool checks, but not later. What is said of that is not
+ * repeated for each link that is lost. */
 static void full_file_system(const char *mode)
 {
     char options[32], ram[256], filler[128];
@@ -239,6 +255,11 @@ static void full_file_system(const char *mode)
     mover_await_words(&receiver, "the VM waits for pages until this host has room for them");
     mover_await_words(&sender, "perhaps because it has no room for pages");
     assert_false(mover_printed(&receiver, "Bad address"));
+    mover_await_figure(&sender, "reconnects", MANY_LINKS);
+    assert_in_range(count_said(&receiver, "make room"), 1, MANY_LINKS / 4);
+    assert_in_range(count_said(&receiver, "is back"), 0, MANY_LINKS / 4);
+    assert_in_range(count_said(&sender, "connecting again"), 1, MANY_LINKS / 4);
+    assert_in_range(count_said(&sender, "connected again"), 0, MANY_LINKS / 4);
     unlink(filler);
     pair_done();
     pair_moved("");
