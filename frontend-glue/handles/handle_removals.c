@@ -125,6 +125,7 @@ static bool leave_to_users(const struct gpu_session *x, struct handle *h,
     h->next_destroyed = destroyed;
     destroyed = h;
     atomic_fetch_add(&count, 1);
+    ibx_handle_is_going(); /* who remembers it looks again */
     if (is_held(x, h))
         return true;
     ibx_handle_forget_destroy(h);

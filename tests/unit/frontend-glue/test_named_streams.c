@@ -270,7 +270,7 @@ static void test_destroyed(void **state)
     assert_true(destroy(&others[0], IBX_HANDLE_EVENT, 0x7000, &later) && !later); /* unknown */
 }
 
-/* It is held by a thread that looks at all streams, too. */
+/* It is held by a thread that looks at all streams, too. Who has named it before cannot either. */
 static void test_destroyed_while_held(void **state)
 {
     void *context = NULL;
@@ -278,13 +278,17 @@ static void test_destroyed_while_held(void **state)
     bool later = false;
     (void)state;
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    assert_true(name(&others[1], IBX_HANDLE_STREAM, 0x7000));
+    ibx_handles_let_go(&others[1].x);
     assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
     struct handle **held = ibx_handles_hold_streams(0, context, &count);
     const unsigned before = atomic_load(&destroyed);
     assert_true(held && count && name(&alice, IBX_HANDLE_STREAM, 0x7000));
     assert_true(destroy(&others[0], IBX_HANDLE_STREAM, 0x7000, &later) && later);
+    const bool named = name(&others[1], IBX_HANDLE_STREAM, 0x7000);
+    ibx_handles_let_go(&others[1].x);
     ibx_handles_let_go(&alice.x);
-    assert_int_equal(atomic_load(&destroyed), before);
+    assert_true(atomic_load(&destroyed) == before && !named);
     ibx_handles_release(held, count);
     assert_int_equal(atomic_load(&destroyed), before + 1);
 }
