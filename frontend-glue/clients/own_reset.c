@@ -186,6 +186,15 @@ static bool put_another(struct gpu_session *x, uint8_t *body)
     return made;
 }
 
+/* Whether a stream or an event that other requests use may be destroyed after the handler. To
+ * destroy a stream may end a capture, whose graph others use: only the handler has that alone, and
+ * with it the capture counts as over. */
+static bool may_end_later(const struct gpu_session *x)
+{
+    return x->handler.made_kind == IBX_HANDLE_EVENT ||
+           (x->handler.made_kind == IBX_HANDLE_STREAM && !ibx_captures_any_of_tenant(x));
+}
+
 /* The handler is about to destroy a stream or an event. Natively that does not wait for a thread
  * that waits for it. */
 static int destroy(struct gpu_session *x, uint64_t value, uint8_t *body)
@@ -218,8 +227,7 @@ int ibx_made_run(struct gpu_session *x, uint8_t *body)
         ibx_left_work_of_stream(x, value);
     if (x->handler.made_kind == IBX_HANDLE_ARRAY)
         return may_free(x, value) ? 0 : free_nothing(x, body);
-    if (body &&
-        (x->handler.made_kind == IBX_HANDLE_STREAM || x->handler.made_kind == IBX_HANDLE_EVENT))
+    if (body && may_end_later(x))
         return destroy(x, value, body);
     const bool gone = ibx_handles_gone(x, x->handler.made_kind, value);
     if (!gone && x->handler.made_kind != IBX_HANDLE_MEMORY) /* that has its own check */

@@ -307,10 +307,50 @@ static void test_ends_before_later_uses(void **state)
     }
 }
 
+static void run_destroy(struct gpu_session *x)
+{
+    ibx_made_run(x, x->requests.first);
+}
+
+static void nothing(struct gpu_session *x)
+{
+    (void)x;
+}
+
+/* To destroy a stream ends its capture, whose graph other sessions may use: so it is GVirtuS's
+ * handler that does it, when no other request uses the stream, and not the last of these. */
+static void test_destroyed_in_capture(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x, other = {.s = session,
+                                               .options.mode = IBX_GPU_ON,
+                                               .replies.shape = IBX_REPLY_TIMED,
+                                               .isolation = x->isolation};
+    struct holder destroys = {other, run_destroy, nothing, .id = 0};
+    void *stream = ext_stream_make(&alice);
+    struct ibx_writer w = ibx_writer_of(destroys.x.requests.first, 8);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    destroys.x.requests.length = 8;
+    destroys.x.handler.made = MADE_ENDS;
+    destroys.x.handler.made_kind = IBX_HANDLE_STREAM;
+    capture_by_handler(x, CAPTURES_BEGUN, stream);
+    assert_true(ibx_named_stream(&other, (uintptr_t)stream));
+    const bool waited = waits(&destroys);
+    ibx_handles_let_go(&other);
+    end(&destroys);
+    struct ibx_reader r = ibx_reader_of(destroys.x.requests.first, 8);
+    assert_true(ibx_get_u64(&r) == (uintptr_t)stream && waited);
+    assert_false(ibx_handles_there(IBX_HANDLE_STREAM, (uintptr_t)stream));
+    capture_by_handler(x, CAPTURES_ENDED, stream);
+    ibx_handles_uses_leave(&other);
+    ibx_handles_uses_leave(&destroys.x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ends_before_later_uses),
+        cmocka_unit_test(test_destroyed_in_capture),
         cmocka_unit_test(test_captures_have_a_limit),
         cmocka_unit_test(test_captures_that_overlap),
         cmocka_unit_test(test_captures_that_join),
