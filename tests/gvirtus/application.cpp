@@ -367,6 +367,7 @@ int main(int argc, char **argv)
         {"pools", pools},
         {"pools-of-host", pools_of_host},
         {"stream-of-thread", stream_of_thread},
+        {"destroyed-beside-wait", destroyed_beside_wait},
         {"queries", queries},
         {"printed", printed},
         {"printed-last", [] { return printed_last(PrintedLast::returns); }},

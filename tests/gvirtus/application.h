@@ -405,6 +405,7 @@ bool page_locked_in_place();
 
 // A default stream for each thread.
 bool stream_of_thread();
+bool destroyed_beside_wait();
 
 // application_variables.cpp
 

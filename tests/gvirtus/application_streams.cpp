@@ -227,3 +227,43 @@ bool stream_of_thread()
     return HOLDS(streams_of_calls(s) && waits_of_calls(s) && functions(s) &&
                  captures_of_threads(s) && sets_of_host() && copies_of_host(s));
 }
+
+// One thread destroys what another one waits for, by each of the two APIs. That ends at once; the
+// wait goes on.
+bool destroyed_beside_wait()
+{
+    static const struct {
+        const char *wait, *destroy;
+        bool is_event;
+    } all[] = {{"cudaStreamSynchronize", "cudaStreamDestroy", false},
+               {"cudaEventSynchronize", "cudaEventDestroy", true},
+               {"cuStreamSynchronize", "cuStreamDestroy_v2", false},
+               {"cuEventSynchronize", "cuEventDestroy_v2", true}};
+    REQUIRE(preloaded<int(unsigned)>("cuInit")(0) == 0);
+    for (const auto &one : all) {
+        Scene s;
+        std::atomic<int> rc{-1};
+        REQUIRE(cudaGetLastError() == 0 && s.begin() && cudaEventSynchronize(s.there) == 0);
+        stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(s.other));
+        REQUIRE(stub_launch(s.from, s.to, stream_bytes, s.other) == 0);
+        REQUIRE(cudaEventRecord(s.there, s.other) == 0 && cudaEventQuery(s.there) == 600);
+        void *thing = one.is_event ? s.there : s.other;
+        std::thread other([&] { rc = preloaded<int(void *)>(one.wait)(thing); });
+        const auto waits_now = [&] {
+            const ibx_double_stats now = stub_remote()->stats();
+            return one.is_event ? now.event_waits : now.stream_waits;
+        };
+        while (!waits_now() && rc == -1)
+            std::this_thread::yield();
+        const int destroyed = preloaded<int(void *)>(one.destroy)(thing);
+        const bool waits = rc == -1;
+        stub_remote()->hold_stream(0);
+        other.join();
+        if (destroyed || !waits || rc) {
+            std::fprintf(stderr, "%s beside %s: %d %d %d\n", one.destroy, one.wait, destroyed,
+                         waits, rc.load());
+            return false;
+        }
+    }
+    return true;
+}

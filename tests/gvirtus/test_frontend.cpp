@@ -489,6 +489,7 @@ void check_what_it_does_not()
                              "objects-of-graphs",
                              "drawings-of-graphs",
                              "stream-of-thread",
+                             "destroyed-beside-wait",
                              "queries",
                              "launches-after-modules",
                              "launches-of-many-bytes",

@@ -44,6 +44,7 @@ struct ibx_double_stats {
     unsigned long busy_unpins;      /* unpinned before copies had ended: a fault of ibx */
     unsigned long waits;            /* waits for all streams that were begun */
     unsigned long event_waits;      /* threads that wait for events now */
+    unsigned long stream_waits;     /* ... for streams */
     unsigned long queued;           /* entries of the fullest stream: at a thousand CUDA has its
                                        callers wait, which the double does not */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while

@@ -335,11 +335,13 @@ EXPORT int cuStreamSynchronize(void *handle)
         return leave(INVALID_HANDLE);
     if ((uintptr_t)handle == 2 && capture_spoilt(handle))
         return leave(CAPTURE_UNSUPPORTED);
+    stats.stream_waits++;
     for (struct stream *s = streams; s; s = s->next) {
         if (is_legacy(stream) && s->blocking && (s->device == stream->device || s->device < 0))
             wait_for(s, s->submitted);
     }
     wait_for(stream, stream->submitted);
+    stats.stream_waits--;
     return waited(leave(sticky()));
 }
 
