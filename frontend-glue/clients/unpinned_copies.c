@@ -108,12 +108,13 @@ static void call(void *id)
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked. How many chunks graphs of the tenant's may have. */
+/* Locked. How many chunks graphs of the tenant's may have, or may get by the copies that are being
+ * added now. */
 static unsigned count_kept(const struct ibx_tenant *tenant)
 {
     unsigned count = 0;
     for (const struct ibx_unpinned_stream *l = all; l; l = l->next)
-        count += l->graphs && l->tenant == tenant;
+        count += (l->graphs || l->adding) && l->tenant == tenant;
     for (const struct ibx_unpinned_stream *l = kept; l; l = l->next)
         count += l->tenant == tenant;
     return count;
@@ -124,13 +125,13 @@ static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void
                                          const void *context)
 {
     unsigned count = 0;
+    const bool room = count_kept(x->isolation.tenant) < IBX_UNPINNED_KEPT;
     for (struct ibx_unpinned_stream *l = all; l; l = l->next) {
         if (l->owner == x && l->stream == stream && l->context == context && !l->lost)
-            return l;
+            return l->graphs || room ? l : NULL;
         count += l->owner == x;
     }
-    const bool may =
-        count < IBX_UNPINNED_STREAMS && count_kept(x->isolation.tenant) < IBX_UNPINNED_KEPT;
+    const bool may = count < IBX_UNPINNED_STREAMS && room;
     struct ibx_unpinned_stream *made = may ? calloc(1, sizeof(*made)) : NULL;
     uint8_t *chunk = made ? ibx_pinned_borrow(IBX_PINNED_CHUNK) : NULL;
     if (!chunk) {

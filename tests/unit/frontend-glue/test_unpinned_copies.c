@@ -116,6 +116,35 @@ static void lose_chunks(struct gpu_session *x)
     ended = false;
 }
 
+static atomic_uint together;  /* sessions that could begin while one capture ends */
+static atomic_bool may_go_on; /* whether one that has a chunk already could, too */
+static struct gpu_session earlier, crowd[2 * IBX_UNPINNED_KEPT];
+
+/* Many sessions add copies while a capture ends. */
+static void lose_together(struct gpu_session *x)
+{
+    struct ibx_unpinned_stream *begun[2 * IBX_UNPINNED_KEPT];
+    const struct ibx_gpu_copy one = {.stream = stream, .device = device, .width = 1, .height = 1};
+    earlier = (struct gpu_session){.cuda = x->cuda};
+    struct ibx_unpinned_stream *before = ibx_unpinned_begin(&earlier, stream, 1);
+    if (!before || ibx_unpinned_add(&earlier, before, memory, &one, false))
+        return;
+    for (unsigned i = 0; i < 2 * IBX_UNPINNED_KEPT; i++) {
+        crowd[i] = (struct gpu_session){.cuda = x->cuda};
+        if (!(begun[i] = ibx_unpinned_begin(&crowd[i], stream, 1)))
+            break;
+        lost[together++] = lent;
+    }
+    may_go_on = ibx_unpinned_begin(&earlier, stream, 1) == before;
+    ended = true;
+    for (unsigned i = 0; i < together; i++)
+        ibx_unpinned_add(&crowd[i], begun[i], memory, &(struct ibx_gpu_copy){.stream = stream},
+                         false);
+    ended = false;
+    if (may_go_on)
+        ibx_unpinned_add(&earlier, before, memory, &(struct ibx_gpu_copy){.stream = stream}, false);
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
@@ -125,6 +154,8 @@ static void handle(const char *name)
         find_limits(ibx_copies_of(pair.server));
     if (!strcmp(name, "lose"))
         lose_chunks(ibx_copies_of(pair.server));
+    if (!strcmp(name, "together"))
+        lose_together(ibx_copies_of(pair.server));
 }
 
 static void limit_pins(size_t most)
@@ -361,6 +392,25 @@ static void test_captured_often(void **state)
         ibx_pinned_return(lost[i]);
 }
 
+/* ... and however many sessions add copies at a time. */
+static void test_captured_at_once(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    copy(true, BYTES); /* in a context */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    const unsigned taken = ibx_pinned_taken();
+    app->hold_stream(stream);
+    expect_code("together", &nothing, HANDLED);
+    app->hold_stream(NULL);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    for (unsigned i = 0; i < together; i++)
+        ibx_pinned_return(lost[i]);
+    assert_in_range(together, 1, IBX_UNPINNED_KEPT);
+    assert_false(may_go_on);
+    assert_int_equal(ibx_pinned_taken(), taken);
+}
+
 /* If CUDA refuses a part, the copy has failed, and nothing of it is under way. */
 static void test_refused(void **state)
 {
@@ -397,10 +447,11 @@ static void test_idle_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_to_the_device), TEST(test_from_the_device),  TEST(test_several_in_a_stream),
-        TEST(test_session_ends),  TEST(test_client_is_killed), TEST(test_context_goes),
-        TEST(test_captured),      TEST(test_chunk_is_in_use),  TEST(test_limits),
-        TEST(test_refused),       TEST(test_idle_stream),      TEST(test_captured_often),
+        TEST(test_to_the_device),    TEST(test_from_the_device),  TEST(test_several_in_a_stream),
+        TEST(test_session_ends),     TEST(test_client_is_killed), TEST(test_context_goes),
+        TEST(test_captured),         TEST(test_chunk_is_in_use),  TEST(test_limits),
+        TEST(test_refused),          TEST(test_idle_stream),      TEST(test_captured_often),
+        TEST(test_captured_at_once),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
