@@ -305,7 +305,7 @@ bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address)
     pthread_mutex_lock(&lock);
     struct ibx_module_owner *owner = ibx_module_owner_make(user->client);
     const struct function *f = owner && address ? find(user, address) : NULL;
-    const bool shared = f ? ibx_module_owner_use(owner, f->module->owner) : !handles;
+    const bool shared = f && ibx_module_owner_use(owner, f->module->owner);
     if (owner)
         owner->ends = true;
     pthread_mutex_unlock(&lock);

@@ -476,6 +476,7 @@ int main(int argc, char **argv)
         {"variables", variables},
         {"modules-of-ended", modules_of_ended},
         {"modules-of-ended-alone", modules_of_ended_alone},
+        {"daemon-launches", daemon_launches},
         {"left-beside-child", left_beside_child},
         {"modules-of-two-threads", modules_of_two_threads},
         {"modules-and-forks", modules_and_forks},

@@ -417,6 +417,7 @@ bool modules_of_two_threads();
 bool modules_and_forks();
 bool modules_of_ended();
 bool modules_of_ended_alone();
+bool daemon_launches();
 bool left_beside_child();
 
 // application_devices.cpp

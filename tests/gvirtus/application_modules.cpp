@@ -270,3 +270,22 @@ bool modules_of_ended_alone()
 {
     return modules_go(false);
 }
+
+// daemon(3) before the first call. Once told to, the child says whether its launch was good, and
+// whether it has registered its parent's module again: 'a' both, 'g' the former, 'b' neither.
+bool daemon_launches()
+{
+    stub_registers(module_bytes);
+    static Module program(false);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child)
+        _exit(0);
+    char byte;
+    const std::string before = stub_registered();
+    REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
+    alarm(20 * patience_times());
+    const bool good = launches_well();
+    const char said = !good ? 'b' : stub_registered() != before ? 'a' : 'g';
+    return HOLDS(write(STDOUT_FILENO, &said, 1) == 1);
+}

@@ -86,6 +86,26 @@ bool killed_beside_endless()
     return true;
 }
 
+// The process of the back end that has the parent's modules ends before the child's first call, if
+// not all clients share it.
+static bool daemon_launches(const std::string &each)
+{
+    GpuBackEnd back(true, "rdma.processes : " + each + "\n");
+    Application app(&back, application, "daemon-launches", "taken");
+    char said = 0;
+    REQUIRE(app.good());
+    while (back.children().size() > 1) // the test's limit ends it otherwise; one is a spare one
+        usleep(1000);
+    REQUIRE(write(app.in, "g", 1) == 1 && read(app.out, &said, 1) == 1);
+    REQUIRE(said == 'a' || (said == 'g' && each == "one"));
+    return HOLDS(lines_with(app.said(), "ibx:") == 0);
+}
+
+bool daemons_that_launch()
+{
+    return daemon_launches("program") && daemon_launches("one");
+}
+
 // A client is killed while its graph, or its stream, waits for it; the next client's graph works.
 bool killed_in_graph(const char *test)
 {

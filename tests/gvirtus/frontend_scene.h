@@ -187,6 +187,7 @@ bool mapped_for_ever();
 bool function_for_ever();
 bool killed_in_graph(const char *test);
 bool killed_beside_endless();
+bool daemons_that_launch();
 bool lied_to();
 bool ends_in_the_middle();
 bool killed(const char *test, unsigned rounds, unsigned pause);

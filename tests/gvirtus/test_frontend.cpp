@@ -418,6 +418,7 @@ void check_what_the_provider_changes()
           [] { return modules_of_ended("modules-of-ended-alone"); });
     check("... and what else they had, beside a child",
           [] { return run("left-beside-child", true); });
+    check("daemons that launch, without their parents", daemons_that_launch);
     check("forked children that exit", [] { return run("forked-exit", true); });
     check("a connection that is closed at the process's end",
           [] { return run("closes-at-exit", true); });

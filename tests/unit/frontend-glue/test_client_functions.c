@@ -106,6 +106,9 @@ static void unknown_forms(void **state)
     (void)state;
     assert_memory_equal(&q, &same, sizeof(q));
     assert_true(take(PARENT, KERNEL) == KERNEL);
+    /* A child whose parent had another process of the back end has to register its own modules. */
+    assert_false(ibx_functions_share(CHILD, KERNEL));
+    ibx_functions_ended(CHILD->client);
     /* Handlers get requests that they understand with a made-up name. */
     struct request forged = {.n = 31};
     memcpy(forged.bytes + 16, "m0000000000001", 15);
