@@ -35,6 +35,7 @@
 #define IDLE_MS    300u  /* without a byte from the peer: then it is asked */
 #define SILENT_MS  200u  /* since a retransmission without an answer was seen */
 #define MUTE_MS    200u  /* since a silence is over, without a byte from the peer */
+#define TICK_MS    10u   /* the kernel's times may be older by this much */
 #define YOUNG_MS   1000u /* a connection that is no older when the silence begins ... */
 #define PATIENT_MS IBX_TCP_PATIENT_MS /* ... is left alone for so long, but for one request */
 #define DOUBTS     2u                 /* times PATIENT_MS, if it has not sent again meanwhile */
@@ -171,7 +172,8 @@ static void back(struct tcp *tcp, struct tcp_lane *lane, uint64_t now)
     if (!lane->back_since)
         return;
     const uint64_t back_ms = (now - lane->back_since) / IBX_NS_PER_MS;
-    if (!info_of(lane, &info) || info.tcpi_last_data_recv <= back_ms)
+    const uint64_t since_ms = (now - lane->unanswered_at) / IBX_NS_PER_MS + TICK_MS;
+    if (!info_of(lane, &info) || info.tcpi_last_data_recv <= since_ms)
         lane->back_since = 0;
     else if (back_ms >= MUTE_MS + TRIPS * (info.tcpi_rtt / 1000))
         ibx_tcp_fail(tcp, -ETIMEDOUT, "nothing has come for %u ms, in which the network was silent",
@@ -192,6 +194,9 @@ static struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_in
         }
         if (!lane->unanswered_since)
             lane->unanswered_since = now;
+        lane->unanswered_at = now;
+        if (lane->back_since) /* it is silent again */
+            lane->back_since = now;
         if (most && most->unanswered_since <= lane->unanswered_since)
             continue;
         most = lane;

@@ -144,6 +144,7 @@ struct tcp_lane {
     uint64_t lacking_gone, lacking_since; /* bytes but those of CHECKs, and when (ns), then */
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
+    uint64_t unanswered_at;    /* ns; when that was last found so */
     uint64_t back_since;       /* ns; since when it is acknowledged again, without a byte from the
                                   peer; 0: it was not unanswered, or a byte came; see probe.c */
     uint64_t stuck_since;      /* ns; since when retransmissions have had no effect; 0: they have */

@@ -246,6 +246,35 @@ static void test_the_peer_is_back_too(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
+/* What the peer sent came between two looks, with the acknowledgement. */
+static void test_the_peer_was_back_before_the_look(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    infos[1].tcpi_last_data_recv = 0;
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+}
+
+/* The peer is to have its time from the end of the last silence on. */
+static void test_another_silence_follows(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    look();
+    silence(1);
+    for (unsigned i = 0; i < 2; i++)
+        look();
+    acknowledge(1);
+    infos[1].tcpi_last_data_recv = 2000;
+    const uint64_t back_ms = now_ms;
+    look_for_a_second();
+    assert_int_equal(tcp.status, -ETIMEDOUT);
+    assert_true(now_ms >= back_ms + 200);
+}
+
 /* Its successors might fare no better. */
 static void test_a_young_connection_is_kept(void **state)
 {
@@ -303,6 +332,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lane_that_has_received_since, begin, end),
         cmocka_unit_test_setup_teardown(test_the_network_is_back_and_the_peer_is_not, begin, end),
         cmocka_unit_test_setup_teardown(test_the_peer_is_back_too, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_peer_was_back_before_the_look, begin, end),
+        cmocka_unit_test_setup_teardown(test_another_silence_follows, begin, end),
         cmocka_unit_test_setup_teardown(test_a_young_connection_is_kept, begin, end),
         cmocka_unit_test_setup_teardown(test_a_peer_that_cannot_be_asked, begin, end),
         cmocka_unit_test_setup_teardown(test_child_keeps_nobody_awake, begin, end),
