@@ -22,11 +22,12 @@ static int made(int rc, enum owned_kind kind, const void *handle)
 static int allocate(uint64_t *address, size_t n)
 {
     void *memory = NULL;
+    if (address)
+        *address = 0; /* natively, too, if the call fails */
     if (!address || !n)
         return CUDA_INVALID_VALUE;
     const int rc = cudaMalloc(&memory, n);
-    if (!rc)
-        *address = (uintptr_t)memory;
+    *address = (uintptr_t)memory;
     return made(rc, OWNED_MEMORY, memory);
 }
 
@@ -42,8 +43,7 @@ static int allocate_rows(uint64_t *address, size_t *pitch, size_t width, size_t 
     if (!address || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_INVALID_VALUE;
     const int rc = cudaMallocPitch(&memory, pitch, width, height);
-    if (!rc)
-        *address = (uintptr_t)memory;
+    *address = (uintptr_t)memory;
     return made(rc, OWNED_MEMORY, memory);
 }
 
@@ -64,8 +64,7 @@ static int allocate_managed(uint64_t *address, size_t n, unsigned flags)
     if (!address || !n)
         return CUDA_INVALID_VALUE;
     const int rc = cudaMallocManaged(&memory, n, flags);
-    if (!rc)
-        *address = (uintptr_t)memory;
+    *address = (uintptr_t)memory;
     return made(rc, OWNED_MEMORY, memory);
 }
 

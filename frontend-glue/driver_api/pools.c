@@ -16,10 +16,9 @@ static int allocate(uint64_t *address, size_t n, void *pool, void *stream)
         return CUDA_INVALID_VALUE;
     const int rc = pool ? cudaMallocFromPoolAsync(&memory, n, pool, stream)
                         : cudaMallocAsync(&memory, n, stream);
-    if (!rc) {
+    *address = (uintptr_t)memory;
+    if (!rc)
         ibx_frontend_owned(OWNED_MEMORY, memory, ibx_driver_current());
-        *address = (uintptr_t)memory;
-    }
     return rc;
 }
 

@@ -302,6 +302,7 @@ int main(int argc, char **argv)
         {"sets-nowhere", sets_nowhere},
         {"fails-beyond", fails_beyond},
         {"kinds-of-planes", kinds_of_planes},
+        {"failed-allocations", failed_allocations},
         {"errors-around-work", errors_around_work},
         {"configurations", configurations},
         {"memory-that-ends", memory_that_ends},

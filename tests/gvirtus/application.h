@@ -186,6 +186,7 @@ bool sets_after_a_loss();
 bool sets_nowhere();
 bool fails_beyond();
 bool kinds_of_planes();
+bool failed_allocations();
 bool errors_around_work();
 bool configurations();
 bool memory_that_ends();

@@ -101,7 +101,8 @@ bool arrays()
             21));
         REQUIRE(to_array(array, 0, 0, there.data(), 0, no_kind) == 0);
     }
-    REQUIRE(fails(malloc_array(&array, {100, 30, 0}, 64), 1));
+    void *none = &none;
+    REQUIRE(fails(malloc_array(&none, {100, 30, 0}, 64), 1) && !none);
     REQUIRE(free_array(array) == 0 && fails(free_array(array), 1) && free_array(nullptr) == 0);
     return HOLDS(cudaFree(device) == 0);
 }

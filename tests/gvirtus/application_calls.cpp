@@ -3,6 +3,7 @@
 // Calls that the preload makes without GVirtuS's front end, once the front end has made one of each
 // kind.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_arrays.h"
 #include "tests/gvirtus/connections.h"
 
 #include <cstring>
@@ -270,6 +271,60 @@ bool fails_beyond()
     REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
     return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0 &&
                  cudaFreeHost(next) == 0);
+}
+
+// What an allocation that fails, or memory that is none, leaves in the program's pointer.
+template <typename Call> static bool gives_none(int code, Call call)
+{
+    void *memory = &memory;
+    const int rc = call(&memory);
+    cudaGetLastError();
+    return HOLDS(rc == code && !memory);
+}
+
+bool failed_allocations()
+{
+    using Ask = int(void **, void *, unsigned);
+    using Managed = int(void **, std::size_t, unsigned);
+    using Ordered = int(void **, std::size_t, void *);
+    using FromPool = int(void **, std::size_t, void *, void *);
+    using Pitched = int(ibx_cuda_pitched *, ibx_cuda_extent);
+    using Layers = int(void **, const int *, std::size_t, std::size_t, unsigned);
+    constexpr std::size_t much = std::size_t{1} << 50, rows = 1 << 20, row = much / rows;
+    const int channel[5] = {8, 0, 0, 0, 1};
+    void *stream = nullptr, *pool = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(preloaded<int(void **, int)>("cudaDeviceGetDefaultMemPool")(&pool, 0) == 0);
+    for (int i = 0; i < 2; i++) // by GVirtuS's front end, and then by this library
+        REQUIRE(gives_none(2, [&](void **p) { return cudaMalloc(p, much); }));
+    REQUIRE(gives_none(1, [&](void **p) { return cudaHostAlloc(p, 64, 0x9999); }));
+    auto *managed = preloaded<Managed>("cudaMallocManaged");
+    REQUIRE(gives_none(2, [&](void **p) { return managed(p, much, 1); }));
+    REQUIRE(gives_none(1, [&](void **p) { return managed(p, 64, 9); }));
+    std::size_t pitch = 0;
+    auto *of_rows =
+        preloaded<int(void **, std::size_t *, std::size_t, std::size_t)>("cudaMallocPitch");
+    REQUIRE(gives_none(2, [&](void **p) { return of_rows(p, &pitch, row, rows); }));
+    REQUIRE(gives_none(2, [&](void **p) {
+        ibx_cuda_pitched planes = {*p, 5, 6, 7};
+        const int rc = preloaded<Pitched>("cudaMalloc3D")(&planes, {row, rows / 4, 4});
+        *p = planes.at;
+        return rc;
+    }));
+    REQUIRE(gives_none(2, [&](void **p) {
+        return preloaded<Layers>("cudaMallocArray")(p, channel, row, rows, 0);
+    }));
+    REQUIRE(gives_none(2, [&](void **p) { return malloc_array(p, {row, rows / 4, 4}); }));
+    auto *ordered = preloaded<Ordered>("cudaMallocAsync");
+    REQUIRE(gives_none(2, [&](void **p) { return ordered(p, much, stream); }));
+    auto *from_pool = preloaded<FromPool>("cudaMallocFromPoolAsync");
+    REQUIRE(gives_none(2, [&](void **p) { return from_pool(p, much, pool, stream); }));
+    REQUIRE(gives_none(1, [&](void **p) { return from_pool(p, 9, stream, stream); }));
+    int here = 0;
+    REQUIRE(gives_none(
+        1, [&](void **p) { return preloaded<Ask>("cudaHostGetDevicePointer")(p, &here, 0); }));
+    return HOLDS(managed(nullptr, 64, 1) == 1 && ordered(nullptr, 64, stream) == 1 &&
+                 cudaMalloc(nullptr, 64) == 1 && cudaHostAlloc(nullptr, 64, 0x9999) == 1);
 }
 
 // The last error is the newest one, also behind and before work that was answered before it was

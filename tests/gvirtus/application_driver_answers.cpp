@@ -55,6 +55,15 @@ bool driver_odd_answers()
     host = &context;
     REQUIRE(cu("cuMemAllocHost_v2", &host, none) == 0 && !host);
     REQUIRE(cu("cuMemFreeHost", static_cast<void *>(nullptr)) == 0);
+    const std::size_t much = std::size_t{1} << 50;
+    Address memory = 5;
+    REQUIRE(cu("cuMemAlloc_v2", &memory, much) == 2 && !memory);
+    memory = 5;
+    REQUIRE(cu("cuMemAlloc_v2", &memory, none) == 1 && !memory);
+    memory = 5;
+    REQUIRE(cu("cuMemAllocManaged", &memory, much, 1u) == 2 && !memory);
+    memory = 5;
+    REQUIRE(cu("cuMemAllocAsync", &memory, much, static_cast<void *>(nullptr)) == 2 && !memory);
     int status = -1;
     const auto get = [&](const char *name, int version, unsigned long long flags, int *told) {
         return cu("cuGetProcAddress_v2", name, &found, version, flags, told);

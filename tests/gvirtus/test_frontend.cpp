@@ -617,6 +617,7 @@ void check_what_it_does_not()
     check("memory that is set, and not there", [] { return run("sets-nowhere", true); });
     check("copies of planes of each kind", [] { return run("kinds-of-planes", true); });
     check("memory that is shorter than a copy", [] { return run("fails-beyond", true); });
+    check("allocations that fail", [] { return run("failed-allocations", true); });
     check("errors around work", [] { return run("errors-around-work", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });

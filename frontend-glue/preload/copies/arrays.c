@@ -46,6 +46,7 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, flags);
     ibx_frontend_device_used();
+    *array = NULL;
     int rc = ibx_frontend_request_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;

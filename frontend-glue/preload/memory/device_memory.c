@@ -375,6 +375,7 @@ int cudaMalloc(void **address, size_t n)
     int rc;
     if (!address)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *address = NULL; /* natively, too, if the call fails */
     ibx_frontend_look_for_libraries();
     if (!allocated(address, n, &rc))
         rc = CALL_NEXT(cudaMalloc, address, n);
@@ -389,6 +390,7 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     size_t n;
     if (!address || !pitch)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *address = NULL;
     int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))

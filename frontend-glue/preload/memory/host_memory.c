@@ -281,6 +281,8 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (!calls)
         return allocated_by_gvirtus(CALL_NEXT(cudaHostAlloc, address, n, flags), address, n);
+    if (address)
+        *address = NULL;
     if (flags & ~HOST_ALLOC_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     void *memory = for_kernels && address && n ? make_for_kernels(calls, n, flags) : NULL;

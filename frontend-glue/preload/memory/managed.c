@@ -237,13 +237,11 @@ int cudaMallocManaged(void **address, size_t n, unsigned flags)
 {
     if (!ibx_managed_begin())
         return CALL_NEXT(cudaMallocManaged, address, n, flags);
+    if (address)
+        *address = NULL;
     if (!address || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!n) {
-        *address = NULL;
-        return CUDA_SUCCESS;
-    }
-    return give(address, n, 0);
+    return n ? give(address, n, 0) : CUDA_SUCCESS;
 }
 
 bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc)
@@ -372,6 +370,8 @@ int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
     int device;
     if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaHostGetDevicePointer, on_device, address, flags);
+    if (on_device)
+        *on_device = NULL;
     if (!on_device || flags)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const bool mapped = ibx_managed_find((uintptr_t)address, &m) && m.mapped;

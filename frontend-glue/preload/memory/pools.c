@@ -92,9 +92,10 @@ static int allocate(struct extension_request *e, void **address, size_t n, int d
 {
     uint64_t made = 0;
     int rc = address ? ibx_frontend_request_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (address)
+        *address = rc ? NULL : (void *)(uintptr_t)made;
     if (rc)
         return rc;
-    *address = (void *)(uintptr_t)made;
     ibx_frontend_memory_of(*address, n, device);
     return CUDA_SUCCESS;
 }

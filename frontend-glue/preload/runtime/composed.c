@@ -27,6 +27,7 @@ int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
     size_t pitch = 0, rows;
     if (!memory || __builtin_mul_overflow(extent.height, extent.depth, &rows))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    memory->at = NULL;
     const int rc = extent.width && rows ? cudaMallocPitch(&at, &pitch, extent.width, rows) : 0;
     if (!rc)
         *memory = (struct ibx_cuda_pitched){at, pitch, extent.width, extent.height};
