@@ -437,6 +437,7 @@ static bool hints()
     const Place none = {0, 0}, missing = {1, 9}, node = {3, 0}, strange = {5, 0};
     const Place missing_node = {3, 99999};
     REQUIRE(fails(prefetch(m, page, missing, 0), 101) && fails(prefetch(m, page, none, 0), 1));
+    REQUIRE(fails(prefetch(nullptr, 1, missing, 0), 1)); // first what is no managed memory
     REQUIRE(fails(advise(m, page, 3, missing), 1) && fails(advise(m, page, 6, missing), 1));
     REQUIRE(advise(m, page, 1, missing) == 0 && advise(m, page, 2, missing) == 0);
     REQUIRE(fails(advise(m, page, 1, none), 1) && fails(advise(m, page, 1, strange), 1));

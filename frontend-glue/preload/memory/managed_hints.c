@@ -210,7 +210,10 @@ int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_locatio
                             unsigned flags, void *stream)
 {
     (void)stream;
-    const int rc = flags ? CUDA_INVALID_VALUE : wrong_place(location, PREFETCHED);
+    int rc = ibx_managed_check(address, n); /* natively, too, before the device is looked at */
+    if (rc)
+        return rc;
+    rc = flags ? CUDA_INVALID_VALUE : wrong_place(location, PREFETCHED);
     if (rc)
         return ibx_frontend_fail(rc);
     return hint(address, n, PREFETCHED, device_of(location));
