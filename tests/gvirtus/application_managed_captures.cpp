@@ -2,6 +2,7 @@
 //
 // Managed memory while this process captures streams.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_arrays.h"
 
 #include <atomic>
 #include <cstring>
@@ -40,6 +41,26 @@ bool beside_own_captures()
     return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
+// Also the arrays that are a mipmapped array's levels.
+bool mipmap_freed_in_a_capture(void *captured)
+{
+    using Make = int(void **, const ibx_cuda_channel *, ibx_cuda_extent, unsigned, unsigned);
+    using Extent = int(ibx_cuda_channel *, ibx_cuda_extent *, unsigned *, void *);
+    auto *give_back = preloaded<int(void *)>("cudaFreeMipmappedArray");
+    auto *level_of = preloaded<int(void **, const void *, unsigned)>("cudaGetMipmappedArrayLevel");
+    void *mipmap = nullptr, *level = nullptr, *again = nullptr, *graph = nullptr;
+    ibx_cuda_extent extent = {};
+    REQUIRE(preloaded<Make>("cudaMallocMipmappedArray")(&mipmap, &channel_of_floats, {64, 32, 0}, 3,
+                                                        0) == 0);
+    REQUIRE(level_of(&level, mipmap, 1) == 0 && cudaStreamBeginCapture(captured, 2) == 0);
+    stub_remote()->inject("cuMemFree", 1, 900, false);
+    REQUIRE(fails(give_back(mipmap), 900) && cudaStreamEndCapture(captured, &graph) == 0);
+    REQUIRE(preloaded<Extent>("cudaArrayGetInfo")(nullptr, &extent, nullptr, level) == 0);
+    REQUIRE(extent.width == 32 && extent.height == 16);
+    REQUIRE(level_of(&again, mipmap, 1) == 0 && again == level && give_back(mipmap) == 0);
+    return HOLDS(fails(level_of(&again, mipmap, 1), 1));
+}
+
 // CUDA frees nothing in a capture that is not of mode relaxed: the program still has it.
 bool freed_in_a_capture()
 {
@@ -69,6 +90,7 @@ bool freed_in_a_capture()
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && has(managed, bytes));
     REQUIRE(cudaMemcpy(back.data(), plain, length, DEFAULT) == 0 && back == bytes);
     REQUIRE(ask(seen, nullptr, nullptr, array) == 0 && seen[0] == 32 && free_array(array) == 0);
+    REQUIRE(mipmap_freed_in_a_capture(captured));
     REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
     REQUIRE(cudaFree(managed) == 0 && fails(cudaFree(managed), 1) && cudaFree(plain) == 0);
     REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);

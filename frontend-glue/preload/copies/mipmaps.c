@@ -18,14 +18,40 @@ struct mipmap {
     void *levels[LEVELS];            /* NULL: not requested yet */
 };
 
-/* Frees an entry whose array is freed at the back end, or is about to be. */
-static void forget(struct mipmap *gone)
+static size_t halved(size_t n, unsigned level)
+{
+    return !n || n >> level ? n >> level : 1;
+}
+
+static struct ibx_frontend_array level_like(const struct ibx_frontend_array *whole, void *array,
+                                            unsigned level)
+{
+    struct ibx_frontend_array like = *whole;
+    like.array = array;
+    like.extent.width = halved(like.extent.width, level);
+    like.extent.height = halved(like.extent.height, level);
+    if (!(like.flags & (LAYERED | CUBEMAP)))
+        like.extent.depth = halved(like.extent.depth, level);
+    return like;
+}
+
+static void levels_gone(const struct mipmap *gone)
 {
     for (unsigned i = 0; gone && i < LEVELS; i++) {
         if (gone->levels[i])
             ibx_frontend_array_gone(gone->levels[i]);
     }
-    free(gone);
+}
+
+/* After levels_gone(): they are still there. */
+static void stays(struct mipmap *m)
+{
+    for (unsigned i = 0; i < LEVELS; i++) {
+        const struct ibx_frontend_array like = level_like(&m->whole, m->levels[i], i);
+        if (like.array)
+            ibx_frontend_array_made(&like);
+    }
+    ibx_frontend_thing_made(&m->thing);
 }
 
 static struct mipmap *take(const void *mipmap)
@@ -64,7 +90,9 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
                                               ibx_frontend_current_device()};
     made->thing =
         (struct thing){.kind = THING_MIPMAP, .device = made->whole.device, .handle = handle};
-    forget(take(*mipmap)); /* a former one with this handle, whose end was not seen */
+    struct mipmap *former = take(*mipmap); /* with this handle; its end was not seen */
+    levels_gone(former);
+    free(former);
     ibx_frontend_thing_made(&made->thing);
     return CUDA_SUCCESS;
 }
@@ -78,26 +106,15 @@ int cudaFreeMipmappedArray(void *mipmap)
         return CUDA_SUCCESS;
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_MIPMAP, "cudaFreeMipmappedArray");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
-    forget(take(mipmap));
+    struct mipmap *taken = take(mipmap);
+    levels_gone(taken);
     ibx_frontend_before_free();
-    return ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
-}
-
-static size_t halved(size_t n, unsigned level)
-{
-    return !n || n >> level ? n >> level : 1;
-}
-
-static struct ibx_frontend_array level_like(const struct ibx_frontend_array *whole, void *array,
-                                            unsigned level)
-{
-    struct ibx_frontend_array like = *whole;
-    like.array = array;
-    like.extent.width = halved(like.extent.width, level);
-    like.extent.height = halved(like.extent.height, level);
-    if (!(like.flags & (LAYERED | CUBEMAP)))
-        like.extent.depth = halved(like.extent.depth, level);
-    return like;
+    const int rc = ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
+    if (rc == CUDA_CAPTURE_UNSUPPORTED && taken)
+        stays(taken);
+    else
+        free(taken);
+    return rc;
 }
 
 /* The array of a level; NULL: the back end has to be asked. */

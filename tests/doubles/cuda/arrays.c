@@ -102,8 +102,10 @@ static struct mipmap *mipmap_of(const void *handle)
 EXPORT int cudaFreeMipmappedArray(void *handle)
 {
     struct mipmap *mipmap = mipmap_of(handle);
-    for (unsigned i = 0; i < mipmap->count; i++)
-        cudaFreeArray(mipmap->levels[i]);
+    for (unsigned i = 0; i < mipmap->count; i++) {
+        if (cudaFreeArray(mipmap->levels[i]) == UNSUPPORTED) /* in a capture: all stay */
+            return UNSUPPORTED;
+    }
     mipmap->magic = 0;
     free(mipmap);
     return returns(0);
