@@ -31,6 +31,13 @@ static bool products(void *handle)
     out = c;
     REQUIRE(multiply(handle, TRANSPOSED, a_transposed.data(), 3, b.data(), out.data(), 3) == 0);
     REQUIRE(out == product);
+    // Natively a product over nothing leaves C as it is.
+    const float three = 3;
+    std::vector<float> same = c;
+    REQUIRE(math("cublasXtSgemm", handle, 0, 0, std::size_t{2}, std::size_t{2}, std::size_t{0},
+                 &three, a.data(), std::size_t{3}, b.data(), std::size_t{3}, &three, same.data(),
+                 std::size_t{3}) == 0);
+    REQUIRE(same == c);
     float *on_device = device_copy(a), *result = device_copy(c);
     REQUIRE(multiply(handle, 0, on_device, 3, b.data(), result, 3) == 0);
     REQUIRE(host_copy(result, c.size()) == product);

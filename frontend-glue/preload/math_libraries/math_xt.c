@@ -73,8 +73,6 @@ static int copy_rows(const struct operands *o, const struct matrix *m, char *dev
 {
     const size_t width = m->rows * o->element, pitch = o->values[m->at + 1].l * o->element;
     char *programs = o->values[m->at].p;
-    if (!width || !m->columns)
-        return CUDA_SUCCESS;
     return back ? cudaMemcpy2DAsync(programs, pitch, device, width, width, m->columns,
                                     CUDA_MEMCPY_DEFAULT, stream)
                 : cudaMemcpy2DAsync(device, width, programs, pitch, width, m->columns,
@@ -90,7 +88,7 @@ static int compute_at(const struct context *x, unsigned number, const struct ope
     values[0].p = x->blas;
     for (unsigned i = 0; i < o->count; i++) {
         values[o->of[i].at].p = device + o->begins[i];
-        values[o->of[i].at + 1].l = o->of[i].rows ? o->of[i].rows : 1;
+        values[o->of[i].at + 1].l = o->of[i].rows;
         if (copy_rows(o, &o->of[i], device + o->begins[i], false, x->stream))
             return MAPPING_ERROR;
     }
@@ -103,13 +101,22 @@ static int compute_at(const struct context *x, unsigned number, const struct ope
 static int compute_on_device(const struct context *x, unsigned number, struct operands *o)
 {
     void *device = NULL;
-    if (cudaMalloc(&device, o->bytes ? o->bytes : 1))
+    if (cudaMalloc(&device, o->bytes))
         return ALLOC_FAILED;
     int status = compute_at(x, number, o, device);
     if (cudaStreamSynchronize(x->stream) && !status)
         status = EXECUTION_FAILED;
     cudaFree(device);
     return status;
+}
+
+/* Then a call has nothing to do: natively even C stays as it is. */
+static bool one_is_empty(const struct operands *o)
+{
+    bool empty = false;
+    for (unsigned i = 0; i < o->count; i++)
+        empty = empty || !o->of[i].rows || !o->of[i].columns;
+    return empty;
 }
 
 static int compute(unsigned number, size_t element, union ibx_math_value *values,
@@ -123,6 +130,8 @@ static int compute(unsigned number, size_t element, union ibx_math_value *values
         return NOT_INITIALIZED;
     if (!lay_out(&o))
         return INVALID_VALUE;
+    if (one_is_empty(&o))
+        return 0;
     ibx_math_unnoticed_begin(&unnoticed);
     if (!cudaGetDevice(&before) && !cudaSetDevice(x->device)) {
         status = compute_on_device(x, number, &o);
