@@ -175,6 +175,8 @@ static void back(struct tcp *tcp, struct tcp_lane *lane, uint64_t now)
     const uint64_t since_ms = (now - lane->unanswered_at) / IBX_NS_PER_MS + TICK_MS;
     if (!info_of(lane, &info) || info.tcpi_last_data_recv <= since_ms)
         lane->back_since = 0;
+    else if (info.tcpi_notsent_bytes)
+        lane->back_since = now; /* a CHECK may be behind them */
     else if (back_ms >= MUTE_MS + TRIPS * (info.tcpi_rtt / 1000))
         ibx_tcp_fail(tcp, -ETIMEDOUT, "nothing has come for %u ms, in which the network was silent",
                      info.tcpi_last_data_recv);

@@ -8,8 +8,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h> /* not <netinet/tcp.h>, whose tcp_info is shorter */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -257,6 +257,20 @@ static void test_the_peer_was_back_before_the_look(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
+/* What the peer has to answer comes last, and takes its time on a slow network. */
+static void test_much_is_still_to_be_sent(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    infos[1].tcpi_notsent_bytes = 1;
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+    infos[1].tcpi_notsent_bytes = 0;
+    look_for_a_second();
+    assert_int_equal(tcp.status, -ETIMEDOUT);
+}
+
 /* The peer is to have its time from the end of the last silence on. */
 static void test_another_silence_follows(void **state)
 {
@@ -333,6 +347,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_network_is_back_and_the_peer_is_not, begin, end),
         cmocka_unit_test_setup_teardown(test_the_peer_is_back_too, begin, end),
         cmocka_unit_test_setup_teardown(test_the_peer_was_back_before_the_look, begin, end),
+        cmocka_unit_test_setup_teardown(test_much_is_still_to_be_sent, begin, end),
         cmocka_unit_test_setup_teardown(test_another_silence_follows, begin, end),
         cmocka_unit_test_setup_teardown(test_a_young_connection_is_kept, begin, end),
         cmocka_unit_test_setup_teardown(test_a_peer_that_cannot_be_asked, begin, end),
