@@ -38,7 +38,7 @@ static int give_back(struct extension_request *e, enum ibx_handle_kind kind, uin
     if (refusable && rc == CAPTURE_UNSUPPORTED)
         return rc;
     if (refusable)
-        ibx_handles_remove(e->x, kind, array);
+        ibx_handles_array_gone(e->x, kind, array);
     ibx_owners_remove(array, number);
     return rc;
 }

@@ -79,6 +79,9 @@ enum ibx_array_end ibx_handles_free_array(struct gpu_session *x, enum ibx_handle
  */
 void ibx_handles_array_stays(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                              bool freed_later);
+/* CUDA has freed it. If another thread has got a new array of the same address since, that stays.
+ */
+void ibx_handles_array_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* One that is freed LATER, and that no graph names any more: the caller, and nobody else, frees it.
  * 0: there is none. */
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind);
