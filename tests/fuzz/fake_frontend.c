@@ -499,6 +499,11 @@ int ibx_frontend_are_devices(int one, int other)
     (void)one, (void)other;
     return 0;
 }
+bool ibx_frontend_peers_apart(const void *to, const void *from)
+{
+    (void)to, (void)from;
+    return false;
+}
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
                                 size_t n, void *stream)
 {
