@@ -321,7 +321,7 @@ static int link_file(const char *path, const struct ibx_journal_block *block, co
 {
     char name[64];
     struct stat st;
-    int above, fd = open_below(path, &above);
+    int above = -1, fd = open_below(path, &above);
     if (fd < 0)
         return fd;
     snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
