@@ -457,11 +457,8 @@ int cudaFree(void *address)
     int code;
     if (ibx_frontend_forbidden(&code))
         return code;
-    void *base = ibx_frontend_capturing() ? ibx_frontend_managed_base(address) : NULL;
-    if (base) { /* CUDA may refuse it: then the program still has the memory */
-        code = free_memory(base);
-        return code || !ibx_frontend_managed_free(address, &base, &code) ? code : CUDA_SUCCESS;
-    }
+    if (ibx_frontend_capturing() && ibx_frontend_managed_free_captured(address, free_memory, &code))
+        return code;
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
     if (ibx_host_pool_has(address)) {

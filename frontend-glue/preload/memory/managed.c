@@ -280,11 +280,21 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
     return true;
 }
 
-void *ibx_frontend_managed_base(const void *address)
+/* It leaves the list before, as always, but its pages stay until the device memory is free. */
+bool ibx_frontend_managed_free_captured(const void *address, int (*free_it)(void *base), int *rc)
 {
-    struct managed m;
-    const bool found = ibx_managed_find((uintptr_t)address, &m);
-    return found && m.begin == (uintptr_t)address && !m.mapped && !m.variables ? m.base : NULL;
+    struct managed found;
+    const bool is =
+        ibx_managed_find((uintptr_t)address, &found) && !found.mapped && !found.in_place;
+    struct managed *m = is ? ibx_managed_take((uintptr_t)address) : NULL;
+    if (!m)
+        return false;
+    *rc = free_it(m->base);
+    if (*rc)
+        ibx_managed_put_back(m);
+    else
+        ibx_managed_discard(m);
+    return true;
 }
 
 bool ibx_frontend_mapped_free(void *address, int *rc)

@@ -80,6 +80,8 @@ void ibx_managed_add(struct managed *m, enum pages_state state);
 /* Removes the allocation that begins there from the list; NULL: there is none. 0: any allocation,
  * but nothing that has become managed in place. */
 struct managed *ibx_managed_take(uintptr_t begin);
+/* Adds it again, with its blocks as they are. */
+void ibx_managed_put_back(struct managed *m);
 /* Removes the variables of a module, and returns pages that then have no variables; NULL: there are
  * none. */
 struct managed *ibx_managed_take_module(void **module);

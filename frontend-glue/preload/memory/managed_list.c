@@ -188,7 +188,6 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
                                   .n = m->n,
                                   .before = m->before,
                                   .asked = m->asked,
-                                  .base = m->base,
                                   .device = m->device,
                                   .mapped = m->mapped,
                                   .in_place = m->in_place,

@@ -50,8 +50,13 @@ __attribute__((constructor)) static void begin(void)
 
 void ibx_managed_add(struct managed *m, enum pages_state state)
 {
-    struct held_handlers before;
     ibx_managed_set_all(m, state);
+    ibx_managed_put_back(m);
+}
+
+void ibx_managed_put_back(struct managed *m)
+{
+    struct held_handlers before;
     ibx_managed_lock(&before);
     if (m->fresh)
         atomic_store(&fresh, true);

@@ -182,9 +182,10 @@ bool ibx_frontend_is_managed(const void *address);
 /* cudaFree of managed memory. False: it is none. *rc: an error; else *base is the device memory to
  * free. */
 bool ibx_frontend_managed_free(const void *address, void **base, int *rc);
-/* The device memory of an allocation of cudaMallocManaged that begins there; NULL: there is none.
- */
-void *ibx_frontend_managed_base(const void *address);
+/* The same while there are captures, in which CUDA may refuse it, so that the program still has the
+ * memory: `free_it` frees the device memory, and its result is *rc. False: no allocation begins
+ * there. */
+bool ibx_frontend_managed_free_captured(const void *address, int (*free_it)(void *base), int *rc);
 #define IBX_FRONTEND_MAPPED 2u /* cudaHostAllocMapped, cudaHostRegisterMapped */
 /* cudaHostAlloc with this flag: memory that the device uses, too. False: not available. And
  * cudaFreeHost of it; false: it is no such memory. */
