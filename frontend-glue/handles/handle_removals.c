@@ -42,6 +42,13 @@ static struct handle *find_ending(const struct gpu_session *x, enum ibx_handle_k
     return found && !is_others(x, found) ? found : NULL;
 }
 
+/* Locked. Whether the client may name it, or one of its requests leaves it to others to destroy. */
+static bool is_known(const struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const struct handle *h = ibx_handle_of_any(kind, value);
+    return h && (h->destroy || ibx_handle_find(x, kind, value));
+}
+
 bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -98,6 +105,8 @@ static bool take_away(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
     if (known)
         ibx_handle_drop(found);
     pthread_mutex_unlock(&ibx_handles_lock);
+    if (!known)
+        ibx_handles_destroy_unused(); /* its own note may have kept it */
     return known;
 }
 
@@ -113,7 +122,9 @@ void ibx_handles_array_gone(struct gpu_session *x, enum ibx_handle_kind kind, ui
 
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    const bool known = ibx_handles_has(x, kind, value);
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool known = is_known(x, kind, value);
+    pthread_mutex_unlock(&ibx_handles_lock);
     if (!ibx_handles_remove(x, kind, value))
         return !known; /* another request may have given it back meanwhile */
     if (kind == IBX_HANDLE_GRAPH)
@@ -156,8 +167,8 @@ bool ibx_handles_destroy(struct gpu_session *x, enum ibx_handle_kind kind, uint6
 {
     *later = false;
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *h = find_ending(x, kind, value), *any = ibx_handle_of_any(kind, value);
-    const bool known = any && (any->destroy || ibx_handle_find(x, kind, value));
+    struct handle *h = find_ending(x, kind, value);
+    const bool known = is_known(x, kind, value);
     ibx_handle_use_ends(x, value);
     if (h) {
         let_go_of(x, h);

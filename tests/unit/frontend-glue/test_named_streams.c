@@ -308,6 +308,22 @@ static void test_destroyed_twice(void **state)
     assert_int_equal(atomic_load(&destroyed), before + 1);
 }
 
+/* Likewise if the second one is a call that waits: no handler gets the stream, which is destroyed
+ * when that call does not use it any more. */
+static void test_destroyed_before_it_is_removed(void **state)
+{
+    bool later = false;
+    (void)state;
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_STREAM, 0x7000));
+    assert_true(name(&others[1], IBX_HANDLE_STREAM, 0x7000));
+    const unsigned before = atomic_load(&destroyed);
+    assert_true(destroy(&others[0], IBX_HANDLE_STREAM, 0x7000, &later) && later);
+    const bool gone = ibx_handles_gone(&others[1].x, IBX_HANDLE_STREAM, 0x7000);
+    ibx_handles_let_go(&others[1].x);
+    assert_false(gone);
+    assert_int_equal(atomic_load(&destroyed), before + 1);
+}
+
 /* The context is gone first, and the stream with it. */
 static void test_destroyed_with_its_context(void **state)
 {
@@ -431,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_destroyed),
         cmocka_unit_test(test_destroyed_while_held),
         cmocka_unit_test(test_destroyed_twice),
+        cmocka_unit_test(test_destroyed_before_it_is_removed),
         cmocka_unit_test(test_destroyed_with_its_context),
         cmocka_unit_test(test_at_once),
     };
