@@ -325,17 +325,6 @@ int ibx_shares_check(const char *text, struct ibx_error *err)
                                text, IBX_WEIGHTS_MAX - 1);
 }
 
-/* A session that ends a capture comes before those that use its graph later. */
-static void init_captured(struct ibx_captured_work *captured)
-{
-    pthread_rwlockattr_t kind;
-    pthread_rwlockattr_init(&kind);
-    pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_mutex_init(&captured->lock, NULL);
-    pthread_rwlock_init(&captured->graphs, &kind);
-    pthread_rwlockattr_destroy(&kind);
-}
-
 static struct ibx_tenant *begin(const char *name)
 {
     struct ibx_tenant *tenant = calloc(1, sizeof(*tenant));
@@ -352,7 +341,8 @@ static struct ibx_tenant *begin(const char *name)
     }
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
         tenant->execs[i].of = &tenant->holds[IBX_HOLD_EXECS];
-    init_captured(&tenant->captured);
+    pthread_mutex_init(&tenant->captured.lock, NULL);
+    tenant->captured.graphs = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
     return tenant;
 }
 

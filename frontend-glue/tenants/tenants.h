@@ -82,7 +82,7 @@ struct ibx_captured_work {
     uint64_t of_any; /* of captures whose number is not known */
     uint64_t all;
     /* captures.c: */
-    pthread_rwlock_t graphs;                /* of captures */
+    pthread_rwlock_t graphs;                /* of captures; prefers writers */
     _Atomic unsigned count;                 /* captures that have not ended */
     _Atomic unsigned endings, endings_over; /* calls that end one: begun, and over */
 };
