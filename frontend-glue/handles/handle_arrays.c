@@ -159,6 +159,17 @@ void ibx_handles_array_stays(struct gpu_session *x, enum ibx_handle_kind kind, u
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
+void ibx_handles_array_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = find_freed(x, kind, value);
+    if (h) {
+        ibx_handle_forget_parts(kind, value);
+        ibx_handle_drop(h);
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
 uint64_t ibx_handles_unused_array(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     const uint64_t client = ibx_clients_number(x);

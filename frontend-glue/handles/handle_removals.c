@@ -72,30 +72,21 @@ static void wait_for(const struct handle *h, const struct timespec *until)
     ibx_handle_wait(h->holders ? until : &soon);
 }
 
-/* Locked. The same, but of arrays only one that the client has freed. */
-static struct handle *find_ending_as(const struct gpu_session *x, enum ibx_handle_kind kind,
-                                     uint64_t value, bool freed)
-{
-    struct handle *found = find_ending(x, kind, value);
-    return found && (found->freed || !freed) ? found : NULL;
-}
-
-/* `freed`: it is an array that the client has freed, or another one's by now, which stays. */
-static bool take_away(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, bool freed)
+bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     if (!ibx_handle_any_of(kind))
         return false;
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *found = find_ending_as(x, kind, value, freed);
+    struct handle *found = find_ending(x, kind, value);
     ibx_handle_use_ends(x, value);
     if (found)
         let_go_of(x, found);
     bool held; /* who notes it after that was asked has to wait for the lock */
     while ((held = found && is_held(x, found)) && ibx_now_ns() < deadline) {
         wait_for(found, &until);
-        found = find_ending_as(x, kind, value, freed); /* another request may have given it back */
+        found = find_ending(x, kind, value); /* another request may have given it back */
     }
     const bool known = found && !held;
     if (known && kind == IBX_HANDLE_NODE && found->of)
@@ -108,16 +99,6 @@ static bool take_away(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
     if (!known)
         ibx_handles_destroy_unused(); /* its own note may have kept it */
     return known;
-}
-
-bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    return take_away(x, kind, value, false);
-}
-
-void ibx_handles_array_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
-{
-    take_away(x, kind, value, true);
 }
 
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)

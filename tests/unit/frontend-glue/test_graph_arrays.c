@@ -292,7 +292,8 @@ static void test_refused_in_a_capture(void **state)
 {
     (void)state;
     const unsigned long before = allocations();
-    const uint64_t array = ext_array_make(&alice), later = ext_array_make(&alice);
+    const uint64_t array = ext_array_make(&alice), later = ext_array_make(&alice),
+                   other = ext_array_make(&alice);
     const uint64_t graph = ext_graph_make(&alice);
     void *stream = ext_stream_make(&alice);
     copy_add(graph, later);
@@ -302,6 +303,8 @@ static void test_refused_in_a_capture(void **state)
     app->inject("cuMemFree", 1, 900, false);
     assert_int_equal(array_free(array), 900);
     assert_true(is_named(array) && !is_named(later));
+    assert_int_equal(array_free(other), 0); /* CUDA does free it: so it is in no list */
+    assert_false(ibx_handles_there(IBX_HANDLE_ARRAY, other));
     ext_graph_destroy(&alice, ext_capture_end(&alice, stream));
     assert_int_equal(array_free(array), 0);
     assert_false(is_named(array));
