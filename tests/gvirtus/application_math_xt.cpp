@@ -17,11 +17,31 @@ const std::vector<float> a = {1, 4, -9, 2, 5, -9, 3, 6}, b = {1, 2, 3, 4, 5, 6},
 const std::vector<float> a_transposed = {1, 2, 3, 4, 5, 6};
 
 static int multiply(void *handle, int transa, const float *first, std::size_t lda,
-                    const float *second, float *out, std::size_t ldc)
+                    const float *second, float *out, std::size_t ldc, float beta = 3)
 {
-    const float alpha = 2, beta = 3;
+    const float alpha = 2;
     return math("cublasXtSgemm", handle, transa, 0, std::size_t{2}, std::size_t{2}, std::size_t{3},
                 &alpha, first, lda, second, std::size_t{3}, &beta, out, ldc);
+}
+
+static unsigned long copies()
+{
+    const ibx_double_stats now = stub_remote()->stats();
+    return now.copies_sync + now.copies_async;
+}
+
+// What is multiplied by 0 is not copied to the device.
+static bool products_alone(void *handle)
+{
+    unsigned long made[2];
+    for (const float beta : {0.F, 3.F}) {
+        std::vector<float> out = c;
+        const unsigned long before = copies();
+        REQUIRE(multiply(handle, 0, a.data(), 3, b.data(), out.data(), 3, beta) == 0);
+        made[beta != 0] = copies() - before;
+        REQUIRE(out == (beta != 0 ? product : std::vector<float>{28, 64, -9, 64, 154}));
+    }
+    return HOLDS(made[0] && made[0] < made[1]);
 }
 
 static bool products(void *handle)
@@ -66,6 +86,9 @@ static bool shapes(void *handle)
         REQUIRE(math("cublasXtDsymm", handle, side, 0, m, n, &one, first.data(), k, second.data(),
                      k, &one, out.data(), k) == 0);
         REQUIRE(is(static_cast<double>(order), last));
+        REQUIRE(math("cublasXtDtrmm", handle, side, 0, 0, 0, m, n, &one, first.data(), k,
+                     second.data(), k, out.data(), k) == 0);
+        REQUIRE(is(static_cast<double>(order), last));
         REQUIRE(math("cublasXtDtrsm", handle, side, 0, 0, 0, m, n, &one, first.data(), k,
                      out.data(), k) == 0);
         REQUIRE(is(static_cast<double>(order), last));
@@ -104,7 +127,8 @@ bool host_matrices()
     REQUIRE(math("cublasXtDeviceSelect", handle, 1, &device) == 0);
     REQUIRE(math("cublasXtDeviceSelect", handle, 1, &device) == INVALID_VALUE); // once
     REQUIRE(math("cublasXtGetNumBoards", 1, &device, &boards) == 0 && boards == 1);
-    REQUIRE(xt::products(handle) && xt::shapes(handle) && xt::settings(handle));
+    REQUIRE(xt::products(handle) && xt::products_alone(handle) && xt::shapes(handle) &&
+            xt::settings(handle));
     REQUIRE(math("cublasXtDestroy", handle) == 0 &&
             math("cublasXtDestroy", none) == NOT_INITIALIZED);
     return HOLDS(cudaGetLastError() == 0);

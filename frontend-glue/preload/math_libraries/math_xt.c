@@ -43,6 +43,7 @@ struct operands {
     union ibx_math_value *values;
     const struct matrix *of;
     unsigned count;
+    bool reads_result;
     size_t element;          /* bytes */
     size_t begins[MATRICES]; /* where each is in device memory */
     size_t bytes;            /* of all there */
@@ -89,7 +90,8 @@ static int compute_at(const struct context *x, unsigned number, const struct ope
     for (unsigned i = 0; i < o->count; i++) {
         values[o->of[i].at].p = device + o->begins[i];
         values[o->of[i].at + 1].l = o->of[i].rows;
-        if (copy_rows(o, &o->of[i], device + o->begins[i], false, x->stream))
+        if ((i != result || o->reads_result) &&
+            copy_rows(o, &o->of[i], device + o->begins[i], false, x->stream))
             return MAPPING_ERROR;
     }
     const int status = ibx_frontend_math(number, values);
@@ -120,10 +122,14 @@ static bool one_is_empty(const struct operands *o)
 }
 
 static int compute(unsigned number, size_t element, union ibx_math_value *values,
-                   const struct matrix *matrices, unsigned count)
+                   const struct matrix *matrices, unsigned count, bool reads_result)
 {
     const struct context *x = values[0].p;
-    struct operands o = {.values = values, .of = matrices, .count = count, .element = element};
+    struct operands o = {.values = values,
+                         .of = matrices,
+                         .count = count,
+                         .reads_result = reads_result,
+                         .element = element};
     struct ibx_math_unnoticed unnoticed;
     int before, status = NOT_INITIALIZED;
     if (!x || !x->blas)
@@ -143,14 +149,22 @@ static int compute(unsigned number, size_t element, union ibx_math_value *values
 
 /* ------------------------------------------------------------------------------- shapes */
 
-/* `v` are the arguments of cuBLAS's function. */
+/* `v` are the arguments of cuBLAS's function. Of syrk and its like one triangle of the result stays
+ * as it is, so that is copied to the device whatever beta is. */
+
+/* cuBLAS does not read C if beta is 0. */
+static bool reads(const void *beta, size_t element)
+{
+    static const char zero[16];
+    return !beta || memcmp(beta, zero, element);
+}
 
 static int gemm(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t m = v[3].l, n = v[4].l, k = v[5].l;
     const struct matrix of[] = {
         {7, v[1].i ? k : m, v[1].i ? m : k}, {9, v[2].i ? n : k, v[2].i ? k : n}, {12, m, n}};
-    return compute(number, element, v, of, 3);
+    return compute(number, element, v, of, 3, reads(v[11].p, element));
 }
 
 /* Also herk. */
@@ -158,7 +172,7 @@ static int syrk(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t n = v[3].l, k = v[4].l;
     const struct matrix of[] = {{6, v[2].i ? k : n, v[2].i ? n : k}, {9, n, n}};
-    return compute(number, element, v, of, 2);
+    return compute(number, element, v, of, 2, true);
 }
 
 /* Also her2k, syrkx and herkx. */
@@ -166,7 +180,7 @@ static int syr2k(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t n = v[3].l, k = v[4].l, rows = v[2].i ? k : n, columns = v[2].i ? n : k;
     const struct matrix of[] = {{6, rows, columns}, {8, rows, columns}, {11, n, n}};
-    return compute(number, element, v, of, 3);
+    return compute(number, element, v, of, 3, true);
 }
 
 /* Also hemm. */
@@ -174,21 +188,21 @@ static int symm(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t m = v[3].l, n = v[4].l, order = v[1].i ? n : m;
     const struct matrix of[] = {{6, order, order}, {8, m, n}, {11, m, n}};
-    return compute(number, element, v, of, 3);
+    return compute(number, element, v, of, 3, reads(v[10].p, element));
 }
 
 static int trsm(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t m = v[5].l, n = v[6].l, order = v[1].i ? n : m;
     const struct matrix of[] = {{8, order, order}, {10, m, n}};
-    return compute(number, element, v, of, 2);
+    return compute(number, element, v, of, 2, true);
 }
 
 static int trmm(unsigned number, size_t element, union ibx_math_value *v)
 {
     const uint64_t m = v[5].l, n = v[6].l, order = v[1].i ? n : m;
     const struct matrix of[] = {{8, order, order}, {10, m, n}, {12, m, n}};
-    return compute(number, element, v, of, 3);
+    return compute(number, element, v, of, 3, false);
 }
 
 /* ------------------------------------------------------------------------------- exported */

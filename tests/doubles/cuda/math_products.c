@@ -29,7 +29,7 @@ EXPORT int cublasSgemm_v2_64(const struct handle *h, int transa, int transb, int
             }
             if (!math_get(&y, at, sizeof(y)))
                 return BLAS_EXECUTION_FAILED;
-            y = *alpha * sum + *beta * y;
+            y = *alpha * sum + (*beta != 0 ? *beta * y : 0); /* C may be anything if beta is 0 */
             math_put(at, &y, sizeof(y));
         }
     }
@@ -62,6 +62,14 @@ EXPORT int cublasDtrsm_v2_64(const struct handle *h, int side, int fill, int tra
 {
     (void)fill, (void)trans, (void)diagonal, (void)alpha;
     return ldb != m ? BLAS_INVALID_VALUE : tell_shape(h, a, side ? n : m, lda, b);
+}
+
+EXPORT int cublasDtrmm_v2_64(const struct handle *h, int side, int fill, int trans, int diagonal,
+                             int64_t m, int64_t n, const double *alpha, const double *a,
+                             int64_t lda, const double *b, int64_t ldb, double *c, int64_t ldc)
+{
+    (void)fill, (void)trans, (void)diagonal, (void)alpha, (void)b;
+    return ldb != m || ldc != m ? BLAS_INVALID_VALUE : tell_shape(h, a, side ? n : m, lda, c);
 }
 
 EXPORT int cublasDsyrk_v2_64(const struct handle *h, int fill, int trans, int64_t n, int64_t k,
