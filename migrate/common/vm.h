@@ -35,12 +35,13 @@ bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, siz
 int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err);
 /* The same, for who may not go on without: -EWOULDBLOCK if another tool has begun, or -errno. */
 int ibx_vm_lock(pid_t qemu, int *fd);
-/* Whether another tool has, or at a destination has locked guest RAM (destination/claim.c); locks
- * nothing, not even for a moment. -EBUSY as above. */
+/* Whether another tool has, or at a destination another process has locked guest RAM
+ * (destination/claim.c); locks nothing, not even for a moment. -EBUSY as above and below. */
 int ibx_vm_check_claimed(const struct ibx_guest_ram *ram, bool source, struct ibx_error *err);
-/* The process that has locked this file by flock(2), by /proc/locks; whoever may read a file can
- * lock it. 0: none, or it is not to be seen. */
-pid_t ibx_vm_find_locker(int fd);
+/* Returns -EBUSY, with the sentence that another process has locked this file of guest RAM: another
+ * receiver, or `again` another tool that continues the migration, or somebody else. */
+int ibx_vm_refuse_locked(const struct ibx_guest_ram *ram, int fd, bool again,
+                         struct ibx_error *err);
 /* Asks QEMU for the VM's status: "running", "paused", "postmigrate", ... */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                   struct ibx_error *err);

@@ -20,37 +20,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int refuse_locked(const struct destination *d, int fd, bool again, struct ibx_error *err)
-{
-    char holder[64] = "another process", path[64], name[32] = "";
-    const pid_t pid = ibx_vm_find_locker(fd);
-    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-    FILE *comm = pid > 0 ? fopen(path, "re") : NULL;
-    if (comm && fgets(name, sizeof(name), comm)) {
-        name[strcspn(name, "\n")] = '\0';
-        ibx_text_sanitize(name);
-        snprintf(holder, sizeof(holder), "process %d (%s)", (int)pid, name);
-    }
-    if (comm)
-        fclose(comm);
-    if (!strcmp(name, "ib-migrate") && again)
-        return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate (process %d) continues the migration to this QEMU "
-                             "(process %d), by another copy of its record (--state-dir): leave it "
-                             "to that one",
-                             (int)pid, (int)d->ram.guest.pid);
-    if (!strcmp(name, "ib-migrate"))
-        return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate (process %d) is receiving a VM into this QEMU "
-                             "(process %d): wait for it, or start another QEMU for this VM",
-                             (int)pid, (int)d->ram.guest.pid);
-    return ibx_error_set(err, -EBUSY,
-                         "%s has locked the file of guest RAM %s of this QEMU (process %d), which "
-                         "only one receiver may lock: wait for it if it is an ib-migrate, "
-                         "otherwise end it, and let no other user open the file (mode 0600)",
-                         holder, d->ram.guest.blocks[0].id, (int)d->ram.guest.pid);
-}
-
 /* Locks by a descriptor of its own, because the others are closed when QEMU is given another file.
  * `again`: this tool continues a migration. */
 static int lock(struct destination *d, int file, bool again, struct ibx_error *err)
@@ -62,7 +31,7 @@ static int lock(struct destination *d, int file, bool again, struct ibx_error *e
     if (*fd >= 0 && !flock(*fd, LOCK_EX | LOCK_NB))
         return 0;
     if (*fd >= 0 && errno == EWOULDBLOCK)
-        return refuse_locked(d, *fd, again, err);
+        return ibx_vm_refuse_locked(&d->ram.guest, *fd, again, err);
     return ibx_error_set(err, -errno, "the file of guest RAM %s cannot be locked: %s",
                          d->ram.guest.blocks[0].id, strerror(errno));
 }

@@ -356,11 +356,14 @@ def the_slower_of_two_tools_does_not_wait_for_the_other(scene):
                  f"freeze {scene.path('snapshot')}"):
         tool.says(tool.fails(scene, line, "--qmp", source.own),
                   f"another ib-migrate works on the VM of this QEMU (process {source.process.pid})")
-    for vm, more in ((source, ()), (destination, ("--destination",))):
+    for vm, words, more in (
+            (source, "another ib-migrate works on the VM of", ()),
+            (destination, f"another ib-migrate (process {waiting.pid}) is receiving a VM into",
+             ("--destination",))):
         code, out, _ = scene.run("check", "--qmp", vm.own, "--state-dir", scene.path("another"),
                                  *more)
         equal(code, 1)
-        assert f"works on the VM of this QEMU (process {vm.process.pid})" in out, out
+        assert f"{words} this QEMU (process {vm.process.pid})" in out, out
     tool.says(tool.fails(scene, "freeze", *destination.qmp, scene.path("folder")),
               f"process {waiting.pid} (ib-migrate receive) works at")
     sender.send_signal(signal.SIGCONT)

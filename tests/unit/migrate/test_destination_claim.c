@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A receiver recognizes a QEMU by the file of its memory, and checks that QEMU still maps that
  * file, and that nobody else has had it load a VM. This process acts as QEMU. */
+#include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/qmp_peer.h"
 #include "tests/fixtures/unit.h"
@@ -77,6 +78,10 @@ static void test_another_receiver(NO_STATE)
     assert_int_equal(ibx_destination_claim(&destination, &error), -EBUSY);
     text_has(error.message, "which only one receiver may lock");
     ibx_destination_unclaim(&destination);
+    /* check says the same: it need not be an ib-migrate. */
+    says(ibx_vm_check_claimed(&destination.ram.guest, false, &error), -EBUSY,
+         "which only one receiver may lock");
+    assert_int_equal(ibx_vm_check_claimed(&destination.ram.guest, true, &error), 0);
     munmap(memory, PAGE);
     close(other);
     close(file);
