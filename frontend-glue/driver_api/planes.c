@@ -242,6 +242,22 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
     return cuMemcpy3DAsync_v2(planes, ibx_frontend_own(stream));
 }
 
+/* Within the devices' memory, which may be pools' that not each device reaches. */
+static int move_on_devices(const struct ibx_cuda_memcpy3d *c, int to_device, int from_device,
+                           void *stream, bool waits)
+{
+    const struct peer_planes p = {.from_array = c->from_array,
+                                  .from_at = c->from_at,
+                                  .from = c->from,
+                                  .from_device = from_device,
+                                  .to_array = c->to_array,
+                                  .to_at = c->to_at,
+                                  .to = c->to,
+                                  .to_device = to_device,
+                                  .extent = c->extent};
+    return waits ? cudaMemcpy3DPeer(&p) : cudaMemcpy3DPeerAsync(&p, stream);
+}
+
 /* Copies between contexts of any devices: an address belongs to one device. CUDA_MEMCPY3D_PEER has
  * the contexts, which may be NULL, in the reserved members of CUDA_MEMCPY3D. */
 static int move_peers(const struct ibx_driver_memcpy3d *p, void *stream, bool waits)
@@ -251,8 +267,12 @@ static int move_peers(const struct ibx_driver_memcpy3d *p, void *stream, bool wa
     const int from_device = some ? ibx_driver_device_of(p->reserved_from) : 0;
     if (to_device < 0 || from_device < 0)
         return CUDA_INVALID_CONTEXT;
-    if (!some || waits || !ibx_frontend_captures(stream))
-        return move_planes(p, stream, waits);
+    if (!some || waits || !ibx_frontend_captures(stream)) {
+        struct ibx_cuda_memcpy3d c;
+        return some && !ibx_driver_memcpy3d(&c, p) && c.kind == CUDA_MEMCPY_ON_DEVICE
+                   ? move_on_devices(&c, to_device, from_device, stream, waits)
+                   : move_planes(p, stream, waits);
+    }
     const uint64_t to = p->to_array ? p->from_device : p->to_device;
     const uint64_t from = p->from_array ? p->to_device : p->from_device;
     return ibx_frontend_peers_captured((void *)(uintptr_t)to, to_device, (void *)(uintptr_t)from,

@@ -521,6 +521,23 @@ int ibx_frontend_peers_end(int rc, void *stream, int back)
     (void)stream, (void)back;
     return rc;
 }
+int cudaMemcpy3DPeer(const struct peer_planes *p)
+{
+    return cudaMemcpy3DPeerAsync(p, NULL);
+}
+/* Every device reaches all memory. */
+int cudaMemcpy3DPeerAsync(const struct peer_planes *p, void *stream)
+{
+    const struct ibx_cuda_memcpy3d copy = {.from_array = p->from_array,
+                                           .from_at = p->from_at,
+                                           .from = p->from,
+                                           .to_array = p->to_array,
+                                           .to_at = p->to_at,
+                                           .to = p->to,
+                                           .extent = p->extent,
+                                           .kind = CUDA_MEMCPY_ON_DEVICE};
+    return cudaMemcpy3DAsync(&copy, stream);
+}
 int ibx_frontend_current_device(void)
 {
     return 0;

@@ -2,6 +2,7 @@
 //
 // Applications that use both devices of the double.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_driver.h"
 
 #include <cstring>
 #include <functional>
@@ -165,6 +166,30 @@ bool copied(char *to, int to_device, char *from, int from_device, const std::vec
     return HOLDS(cudaStreamSynchronize(nullptr) == 0 && seen(from, from_device));
 }
 
+// By each function of the driver's, of which the asynchronous one need not have waited.
+bool copied_in_planes(char *to, int to_device, char *from, int from_device)
+{
+    std::vector<char> bytes(4000);
+    PeerCopy copy = {};
+    copy.from_type = copy.to_type = 2; // CU_MEMORYTYPE_DEVICE
+    copy.from = reinterpret_cast<Address>(from), copy.to = reinterpret_cast<Address>(to);
+    copy.from_pitch = copy.to_pitch = copy.width = 100;
+    copy.from_height = copy.to_height = copy.rows = 10;
+    copy.planes = 4;
+    for (unsigned i = 0; i < 2; i++) {
+        random_fill(bytes.data(), bytes.size(), 77 + i);
+        REQUIRE(on_device(from_device,
+                          [&] { return !cudaMemcpy(from, bytes.data(), bytes.size(), DEFAULT); }));
+        REQUIRE((i ? cu("cuMemcpy3DPeer", &copy)
+                   : cu("cuMemcpy3DPeerAsync", &copy, static_cast<void *>(nullptr))) == 0);
+        REQUIRE(cudaStreamSynchronize(nullptr) == 0 && on_device(to_device, [&] {
+                    std::vector<char> back(bytes.size());
+                    return !cudaMemcpy(back.data(), to, back.size(), DEFAULT) && back == bytes;
+                }));
+    }
+    return true;
+}
+
 } // namespace
 
 // The memory of a pool is of the pool's device, whichever stream it is for; and a copy between
@@ -227,6 +252,8 @@ bool pools_of_peers()
                         return !cudaMemcpy(back.data(), pooled, back.size(), DEFAULT) &&
                                back == bytes;
                     }));
+            REQUIRE(copied_in_planes(pooled, i % 2, apart, !(i % 2)));
+            REQUIRE(copied_in_planes(pooled, i % 2, memory[!(i % 2)], !(i % 2)));
         }
         int now = -1;
         REQUIRE(cudaGetDevice(&now) == 0 && now == selected);

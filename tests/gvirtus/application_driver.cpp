@@ -577,19 +577,7 @@ bool driver_modules()
 // a copy may be NULL, since an address belongs to one device.
 bool copies_peers(Address memory, void *context, void *stream)
 {
-    struct { // CUDA_MEMCPY3D_PEER
-        std::size_t from_place[4];
-        int from_type;
-        const void *from_host;
-        Address from;
-        void *from_array, *from_context;
-        std::size_t from_pitch, from_height, to_place[4];
-        int to_type;
-        void *to_host;
-        Address to;
-        void *to_array, *to_context;
-        std::size_t to_pitch, to_height, width, rows, planes;
-    } copy = {};
+    PeerCopy copy = {};
     copy.from_type = copy.to_type = 2; // CU_MEMORYTYPE_DEVICE
     copy.from_context = copy.to_context = context;
     copy.from = memory, copy.to = memory + 2000;

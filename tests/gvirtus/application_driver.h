@@ -29,6 +29,20 @@ struct MappedAccess {
     int flags = 3;
 };
 
+struct PeerCopy { // CUDA_MEMCPY3D_PEER
+    std::size_t from_place[4];
+    int from_type;
+    const void *from_host;
+    Address from;
+    void *from_array, *from_context;
+    std::size_t from_pitch, from_height, to_place[4];
+    int to_type;
+    void *to_host;
+    Address to;
+    void *to_array, *to_context;
+    std::size_t to_pitch, to_height, width, rows, planes;
+};
+
 // Calls a function by its name. Its arguments have the types of those that are given.
 template <typename... Arguments> int cu(const char *name, Arguments... arguments)
 {
