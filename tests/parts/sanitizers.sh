@@ -12,7 +12,8 @@ part_unit() {
         ok 'unit: what is installed links with link-time optimization'
 }
 
-# Compiles once with clang's sanitizers: the fuzzers, and the tests except those of `rest` alone.
+# Compiles once with clang's sanitizers: the tests except those of `rest` alone, and the fuzzers if
+# they run.
 # Code that copies and checks bytes is optimized, which saves more time in tests than it takes in
 # the compiler. All other code computes too little for that; without optimization it compiles in two
 # fifths of the time. Programs are at fixed addresses: else the loader writes to 800 pages of the
@@ -20,7 +21,12 @@ part_unit() {
 build_asan() {
     local suite=$suite targets=$targets
     local stops=-fno-sanitize-recover=all # as halt_on_error=1, in less code
-    [[ -n $suite ]] || suite='not rest' targets=fuzzers
+    if [[ -z $suite ]]; then
+        suite='not rest'
+        if [[ $part == fuzz || $part == long ]] || comes_later fuzz long; then
+            targets=fuzzers
+        fi
+    fi
     end_ahead asan wait
     build asan clang clang++ --werror -Dbuildtype=debug -Doptimization=0 -Dproduct_optimization=1 \
         -Dupper_optimization=0 -Db_sanitize=address,undefined -Db_lundef=false -Dfuzzers=true \
