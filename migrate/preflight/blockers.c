@@ -263,6 +263,10 @@ static bool is_over(const char *status)
 #define MIGRATED "if it migrated before, ib-migrate status tells whether this QEMU is still needed"
 #define BOOTS    "boot it anew (system_reset and cont, or where QEMU has -no-reboot a new QEMU)"
 
+#define DEBUGGED                                                                                   \
+    "a debugger (-gdb) has stopped it, which QEMU cannot take over elsewhere: continue it there, " \
+    "or detach the debugger"
+
 /* Refuses a sleeping VM (S3) with QEMU 9.0 and later, which keep a VM asleep when they stop it: if
  * the migration failed and the VM were continued here, QEMU would end by an assertion ("invalid
  * runstate transition: 'postmigrate' -> 'suspended'"). Earlier QEMUs wake the VM when they stop it.
@@ -292,6 +296,7 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
         {"shutdown", BOOTS},
         {"guest-panicked", BOOTS},
         {"internal-error", BOOTS},
+        {"debug", DEBUGGED},
         {"save-vm", "wait for the end of its snapshot"},
         {"restore-vm", "wait until its snapshot is loaded; if it could not be, cont lets it run"}};
     const bool waits = !strcmp(ram->status, "inmigrate");

@@ -151,6 +151,10 @@ int ibx_source_check_status(struct source *s, struct ibx_error *err)
     char status[32];
     int rc =
         ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !strcmp(status, "debug"))
+        return ibx_error_set(err, -EBUSY,
+                             "a debugger has stopped the VM (debug), in which state QEMU cannot "
+                             "take it over elsewhere: continue it there, or detach the debugger");
     if (rc || (strcmp(status, "restore-vm") != 0 && strcmp(status, "save-vm") != 0))
         return rc;
     return ibx_error_set(err, -EBUSY,

@@ -4,7 +4,10 @@
 #include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define SNAPSHOTS 4
@@ -134,6 +137,53 @@ static void test_a_failed_loadvm_before_the_stop(void)
     mover_ends(&sender, 1);
     mover_must_print(&sender, "the VM is in state restore-vm");
     mover_ends(&receiver, 1);
+    vm_do(&vms[0], "cont", NULL);
+    pair_runs_at_the_source();
+}
+
+/* A debugger that has the VM of the source execute one instruction, and then stand still. */
+static int debugger(void)
+{
+    static const char step[] = "+$s#73";
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char line[160], text[256], status[32] = "";
+    const uint64_t until = vm_soon();
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(at.sun_path, sizeof(at.sun_path), "%.90s/gdb", vms[0].dir);
+    snprintf(line, sizeof(line), "gdbserver unix:%s,server=on,wait=off", at.sun_path);
+    vm_hmp(&vms[0], line, text, sizeof(text));
+    assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(write(fd, step, strlen(step)), strlen(step));
+    while (strcmp(status, "debug") != 0) {
+        vm_ok(ibx_vm_status(vms[0].qmp, status, sizeof(status), until, &vm_error));
+        assert_true(ibx_now_ns() < until);
+    }
+    return fd;
+}
+
+/* The destination's QEMU would end by an assertion when it takes over a VM in that state ("invalid
+ * runstate transition: 'inmigrate' -> 'debug'"). */
+static void test_a_debugger(void)
+{
+    pair_start(NULL);
+    vm_wait_beats(&vms[0], 3);
+    const int fd = debugger();
+    mover_must_print(MOVER_RUN(1, "check", "--qmp", vms[0].tool),
+                     "the VM is in state debug, but must run or be paused to migrate: a debugger "
+                     "(-gdb) has stopped it");
+    close(fd);
+}
+
+static void test_a_debugger_before_the_stop(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:compared", NULL);
+    const int fd = debugger();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "a debugger has stopped the VM (debug)");
+    mover_ends(&receiver, 1);
+    close(fd);
     vm_do(&vms[0], "cont", NULL);
     pair_runs_at_the_source();
 }
@@ -346,6 +396,8 @@ int main(void)
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_snapshot_before_the_stop),
                                            VM_TEST(test_a_failed_loadvm_before_the_stop),
+                                           VM_TEST(test_a_debugger),
+                                           VM_TEST(test_a_debugger_before_the_stop),
                                            VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_a_device_that_the_guest_ejects),
                                            VM_TEST(test_a_network_card_that_the_guest_ejects),
