@@ -413,6 +413,8 @@ int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
         rc = ibx_preflight_replay(qmp, blockers, deadline_ns, err);
     if (!rc)
         rc = ibx_preflight_block_users(qmp, blockers, deadline_ns, err);
+    if (!rc && role == IBX_MIGRATE_SOURCE)
+        rc = ibx_preflight_hints(qmp, blockers, deadline_ns, err);
     return rc ? rc : ibx_preflight_devices(qmp, blockers, deadline_ns, err);
 }
 

@@ -230,6 +230,9 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
  * (init_on_free=1); in the children of a snapshot they are not. -EOPNOTSUPP: it does, or that is
  * not known. */
 int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* At the source: refuses a balloon whose guest makes QEMU crash while it migrates. */
+int ibx_preflight_hints(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                        struct ibx_error *err);
 /* Minor mode with verified pages: refuses devices by which QEMU may discard a huge page, since no
  * event tells that, and the page may be in flight. */
 void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,

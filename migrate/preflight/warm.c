@@ -33,21 +33,26 @@ struct device {
 
 typedef int device_check(const struct device *device, struct ibx_error *err);
 
-/* Whether the guest reports free pages, which QEMU then gives back to the host. */
-static bool reports_pages(const struct device *device)
+/* Whether this is a balloon with this property on. */
+static bool is_balloon_with(const struct device *device, const char *property)
 {
     char path[512];
     json_t *value = NULL;
     if (!begins(device->type, "virtio-balloon"))
         return false;
     snprintf(path, sizeof(path), "%s/%s", device->folder, device->name);
-    const int rc =
-        ibx_qmp_execute(device->qmp, "qom-get",
-                        json_pack("{s:s, s:s}", "path", path, "property", "free-page-reporting"),
-                        &value, device->deadline_ns, NULL);
-    const bool reports = !rc && json_is_true(value);
+    const int rc = ibx_qmp_execute(device->qmp, "qom-get",
+                                   json_pack("{s:s, s:s}", "path", path, "property", property),
+                                   &value, device->deadline_ns, NULL);
+    const bool on = !rc && json_is_true(value);
     json_decref(value);
-    return reports;
+    return on;
+}
+
+/* Whether the guest reports free pages, which QEMU then gives back to the host. */
+static bool reports_pages(const struct device *device)
+{
+    return is_balloon_with(device, "free-page-reporting");
 }
 
 /* Calls `check` for each device under a QOM path, until it returns an error. */
@@ -157,6 +162,30 @@ static int check_zeros(const struct device *device, struct ibx_error *err)
 int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     return each_device(qmp, deadline_ns, check_zeros, err);
+}
+
+/* While QEMU migrates a running VM, its guest names free pages, and QEMU looks them up in its list
+ * of dirty pages. With x-ignore-shared it has none for guest RAM, and ends by SIGSEGV (7.2). */
+static int check_hints(const struct device *device, struct ibx_error *err)
+{
+    return is_balloon_with(device, "free-page-hint")
+               ? ibx_error_set(
+                     err, -EOPNOTSUPP,
+                     "device %.64s (%.64s) has free-page-hint=on, by which QEMU may crash "
+                     "when it migrates without guest RAM: unplug it (device_del), or "
+                     "start QEMU without free-page-hint (free-page-reporting is fine)",
+                     device->name, device->type)
+               : 0;
+}
+
+int ibx_preflight_hints(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                        struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    const int rc = each_device(qmp, deadline_ns, check_hints, &why);
+    if (rc == -EOPNOTSUPP)
+        ibx_blockers_add(blockers, "%s", why.message);
+    return rc && rc != -EOPNOTSUPP ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
 static int check_empties(const struct device *device, struct ibx_error *err)

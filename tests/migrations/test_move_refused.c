@@ -188,6 +188,20 @@ static void test_a_debugger_before_the_stop(void)
     pair_runs_at_the_source();
 }
 
+/* With a guest that hints at free pages while QEMU migrates, QEMU would end by SIGSEGV. */
+static void test_free_page_hints(void)
+{
+    static const char *const on[] = {"virtio-balloon-pci,id=b,free-page-hint=on,iothread=io",
+                                     "virtio-balloon-pci,id=b,free-page-reporting=on"};
+    for (unsigned i = 0; i < sizeof(on) / sizeof(on[0]); i++) {
+        pair_start(&(struct vm_options){.extra = {"-object", "iothread,id=io", "-device", on[i]}});
+        const struct mover *check = MOVER_RUN(!i, "check", "--qmp", vms[0].tool);
+        assert_int_equal(
+            mover_printed(check, "device b (virtio-balloon-pci) has free-page-hint=on"), !i);
+        mover_end_all(NULL);
+    }
+}
+
 static bool migrates(struct vm *vm)
 {
     json_t *now = vm_run(vm, "query-migrate", NULL);
@@ -398,6 +412,7 @@ int main(void)
                                            VM_TEST(test_a_failed_loadvm_before_the_stop),
                                            VM_TEST(test_a_debugger),
                                            VM_TEST(test_a_debugger_before_the_stop),
+                                           VM_TEST(test_free_page_hints),
                                            VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_a_device_that_the_guest_ejects),
                                            VM_TEST(test_a_network_card_that_the_guest_ejects),
