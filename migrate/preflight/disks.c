@@ -17,7 +17,8 @@
 struct graph {
     struct describing *d;
     json_t *nodes, *debug, *fdsets;
-    bool whole; /* the digest covers the whole disk: nobody writes to it, or it is firmware */
+    json_t *bitmaps; /* names of the present disk's */
+    bool whole;      /* the digest covers the whole disk: nobody writes to it, or it is firmware */
 };
 
 /* ------------------------------------------------------------ the graph */
@@ -197,6 +198,18 @@ static json_t *driver_of(const char *driver, const char *file)
     return text;
 }
 
+/* Notes the dirty bitmaps of a node that are in QEMU's memory only. */
+static void add_bitmaps(const json_t *node, json_t *names)
+{
+    json_t *bitmap;
+    size_t index;
+    json_array_foreach(json_object_get(node, "dirty-bitmaps"), index, bitmap)
+    {
+        if (!json_is_true(json_object_get(bitmap, "persistent")) && *ibx_member(bitmap, "name"))
+            json_array_append_new(names, ibx_json_text(ibx_member(bitmap, "name")));
+    }
+}
+
 static void add_children(const struct graph *graph, const char *name, const char *role, bool same,
                          unsigned depth, json_t *layers);
 
@@ -207,6 +220,7 @@ static void add_layer(const struct graph *graph, const char *name, const char *r
     const char *driver = ibx_member(node, "drv"), *file = ibx_member(node, "file");
     if (!node || depth > DEPTH_MAX || json_array_size(layers) >= LAYERS_MAX)
         return;
+    add_bitmaps(node, graph->bitmaps);
     const bool same = passes_through(node, driver);
     const size_t before = json_array_size(layers);
     json_t *layer = NULL;
@@ -262,18 +276,6 @@ static const json_t *device_of(const struct describing *d, const json_t *item)
     return NULL;
 }
 
-static json_t *bitmaps_of(const json_t *inserted)
-{
-    json_t *names = json_array(), *bitmap;
-    size_t index;
-    json_array_foreach(json_object_get(inserted, "dirty-bitmaps"), index, bitmap)
-    {
-        if (!json_is_true(json_object_get(bitmap, "persistent")) && *ibx_member(bitmap, "name"))
-            json_array_append_new(names, ibx_json_text(ibx_member(bitmap, "name")));
-    }
-    return names;
-}
-
 static json_t *describe_disk(struct graph *graph, const json_t *item)
 {
     const json_t *inserted = json_object_get(item, "inserted");
@@ -293,7 +295,8 @@ static json_t *describe_disk(struct graph *graph, const json_t *item)
     json_object_set(disk, "writeback",
                     json_object_get(json_object_get(inserted, "cache"), "writeback"));
     json_object_set_new(disk, "bytes", json_integer(json_integer_value(size)));
-    json_object_set_new(disk, "bitmaps", bitmaps_of(inserted));
+    graph->bitmaps = json_array();
+    json_object_set_new(disk, "bitmaps", graph->bitmaps);
     json_object_set_new(disk, "layers", layers);
     add_layer(graph, ibx_member(inserted, "node-name"), "", 0, layers);
     return disk;

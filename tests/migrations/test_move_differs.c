@@ -117,6 +117,22 @@ static void test_snapshot_since(void)
                      "destination");
 }
 
+/* A disk's bitmap may be that of any of its nodes. */
+static void test_a_bitmap_below_a_filter(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "",
+        .extra = {"-object", "throttle-group,id=group,x-iops-total=1000", "-blockdev", DISK "d",
+                  "-blockdev", "throttle,node-name=limited,throttle-group=group,file=d", "-device",
+                  "virtio-blk-pci,drive=limited,addr=5"}});
+    vm_do(&vms[0], "block-dirty-bitmap-add",
+          json_pack("{s:s,s:s}", "node", "d", "name", "since-monday"));
+    pair_run(NULL);
+    pair_done();
+    mover_must_print(&sender, "the dirty bitmap since-monday of virtio-blk-pci");
+    pair_moved("");
+}
+
 /* QEMU would refuse the device state, after the stop. */
 static void test_a_device_with_other_queues(void)
 {
@@ -639,6 +655,7 @@ int main(void)
                                            VM_TEST(test_a_part_of_the_disk),
                                            VM_TEST(test_a_part_spelled_otherwise),
                                            VM_TEST(test_snapshot_since),
+                                           VM_TEST(test_a_bitmap_below_a_filter),
                                            VM_TEST(test_a_device_with_other_queues),
                                            VM_TEST(test_another_way_to_plug),
                                            VM_TEST(test_other_back_end),
