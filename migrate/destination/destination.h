@@ -37,6 +37,8 @@
 #include "migrate/destination/stream.h"
 #include "migrate/operator/control_socket.h"
 
+#define DESTINATION_SOON_MS 5000 /* a link that has no room for its pages lasts no longer */
+
 /* ---------------------------------------------------------------- warm.c */
 
 /*

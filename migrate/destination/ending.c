@@ -15,7 +15,6 @@
 #define END_MS          2000 /* for a QEMU whose monitor has ended */
 #define END_LOOK_MS     2
 #define RETRY_MS        1000  /* between two tries at the end */
-#define SOON_MS         5000  /* a link that has no room for its pages lasts no longer */
 #define LET_GO_MS       10000 /* for QEMU's descriptor, when nothing depends on it any more */
 
 /* ---------------------------------------------------------------- the VM's end */
@@ -454,7 +453,7 @@ static int take_end(struct destination *d, struct ibx_error *err)
 static void notify_lost(struct destination *d, int code, const char *reason)
 {
     const bool full = code == -ENOMEM || code == -ENOSPC;
-    const bool soon = ibx_now_ns() - d->back_ns < SOON_MS * IBX_NS_PER_MS;
+    const bool soon = ibx_now_ns() - d->back_ns < DESTINATION_SOON_MS * IBX_NS_PER_MS;
     ibx_destination_update(d);
     if (!full || !d->full || (!soon && d->status.present != d->full_present))
         ibx_migration_notify(&d->options->observer, "%s; %s", reason,

@@ -114,9 +114,22 @@ static void check_qemu(struct destination *d)
                          pid, RUNS_MS / 1000, pid);
 }
 
+/* What notify_lost() has told is over: pages have come, and the link has not been lost for that. */
+static void check_room(struct destination *d)
+{
+    if (!d->full || !destination_linked(&d->link) || d->status.present == d->full_present ||
+        ibx_now_ns() - d->back_ns < DESTINATION_SOON_MS * IBX_NS_PER_MS)
+        return;
+    d->full = false;
+    ibx_migration_notify(&d->options->observer,
+                         "this host has room for pages again, and the source is back: %s",
+                         d->status.record.peer);
+}
+
 void ibx_destination_check_silence(struct destination *d)
 {
     check_away(d);
+    check_room(d);
     check_qemu(d);
     const struct migration_expectation expected = {
         .awaited = destination_linked(&d->link) && awaits_something(d),

@@ -260,7 +260,10 @@ static void full_file_system(const char *mode)
     assert_in_range(count_said(&receiver, "is back"), 0, MANY_LINKS / 4);
     assert_in_range(count_said(&sender, "connecting again"), 1, MANY_LINKS / 4);
     assert_in_range(count_said(&sender, "connected again"), 0, MANY_LINKS / 4);
+    MOVER_RUN(0, "set", "--max-bandwidth", HARDLY, "--qmp", vms[1].tool);
     unlink(filler);
+    mover_await_words(&receiver, "this host has room for pages again, and the source is back");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     pair_moved("");
 }
