@@ -211,6 +211,8 @@ static void test_an_answer_on_another_socket(void **state)
     finish_start(&f, server, &none, ibx_deadline_in_ms(patience_ms(500)));
     ssize_t n = recv(one, hello, sizeof(hello), 0);
     assert_true(n > 0);
+    struct pollfd accepted = {.fd = other, .events = POLLIN};
+    assert_int_equal(poll(&accepted, 1, (int)END_PATIENCE_MS), 1);
     struct ibx_reader r = ibx_reader_of(hello, (size_t)n);
     assert_int_equal(ibx_shm_hello_check(client->shm, one, &r, answer), 0);
     r = ibx_reader_of(hello, (size_t)n);

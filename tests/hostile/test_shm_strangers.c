@@ -307,8 +307,59 @@ static void test_the_queue_stays_full(void **state)
     }
 }
 
-/* The server closes its end before it has read the client's answer, as if others had taken the
+/* Another user comes more often than the server has places, after the client and before it has
+ * answered: that user's connections give way to each other, and not the client's. */
+static void test_another_user_takes_no_place_of_the_clients(void **state)
+{
+    (void)state;
+    int fds[40];
+    if (!is_root())
+        skip();
+    size_t length = pair_offer(&both, offered, sizeof(offered));
+    assert_int_equal(join(offered, length), 0);
+    assert_int_equal(seteuid(NOBODY), 0);
+    for (unsigned i = 0; i < 40; i++) {
+        fds[i] = stranger();
+        assert_true(fds[i] >= 0);
+    }
+    assert_int_equal(seteuid(0), 0);
+    struct finishing one, other;
+    struct ibx_reader none = {0};
+    finish_start(&one, server, &none, in_time());
+    for (unsigned i = 0; i < 40; i++) { /* all have come, and most have been closed again */
+        struct pollfd hello = {.fd = fds[i], .events = POLLIN};
+        assert_int_equal(poll(&hello, 1, (int)END_PATIENCE_MS), 1);
+    }
+    finish_start(&other, client, NULL, in_time());
+    const int rc = finish_join(&other);
+    if (rc)
+        fail_msg("%s", client->err.message);
+    assert_int_equal(finish_join(&one), 0);
+    for (unsigned i = 0; i < 40; i++)
+        close(fds[i]);
+    assert_int_equal(end_send(client, "hello", 5, 0), 0);
+    await_notes(server, NULL, 1);
+}
+
+/* The server closes its end before the client has looked who is there, as if others had taken the
  * client's place. */
+static void test_client_that_loses_its_place_early(void **state)
+{
+    (void)state;
+    uint8_t hello[128];
+    struct ibx_writer w = ibx_writer_of(hello, sizeof(hello));
+    size_t length = pair_offer(&both, offered, sizeof(offered));
+    assert_int_equal(join(offered, length), 0);
+    const int fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_int_equal(ibx_shm_hello_put(server->shm, fd, &w), 0);
+    assert_int_equal(ibx_shm_packet_send(fd, hello, w.length, -1), 0);
+    close(fd);
+    const int rc = ibx_provider_shm.finish(client->shm, NULL, in_time(), &client->err);
+    assert_int_equal(rc, -EACCES);
+    said(&client->err, "at the shm socket and does not answer");
+}
+
+/* The same, before it has read the client's answer. */
 static void test_client_that_loses_its_place(void **state)
 {
     (void)state;
@@ -372,6 +423,8 @@ int main(void)
         TEST(test_links_swapped_in_a_race),
         TEST(test_full_queue),
         TEST(test_the_queue_stays_full),
+        TEST(test_another_user_takes_no_place_of_the_clients),
+        TEST(test_client_that_loses_its_place_early),
         TEST(test_client_that_loses_its_place),
         TEST(test_descriptors_of_strangers),
     };

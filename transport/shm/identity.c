@@ -94,6 +94,8 @@ static int identity_check(int socket, const struct identity *own, const struct i
     socklen_t length = sizeof(who);
     bool known = false;
     if (!peer_socket((uint32_t)own->socket, &peer)) {
+        if (!peer) /* it is closed, whosever it was, since it has sent something */
+            return -ECONNRESET;
         if (peer != (uint32_t)said->socket)
             return -EPERM;
         known = true;

@@ -146,11 +146,13 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 
 /* -------------------------------------------------------- the server's choice */
 
-/* Connections that have not proven yet that they belong here; the oldest is dropped first. */
+/* Connections that have not proven yet that they belong here. */
 struct unproven {
     int epoll;
     int fds[UNPROVEN];
-    unsigned next;
+    uid_t users[UNPROVEN];
+    unsigned numbers[UNPROVEN]; /* in the order in which they came */
+    unsigned came;
     bool told;      /* the log tells of one stranger: they cannot fill it */
     bool unwatched; /* the kernel had no memory to watch one of them: they are looked at in turn */
 };
@@ -162,6 +164,30 @@ static void unproven_drop(struct unproven *list, unsigned i)
     list->fds[i] = -1;
 }
 
+static unsigned unproven_count(const struct unproven *list, uid_t user)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < UNPROVEN; i++)
+        n += list->users[i] == user;
+    return n;
+}
+
+/* A free place, or else that of the oldest connection of the user who has the most: so another user
+ * who comes without end does not take the place of our client, which may need a moment. */
+static unsigned unproven_place(const struct unproven *list)
+{
+    unsigned place = 0, most = 0;
+    for (unsigned i = 0; i < UNPROVEN; i++) {
+        const unsigned n = unproven_count(list, list->users[i]);
+        if (list->fds[i] < 0)
+            return i;
+        if (n > most || (n == most && list->numbers[i] < list->numbers[place]))
+            place = i;
+        most = n > most ? n : most;
+    }
+    return place;
+}
+
 /* Accepts a connection and sends it HELLO. -EMFILE and others: there is no descriptor for it
  * now. */
 static int unproven_accept(struct shm *shm, struct unproven *list)
@@ -171,9 +197,14 @@ static int unproven_accept(struct shm *shm, struct unproven *list)
     int fd = accept4(shm->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return ibx_accept_shortage(errno) ? -errno : 0;
-    unsigned i = list->next++ % UNPROVEN;
+    const unsigned i = unproven_place(list);
+    struct ucred peer = {.uid = (uid_t)-1};
+    socklen_t length = sizeof(peer);
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length);
     unproven_drop(list, i);
     list->fds[i] = fd;
+    list->users[i] = peer.uid;
+    list->numbers[i] = list->came++;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
     if (ibx_shm_hello_put(shm, fd, &w) || ibx_shm_packet_send(fd, packet, w.length, -1))
         unproven_drop(list, i);

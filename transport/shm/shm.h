@@ -349,7 +349,8 @@ void ibx_shm_pass_descriptors(int socket, bool pass);
 /* The server's first packet on a socket that it accepted. */
 int ibx_shm_hello_put(const struct shm *shm, int socket, struct ibx_writer *w);
 /* Whether this packet came straight from the server: 0, and what to answer. -EACCES: not from
- * there; -EPERM: somebody passed it on; -EOPNOTSUPP: nobody knows. */
+ * there; -EPERM: somebody passed it on; -ECONNRESET: whoever sent it has closed its end;
+ * -EOPNOTSUPP: nobody knows. */
 int ibx_shm_hello_check(const struct shm *shm, int socket, struct ibx_reader *r,
                         uint8_t answer[IBX_PROOF_BYTES]);
 /* Fills `err` for such an error, or for a packet that does not come. Returns `rc`; -EACCES instead
