@@ -178,11 +178,11 @@ static void check_open_files(void)
     const bool reachable = limit.rlim_max >= SESSIONS * FILES_EACH || !geteuid();
     ibx_doctor_add("system", "open files",
                    limit.rlim_cur < SESSIONS * FILES_EACH ? DOCTOR_LIMITED : DOCTOR_OK,
-                   reachable ? "each connection to a back end takes 4 to 14 descriptors: ulimit -n "
-                               "65536, or LimitNOFILE=65536 in its unit"
+                   reachable ? "each connection to a back end takes 4 to 14 descriptors: ulimit "
+                               "-Sn 65536, or LimitNOFILE=65536:524288 in its unit"
                              : "each connection to a back end takes 4 to 14 descriptors: \"* - "
                                "nofile 65536\" in /etc/security/limits.conf and a new login, or "
-                               "LimitNOFILE=65536 in its unit",
+                               "LimitNOFILE=65536:524288 in its unit",
                    "%s", value);
 }
 
