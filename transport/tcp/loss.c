@@ -72,6 +72,12 @@ static bool is_known(const struct tcp_lane *lane)
     return !lane->index || !tcp_uring(lane->tcp) || !lane->body_left;
 }
 
+void ibx_tcp_check_ask(struct tcp_lane *lane)
+{
+    if (is_known(lane))
+        check_send(lane, &lane->ask, true, come(lane));
+}
+
 /* From one CHECK to the next. */
 static uint64_t pause_ns(uint64_t quiet_ns)
 {
@@ -94,11 +100,8 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
         return;
     if (now - tcp->check_at > PAUSED_MS * IBX_NS_PER_MS)
         tcp->quiet_since = now;
-    for (unsigned i = 0; i <= tcp->lane_count; i++) {
-        struct tcp_lane *lane = &tcp->lanes[i];
-        if (is_known(lane))
-            check_send(lane, &lane->ask, true, come(lane));
-    }
+    for (unsigned i = 0; i <= tcp->lane_count; i++)
+        ibx_tcp_check_ask(&tcp->lanes[i]);
     tcp->check_at = now + pause_ns(now - tcp->quiet_since);
 }
 

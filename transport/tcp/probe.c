@@ -11,9 +11,9 @@
  * its kernel then knows whether that arrives.
  *
  * If this end's bytes are acknowledged before the request is answered, the peer's may still wait
- * for their next try. So the connection is given up, too, if then nothing comes, not even the
- * answer to a CHECK that was sent into the silence. A peer that runs a handler answers late, and
- * loses little.
+ * for their next try. So the connection is given up, too, if then nothing comes on the lane, not
+ * even the answer to a CHECK that is sent now: it would be behind those bytes. A peer that runs a
+ * handler answers late, and loses little.
  *
  * A peer's process that is stopped or slow is no silence: its kernel acknowledges. A network may
  * also pass the small packets of a request and lose long ones (long_packets.c). So a young
@@ -167,8 +167,10 @@ static void back(struct tcp *tcp, struct tcp_lane *lane, uint64_t now)
     const uint64_t began = lane->unanswered_since;
     struct tcp_info info;
     lane->unanswered_since = 0;
-    if (began && tcp->places && !is_young(began, tcp) && now - began >= SILENT_MS * IBX_NS_PER_MS)
+    if (began && tcp->places && !is_young(began, tcp) && now - began >= SILENT_MS * IBX_NS_PER_MS) {
         lane->back_since = now;
+        ibx_tcp_check_ask(lane); /* while others are busy, no CHECK has been sent on this lane */
+    }
     if (!lane->back_since)
         return;
     const uint64_t back_ms = (now - lane->back_since) / IBX_NS_PER_MS;

@@ -380,6 +380,8 @@ void ibx_tcp_reset(struct tcp_lane *lane);
 bool ibx_tcp_checks_wanted(const struct tcp *tcp);
 /* Asks the peer, if nothing has come for a while. Call it with each look at the lanes. */
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now);
+/* Asks the peer on this lane, unless a CHECK that does waits to be sent. */
+void ibx_tcp_check_ask(struct tcp_lane *lane);
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 /* Counts a frame that has come. False: it is not where it should be, and the connection is over. */
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);

@@ -114,6 +114,10 @@ static int begin(void **state)
     tcp = (struct tcp){.lane_count = LANES - 1, .wrote = true};
     for (unsigned i = 0; i < LANES; i++) {
         acknowledge(i);
+        tcp.lanes[i].tcp = &tcp;
+        tcp.lanes[i].index = i;
+        tcp.lanes[i].small.tail = &tcp.lanes[i].small.head;
+        tcp.lanes[i].large.tail = &tcp.lanes[i].large.head;
         tcp.lanes[i].fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (connect(tcp.lanes[i].fd, (struct sockaddr *)&address, length))
             return -1;
@@ -246,6 +250,22 @@ static void test_the_peer_is_back_too(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
+/* While other lanes are busy no CHECK is due, and the peer may have nothing to send on this one. */
+static void test_the_peer_is_asked_when_the_network_is_back(void **state)
+{
+    (void)state;
+    tcp.places = true;
+    silent_for_a_while(1);
+    assert_false(tcp.lanes[1].ask.queued);
+    look();
+    assert_true(tcp.lanes[1].ask.queued);
+    assert_ptr_equal(tcp.lanes[1].large.head, &tcp.lanes[1].ask.item);
+    assert_false(tcp.lanes[0].ask.queued || tcp.lanes[2].ask.queued);
+    speak(1);
+    look_for_a_second();
+    assert_int_equal(tcp.status, 0);
+}
+
 /* What the peer sent came between two looks, with the acknowledgement. */
 static void test_the_peer_was_back_before_the_look(void **state)
 {
@@ -346,6 +366,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lane_that_has_received_since, begin, end),
         cmocka_unit_test_setup_teardown(test_the_network_is_back_and_the_peer_is_not, begin, end),
         cmocka_unit_test_setup_teardown(test_the_peer_is_back_too, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_peer_is_asked_when_the_network_is_back, begin,
+                                        end),
         cmocka_unit_test_setup_teardown(test_the_peer_was_back_before_the_look, begin, end),
         cmocka_unit_test_setup_teardown(test_much_is_still_to_be_sent, begin, end),
         cmocka_unit_test_setup_teardown(test_another_silence_follows, begin, end),
