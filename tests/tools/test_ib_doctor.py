@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -452,6 +453,27 @@ class Doctor(unittest.TestCase):
                         value=f"{soft}, may be raised to {most}" if soft < most
                         else f"{soft}, which is also the hard limit")
 
+    def test_open_files_by_its_advice(self):
+        """A shell takes the commands, if there are any, and then has enough."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        above = subprocess.run(["bash", "-ec", "ulimit -n 4096; ulimit -Hn 524288"],
+                               capture_output=True, timeout=60, check=False).returncode == 0
+        for hard in (4096, 60000, 524288):
+            if hard > most and not above:
+                continue
+            def limit(most=hard):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+            done = subprocess.run([DOCTOR, "--json"], capture_output=True, timeout=60, check=True,
+                                  preexec_fn=limit)
+            remedy = self.check_of(json.loads(done.stdout), "open files")["remedy"]
+            commands = re.findall(r"ulimit -[HS]n [0-9]+", remedy)
+            self.assertEqual(bool(commands), above or hard >= 65536, remedy)
+            self.assertNotEqual(bool(commands), "limits.conf" in remedy, remedy)
+            shell = subprocess.run(["bash", "-ec", "; ".join(commands + ["ulimit -Sn"])],
+                                   capture_output=True, timeout=60, check=False, preexec_fn=limit)
+            self.assertEqual((shell.returncode, shell.stdout),
+                             (0, b"65536\n" if commands else b"1024\n"), remedy)
+
     @unittest.skipIf(os.geteuid(), "needs root, to become another user")
     def test_open_files_of_who_may_not_have_more(self):
         """A shell's ulimit would refuse it."""
@@ -463,7 +485,8 @@ class Doctor(unittest.TestCase):
                                   capture_output=True, check=True, preexec_fn=become,
                                   pass_fds=(program.fileno(),))
         check = self.check_of(json.loads(done.stdout), "open files")
-        self.expect(check, "limited", "1024, may be raised to 4096", "limits.conf")
+        self.expect(check, "limited", "1024, may be raised to 4096", "limits.conf",
+                    "soft nofile 65536", "hard nofile 524288")
         self.assertNotIn("ulimit", check["remedy"])
 
     def test_other_processes_cannot_be_read(self):

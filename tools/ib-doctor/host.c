@@ -163,6 +163,17 @@ void ibx_doctor_check_memory(void)
 #define SESSIONS   4096u /* that a back end serves without rdma.sessions */
 #define FILES_EACH 14u   /* with TLS on four lanes; 4 to 9 over shm, 6 over tcp in plain */
 
+#define FILES_ENOUGH 65536u
+/* The soft limit and the hard one, which is to be far higher (docs/security.md). */
+#define UNIT_FILES "LimitNOFILE=65536:524288 in its unit"
+
+/* Whether the hard limit can be raised: by root, but not in each container. */
+static bool may_raise_files(const struct rlimit *limit)
+{
+    const struct rlimit more = {.rlim_cur = limit->rlim_cur, .rlim_max = 524288};
+    return !setrlimit(RLIMIT_NOFILE, &more) && !setrlimit(RLIMIT_NOFILE, limit);
+}
+
 static void check_open_files(void)
 {
     struct rlimit limit;
@@ -174,15 +185,17 @@ static void check_open_files(void)
                  (unsigned long long)limit.rlim_max);
     else
         snprintf(value + n, sizeof(value) - (size_t)n, ", which is also the hard limit");
-    /* Only root gets above rlim_max by ulimit. */
-    const bool reachable = limit.rlim_max >= SESSIONS * FILES_EACH || !geteuid();
+    const char *remedy =
+        "each connection to a back end takes 4 to 14 descriptors: \"* soft nofile 65536\" and \"* "
+        "hard nofile 524288\" in /etc/security/limits.conf and a new login, or " UNIT_FILES;
+    if (limit.rlim_max >= FILES_ENOUGH)
+        remedy = "each connection to a back end takes 4 to 14 descriptors: ulimit -Sn 65536, "
+                 "or " UNIT_FILES;
+    else if (may_raise_files(&limit))
+        remedy = "each connection to a back end takes 4 to 14 descriptors: ulimit -Hn 524288 and "
+                 "ulimit -Sn 65536, or " UNIT_FILES;
     ibx_doctor_add("system", "open files",
-                   limit.rlim_cur < SESSIONS * FILES_EACH ? DOCTOR_LIMITED : DOCTOR_OK,
-                   reachable ? "each connection to a back end takes 4 to 14 descriptors: ulimit "
-                               "-Sn 65536, or LimitNOFILE=65536:524288 in its unit"
-                             : "each connection to a back end takes 4 to 14 descriptors: \"* - "
-                               "nofile 65536\" in /etc/security/limits.conf and a new login, or "
-                               "LimitNOFILE=65536:524288 in its unit",
+                   limit.rlim_cur < SESSIONS * FILES_EACH ? DOCTOR_LIMITED : DOCTOR_OK, remedy,
                    "%s", value);
 }
 
