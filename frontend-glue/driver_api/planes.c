@@ -267,16 +267,16 @@ static int move_peers(const struct ibx_driver_memcpy3d *p, void *stream, bool wa
     const int from_device = some ? ibx_driver_device_of(p->reserved_from) : 0;
     if (to_device < 0 || from_device < 0)
         return CUDA_INVALID_CONTEXT;
-    if (!some || waits || !ibx_frontend_captures(stream)) {
-        struct ibx_cuda_memcpy3d c;
-        return some && !ibx_driver_memcpy3d(&c, p) && c.kind == CUDA_MEMCPY_ON_DEVICE
-                   ? move_on_devices(&c, to_device, from_device, stream, waits)
-                   : move_planes(p, stream, waits);
+    if (some && !waits && ibx_frontend_captures(stream)) {
+        const uint64_t to = p->to_array ? p->from_device : p->to_device;
+        const uint64_t from = p->from_array ? p->to_device : p->from_device;
+        return ibx_frontend_peers_captured((void *)(uintptr_t)to, to_device,
+                                           (void *)(uintptr_t)from, from_device, p->width, stream);
     }
-    const uint64_t to = p->to_array ? p->from_device : p->to_device;
-    const uint64_t from = p->from_array ? p->to_device : p->from_device;
-    return ibx_frontend_peers_captured((void *)(uintptr_t)to, to_device, (void *)(uintptr_t)from,
-                                       from_device, p->width, stream);
+    struct ibx_cuda_memcpy3d c;
+    if (some && !ibx_driver_memcpy3d(&c, p) && c.kind == CUDA_MEMCPY_ON_DEVICE)
+        return move_on_devices(&c, to_device, from_device, stream, waits);
+    return move_planes(p, stream, waits);
 }
 
 EXPORTED int cuMemcpy3DPeer(const struct ibx_driver_memcpy3d *planes)
