@@ -13,11 +13,11 @@ part_unit() {
 }
 
 # Compiles once with clang's sanitizers: the tests except those of `rest` alone, and the fuzzers if
-# they run.
-# Code that copies and checks bytes is optimized, which saves more time in tests than it takes in
-# the compiler. All other code computes too little for that; without optimization it compiles in two
-# fifths of the time. Programs are at fixed addresses: else the loader writes to 800 pages of the
-# sanitizers' data in each of some thousand processes, a fifth of what starting one costs.
+# they run. Code that copies and checks bytes is optimized, which saves more time in tests than it
+# takes in the compiler. All other code computes too little for that; without optimization it
+# compiles in two fifths of the time. Programs are at fixed addresses: else the loader writes to 800
+# pages of the sanitizers' data in each of some thousand processes, a fifth of what starting one
+# costs.
 build_asan() {
     local suite=$suite targets=$targets
     local stops=-fno-sanitize-recover=all # as halt_on_error=1, in less code

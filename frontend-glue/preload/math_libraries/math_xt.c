@@ -149,15 +149,15 @@ static int compute(unsigned number, size_t element, union ibx_math_value *values
 
 /* ------------------------------------------------------------------------------- shapes */
 
-/* `v` are the arguments of cuBLAS's function. Of syrk and its like one triangle of the result stays
- * as it is, so that is copied to the device whatever beta is. */
-
 /* cuBLAS does not read C if beta is 0. */
 static bool reads(const void *beta, size_t element)
 {
     static const char zero[16];
     return !beta || memcmp(beta, zero, element);
 }
+
+/* `v` are the arguments of cuBLAS's function. Of syrk and its like one triangle of the result stays
+ * as it is, so that is copied to the device whatever beta is. */
 
 static int gemm(unsigned number, size_t element, union ibx_math_value *v)
 {
