@@ -512,7 +512,7 @@ static int find_pages(struct source *s, struct ibx_error *err)
 }
 
 /* -EBUSY: another tool works on this VM, by a copy of the record. */
-static int claim_again(struct source *s, struct ibx_error *err)
+static int claim_vm_again(struct source *s, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     int rc;
@@ -531,7 +531,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
         int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
         return rc ? rc : find_pages(s, err);
     }
-    int rc = claim_again(s, err);
+    int rc = claim_vm_again(s, err);
     if (!rc)
         rc = ibx_source_guard_take(s, err);
     if (rc == -EAGAIN) {

@@ -39,15 +39,26 @@ static const char *unless(const struct source *s)
     return ibx_journal_migrated_on(&s->status.record) ? IBX_JOURNAL_UNLESS_ON : "";
 }
 
+/* Why the destination has lost the VM, for the end of a sentence: it may be long, and perhaps a
+ * tool before this one has heard it. */
+static const char *reported(const struct source *s, char *text, size_t size)
+{
+    text[0] = '\0';
+    if (*s->status.message)
+        snprintf(text, size, " (%s reports: %s)", peer_of(s), s->status.message);
+    return text;
+}
+
 /* Pages without the state of the devices, which was in QEMU, are of no use. */
 static int lost_here_too(struct source *s, struct ibx_error *err)
 {
+    char why[IBX_ERROR_MAX];
     ibx_source_remove_files(s);
     return ibx_error_set(
         err, -ECONNABORTED,
         "the VM went to %s, where its QEMU has ended, and so has its QEMU here (process %d): "
-        "nothing can restart it from where it stopped, start it from its disk%s (%s reports: %s)",
-        peer_of(s), (int)s->status.record.pid, unless(s), peer_of(s), s->status.message);
+        "nothing can restart it from where it stopped, start it from its disk%s%s",
+        peer_of(s), (int)s->status.record.pid, unless(s), reported(s, why, sizeof(why)));
 }
 
 /* Why the VM cannot be restarted in its QEMU here, which lives; NULL: it can. */
@@ -82,6 +93,7 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;
     const bool managed = source_managed(&s->vm);
+    char why[IBX_ERROR_MAX];
     ibx_source_link_close(&s->link);
     if (managed) /* libvirt may continue the VM now: its writes must not be blocked */
         ibx_guard_release(&s->guard);
@@ -94,15 +106,14 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
         ibx_journal_unlink_files(record);
     if (ibx_journal_qemu_gone(record))
         return lost_here_too(s, err);
-    return ibx_error_set(err, -ECONNABORTED,
-                         "the VM went to %s, where its QEMU has ended: %s%s (%s reports: %s)",
+    return ibx_error_set(err, -ECONNABORTED, "the VM went to %s, where its QEMU has ended: %s%s%s",
                          peer_of(s),
                          what_is_left(s) ? what_is_left(s)
                          : managed ? "virsh resume here continues it from where it stopped, then "
                                      "ib-migrate rollback ends what is left of the migration"
                                    : "the QEMU here still has the VM as it was when it stopped, "
                                      "and ib-migrate rollback restarts it from there",
-                         unless(s), peer_of(s), s->status.message);
+                         unless(s), reported(s, why, sizeof(why)));
 }
 
 /* Ends the tool, because each further link would end like this: the destination's record has that
@@ -139,7 +150,7 @@ static void find_files(struct source *s)
 int ibx_source_recover_lost(struct source *s, struct ibx_error *err)
 {
     find_files(s);
-    snprintf(s->status.message, sizeof(s->status.message), "it was said before");
+    s->status.message[0] = '\0';
     int rc = ibx_source_move(s, SOURCE_LOST, err);
     return rc ? rc : ibx_source_vm_lost(s, err);
 }
