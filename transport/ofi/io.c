@@ -376,8 +376,8 @@ int ibx_ofi_io_arm(void *endpoint)
     }
     if (e->idle_recvs || ibx_ofi_msg_deliverable(e) || (e->refused && !e->in_flight))
         return 1;
+    check_silence(e);
     if (e->cq_fd < 0) {
-        check_silence(e);
         set_timer(e, nap_length(e));
         return 0;
     }

@@ -61,10 +61,10 @@ static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
         return ibx_ofi_open_error(e->choice.info, "a completion queue", rc, err);
     }
     /* Some descriptors can miss an event, as fi_cxi(7) documents. */
-    if (e->cq_fd < 0 || !ibx_ofi_name_matches(e->own.provider, "tcp"))
-        e->timer_fd =
-            ibx_descriptor_apart(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-    if (e->cq_fd < 0 && e->timer_fd < 0)
+    if (e->cq_fd >= 0 && ibx_ofi_name_matches(e->own.provider, "tcp"))
+        return 0;
+    e->timer_fd = ibx_descriptor_apart(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    if (e->timer_fd < 0)
         return ibx_error_set(err, -errno, "no timer: %s", strerror(errno));
     return 0;
 }
