@@ -107,8 +107,10 @@ static int arena_descriptor(int fd, enum shm_arena_kind kind)
         return fcntl(fd, F_DUPFD_CLOEXEC, 0);
     snprintf(path, sizeof(path), "/proc/thread-self/fd/%d", fd);
     int copy = open(path, O_RDONLY | O_CLOEXEC);
-    if (copy >= 0)
-        fchmod(fd, 0);
+    if (copy >= 0 && fchmod(fd, 0)) { /* the peer could open it again, for writing */
+        close(copy);
+        return -1;
+    }
     return copy;
 }
 
