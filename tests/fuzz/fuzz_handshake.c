@@ -59,6 +59,13 @@ const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *nam
     return strcmp(name, "nobody") ? &zeros : NULL;
 }
 
+const struct ibx_key *ibx_keys_nobodys(const struct ibx_keys *keys)
+{
+    static const struct ibx_key nobodys = {.bytes = {1}};
+    (void)keys;
+    return &nobodys;
+}
+
 int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *o,
                            struct ibx_error *err)
 {

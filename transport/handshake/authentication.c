@@ -223,6 +223,9 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
         rc = get_names(h, hello);
     if (!rc && h->peer.has_key)
         h->key = ibx_keys_find(h->keys, h->peer.name);
+    /* A stranger does not learn which names there are. */
+    if (!h->key && h->keys && h->peer.has_key && h->peer.name[0])
+        h->key = ibx_keys_nobodys(h->keys);
     *reason =
         rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
         : rc                   ? "it does not speak this protocol"
@@ -230,8 +233,6 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
             ? "a key is required: set rdma.key_file (--key-file) on the client"
         : !h->keys && h->peer.has_key ? "the server has no key but the client has: set "
                                         "rdma.key_file (--key-file) on the server"
-        : h->keys && !h->key && h->peer.name[0]
-            ? "the server has no key of this name: copy its line name:key to the client's key file"
         : h->keys && !h->key ? "the server's keys have names: copy one of its lines name:key to "
                                "the client's key file"
         : !h->keys && !h->conn->options.insecure && !h->peer.sees_local
@@ -343,7 +344,11 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
         return refuse_without_memory(h, reply, err);
     if (!got || !ibx_hash_equal(got, proofs.client))
         return refuse(h, reply, -EACCES,
-                      "the key differs from the server's: copy the server's key file", err);
+                      h->peer.name[0]
+                          ? "the server has another key of this name, or none: copy its line "
+                            "name:key to the client's key file"
+                          : "the key differs from the server's: copy the server's key file",
+                      err);
     const char *reason = check_proven(h, flags, text);
     if (reason)
         return refuse_with(h, reply, proofs.session, -EACCES, reason, err);

@@ -256,6 +256,8 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
                    struct ibx_error *err);
 /* NULL: no key has this name. */
 const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *name);
+/* A key without a name that nobody has, for a client whose name is unknown. */
+const struct ibx_key *ibx_keys_nobodys(const struct ibx_keys *keys);
 /* The key that a client uses: options->name, or the first one; NULL without keys. -EINVAL. */
 int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
                  const struct ibx_key **key, struct ibx_error *err);

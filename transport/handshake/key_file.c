@@ -22,6 +22,7 @@
 struct ibx_keys {
     atomic_uint holders;
     unsigned count;
+    struct ibx_key nobodys; /* random bytes */
     struct ibx_key items[];
 };
 
@@ -145,6 +146,11 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
     if (!keys)
         return ibx_error_set(err, -ENOMEM, "no memory for %u keys", lines);
     atomic_init(&keys->holders, 1);
+    const int rc = ibx_random(keys->nobodys.bytes, sizeof(keys->nobodys.bytes), err);
+    if (rc) {
+        ibx_keys_release(keys);
+        return rc;
+    }
     const char *wrong = NULL;
     ibx_crypto_lacked(); /* for something else */
     for (rest = (struct span){text, length}; rest.length && !wrong;) {
@@ -281,6 +287,11 @@ const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *nam
             return &keys->items[i];
     }
     return NULL;
+}
+
+const struct ibx_key *ibx_keys_nobodys(const struct ibx_keys *keys)
+{
+    return &keys->nobodys;
 }
 
 int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
