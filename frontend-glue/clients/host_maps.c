@@ -25,15 +25,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
-#define MAPS_EACH (MAPS_MOST / 4) /* of one client */
-#define ENDING_MS 5000u /* for so long a new mapping waits for one that ends and is in its way */
-#define WORK_MS   2000u /* for so long the work of a client is waited for that has no session */
+#define MAPS_MOST   5120 /* of all clients: each takes one of the process's 65530 mappings */
+#define MAPS_TENANT 4096 /* of one tenant's clients, so that others have some */
+#define MAPS_EACH   1024 /* of one client */
+#define TEXT(n)     #n
+#define TEXT_OF(n)  TEXT(n)
+#define ENDING_MS   5000u /* for so long a new mapping waits for one that ends and is in its way */
+#define WORK_MS     2000u /* for so long the work of a client is waited for that has no session */
 
 struct ibx_host_map {
     struct ibx_host_map *next;
     struct ibx_host_map *next_end; /* in the list of those that end */
     uint64_t client;               /* its number */
+    const void *tenant;            /* whose client it is; only to compare */
     uint8_t *base;
     size_t length;
     void *context;           /* the context in which it was pinned */
@@ -77,21 +81,32 @@ static struct ibx_host_map *take_locking(uint64_t client, uint64_t begin, uint64
     return m;
 }
 
-/* Adds it to the list. False: the client has, or all have, too many. */
-static bool put(struct ibx_host_map *m)
+/* Adds it to the list. Returns NULL, or why there are too many. */
+static const char *put(struct ibx_host_map *m)
 {
     pthread_mutex_lock(&lock);
-    unsigned own = 0;
-    for (const struct ibx_host_map *other = maps; other; other = other->next)
+    unsigned own = 0, tenants = 0;
+    for (const struct ibx_host_map *other = maps; other; other = other->next) {
         own += other->client == m->client;
-    const bool room = count < MAPS_MOST && own < MAPS_EACH;
-    if (room) {
+        tenants += other->tenant == m->tenant;
+    }
+    const char *why =
+        own >= MAPS_EACH
+            ? "it has " TEXT_OF(
+                  MAPS_EACH) " such allocations in use already: make fewer, larger ones"
+        : tenants >= MAPS_TENANT
+            ? "programs of its name have " TEXT_OF(MAPS_TENANT) " in use already"
+        : count >= MAPS_MOST
+            ? "all programs have " TEXT_OF(MAPS_MOST) " in use already: set "
+                                                      "rdma.processes : tenant on the back end"
+            : NULL;
+    if (!why) {
         m->next = maps;
         maps = m;
         count++;
     }
     pthread_mutex_unlock(&lock);
-    return room;
+    return why;
 }
 
 /* Unpins it, after which no kernel uses it. If its context is gone or was reset, it is unpinned
@@ -310,6 +325,7 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     if (!m)
         return refuse(x, w, "no memory");
     m->client = client;
+    m->tenant = x->isolation.tenant;
     m->own = w->own;
     const char *why = map(m, w, fd);
     if (!why && !ibx_quota_take(quota, m->length))
@@ -318,13 +334,15 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
         m->quota = quota;
     if (!why)
         why = pin(x, m);
-    if (!why && put(m))
-        return 0;
-    if (!why)
+    if (!why) {
+        why = put(m);
+        if (!why)
+            return 0;
         unpin(x, m);
+    }
     unmap(m);
     free(m);
-    return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
+    return refuse(x, w, why);
 }
 
 /* Locked. The client's mapping with that address and length; NULL: there is none. */

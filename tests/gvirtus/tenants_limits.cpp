@@ -5,6 +5,8 @@
 #include "tests/gvirtus/tenants_scene.h"
 #include "tests/fixtures/patience.h"
 
+#include "frontend-glue/session/extensions.h"
+
 #include <csignal>
 #include <ctime>
 #include <sys/resource.h>
@@ -81,6 +83,56 @@ bool requests_that_throw()
         REQUIRE(over || alice.remote.call("throws", Body()) == gone);
     }
     return HOLDS(bob.remote.to_device(device, bytes.data(), bytes.size()) == 0 && back.alive());
+}
+
+bool is_mapped(Client *client, std::uint64_t there)
+{
+    const Body body =
+        Body().put(std::uint16_t{IBX_EXT_HOST_MAP}).u64(there).u64(4096).u64(IBX_EXT_OWN_PAGES);
+    return client->remote.call(IBX_EXT_NAME, body) == 0;
+}
+
+// A program that has as many pages for kernels as it may, and says how many; then it waits until
+// its parent closes the pipe.
+pid_t maps_much(const TenantsBackEnd &back, std::uint64_t there, const int (&says)[2],
+                const int (&ends)[2])
+{
+    return spawn([&] {
+        close(ends[1]);
+        Client alice(back, "alice");
+        alice.remote.get_last_error();
+        unsigned made = 0;
+        while (made < 2000 && is_mapped(&alice, there + std::uint64_t{8192} * made))
+            made++;
+        char end;
+        return write(says[1], &made, sizeof(made)) == sizeof(made) && !read(ends[0], &end, 1) ? 0
+                                                                                              : 1;
+    });
+}
+
+// One tenant's programs leave others some of the process's mappings.
+bool mapped_memory()
+{
+    constexpr std::uint64_t there = 0x230000000000;
+    TenantsBackEnd back;
+    int says[2], ends[2];
+    unsigned all = 0, made;
+    REQUIRE(!pipe(says) && !pipe(ends));
+    std::vector<pid_t> programs;
+    for (unsigned i = 0; i < 5; i++) {
+        programs.push_back(maps_much(back, there + (std::uint64_t{i} << 28), says, ends));
+        REQUIRE(read(says[0], &made, sizeof(made)) == sizeof(made) && made <= 1024);
+        all += made;
+    }
+    Client bob(back, "bob");
+    const bool maps =
+        bob.remote.get_last_error() == 0 && is_mapped(&bob, there + (std::uint64_t{9} << 28));
+    close(ends[1]);
+    for (const pid_t pid : programs)
+        REQUIRE(result_of(pid) == 0);
+    for (const int fd : {says[0], says[1], ends[0]})
+        close(fd);
+    return HOLDS(all == 4096 && maps && back.alive());
 }
 
 // GVirtuS keeps a request's name until its end comes, and writes one that it does not know to its
@@ -523,6 +575,7 @@ void check_tenants_limits()
     check("kernels of cubins, of which more is kept than comes", kernels_of_cubins);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
+    check("mappings for kernels have a limit", mapped_memory);
     check("memory of the GPU has a limit", device_memory);
     check("... also if it is freed as an array", device_memory_freed_as_array);
     check("streams have a limit", streams);
