@@ -262,6 +262,21 @@ bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
     return knows(p) && !ibx_process_devices() && ibx_process_rests();
 }
 
+bool ibx_pipeline_legacy_rests(struct ibx_pipeline *p)
+{
+    return knows(p) && ibx_process_legacy_rests();
+}
+
+uint64_t ibx_pipeline_legacy_left(void)
+{
+    return ibx_process_left().in_legacy;
+}
+
+void ibx_pipeline_legacy_over(uint64_t left)
+{
+    ibx_process_legacy_settled(left);
+}
+
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
 {
     return knows(p) && ibx_idle_holds(p, &p->events_idle, event);

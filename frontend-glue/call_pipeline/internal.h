@@ -103,13 +103,26 @@ struct ibx_message {
     unsigned requests;
 };
 
+/* Where a request may leave work when its call returns. */
+enum ibx_work {
+    IBX_WORK_ENDS,      /* nowhere */
+    IBX_WORK_STAYS,     /* in one stream, which is not the legacy stream */
+    IBX_WORK_IN_LEGACY, /* in the legacy stream, or nobody knows where */
+};
+
+/* How often a request may have left work so far: anywhere, and in the legacy stream itself. */
+struct ibx_left {
+    uint64_t anywhere, in_legacy;
+};
+
 /* What the request in hand, or work that is enqueued without one, means for other requests. */
 struct ibx_effects {
     uint64_t epoch;        /* ibx_process_epoch() before it is sent */
-    uint64_t left;         /* ibx_process_left() then */
+    struct ibx_left left;  /* ibx_process_left() then */
     unsigned breaks;       /* ibx_process_breaks() then */
-    bool stays;            /* ibx_request_stays() */
+    enum ibx_work work;    /* ibx_request_work() */
     bool settles;          /* ibx_request_settles() */
+    bool settles_legacy;   /* ibx_request_settles_legacy() */
     bool frees;            /* it frees memory that cudaMalloc has returned */
     bool ends_nodes;       /* it destroys a graph, or one of its nodes */
     bool ends_handle;      /* it destroys a stream, an event or an executable graph: */
@@ -255,11 +268,12 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
 bool ibx_call_adds_work(const struct ibx_call *call);
 /* Whether the call is cudaEventRecord. */
 bool ibx_call_records(const struct ibx_call *call);
-/* Whether work of the request may be left in a stream when its call returns. */
-bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n);
+enum ibx_work ibx_request_work(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Whether the call waits for all work that is ordered with the legacy stream, as a synchronous copy
  * does. */
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* Whether a success means that the legacy stream itself has no work. */
+bool ibx_request_settles_legacy(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* The only event that it is about; 0: it is about none, or does not say about which. */
 uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Whether it is cudaEventDestroy. */
@@ -477,17 +491,20 @@ void ibx_process_end(uint64_t handle);
 unsigned ibx_process_graphs(void);
 void ibx_process_graph(void);
 /* A counter that rises with each request that may add work to a stream, or record an event: before
- * it is sent, and before its call returns. Never 0. work() raises it; `stays`: see
- * ibx_process_left(). */
+ * it is sent, and before its call returns. Never 0. work() raises it. */
 uint64_t ibx_process_epoch(void);
-void ibx_process_work(bool stays);
+void ibx_process_work(enum ibx_work work);
 /* How often it was raised for work that may be left in a stream when its call returns. */
-uint64_t ibx_process_left(void);
+struct ibx_left ibx_process_left(void);
 /* All such work up to this number has ended that a synchronous copy would wait for: work in the
  * legacy stream, or ordered with it. */
-void ibx_process_settled(uint64_t left);
+void ibx_process_settled(struct ibx_left left);
 /* Whether there is no such work left. */
 bool ibx_process_rests(void);
+/* The same of work in the legacy stream itself, which precedes later work in blocking streams. Each
+ * device has a legacy stream: with several, nothing is known to have ended. */
+void ibx_process_legacy_settled(uint64_t left);
+bool ibx_process_legacy_rests(void);
 /* Whether other processes may have opened memory of this one's. */
 bool ibx_process_shares_memory(void);
 void ibx_process_share_memory(void);

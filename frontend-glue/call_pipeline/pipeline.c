@@ -264,8 +264,8 @@ static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
     const bool one = stream > STREAM_LEGACY;
     const struct ibx_scope scope = {
         .any = true, .all = !one, .stream = one ? stream : STREAMS_NONE, .events = true};
-    ibx_process_work(stays);
-    p->effects.stays = stays;
+    p->effects.work = !stays ? IBX_WORK_ENDS : one ? IBX_WORK_STAYS : IBX_WORK_IN_LEGACY;
+    ibx_process_work(p->effects.work);
     p->effects.left = ibx_process_left();
     p->effects.breaks = ibx_process_breaks();
     ibx_process_order(p, &scope);
@@ -284,8 +284,8 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    ibx_process_work(false); /* it belongs to a graph, whose launch may stay */
-    p->effects.stays = false;
+    p->effects.work = IBX_WORK_ENDS; /* it belongs to a graph, whose launch may stay */
+    ibx_process_work(p->effects.work);
     p->effects.breaks = ibx_process_breaks();
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
@@ -300,7 +300,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (!ibx_session_live(p->session))
         drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(p->effects.stays);
+    ibx_process_work(p->effects.work);
     return ibx_waiting_told(p, exit_code, waits);
 }
 
@@ -362,5 +362,5 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
 
 void ibx_pipeline_elsewhere(void)
 {
-    ibx_process_work(true);
+    ibx_process_work(IBX_WORK_STAYS);
 }

@@ -120,6 +120,11 @@ bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Whether there is no work that a copy in the legacy stream would wait for. That the legacy stream
  * itself rests says little about the streams that are ordered with it. */
 bool ibx_pipeline_all_rests(struct ibx_pipeline *pipeline);
+/* Whether the legacy stream itself has no work that blocking streams would wait for. */
+bool ibx_pipeline_legacy_rests(struct ibx_pipeline *pipeline);
+/* How often a request may have left such work so far, and that it is over up to this number. */
+uint64_t ibx_pipeline_legacy_left(void);
+void ibx_pipeline_legacy_over(uint64_t left);
 bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 /* Whether the event cannot have completed, since the back end has not run its last record yet. */
 bool ibx_pipeline_is_pending(struct ibx_pipeline *pipeline, uint64_t event);

@@ -12,6 +12,7 @@ static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
+static _Atomic uint64_t left_in_legacy, legacy_settled;
 static atomic_bool devices, shares_memory;
 #define BROKEN 1u
 static _Atomic unsigned breaks; /* BROKEN, and 2 for each sticky error so far */
@@ -80,23 +81,42 @@ uint64_t ibx_process_epoch(void)
     return atomic_load(&epoch);
 }
 
-void ibx_process_work(bool stays)
+void ibx_process_work(enum ibx_work work)
 {
     atomic_fetch_add(&epoch, 1);
-    if (stays)
+    if (work != IBX_WORK_ENDS)
         atomic_fetch_add(&left_behind, 1);
+    if (work == IBX_WORK_IN_LEGACY)
+        atomic_fetch_add(&left_in_legacy, 1);
 }
 
-uint64_t ibx_process_left(void)
+struct ibx_left ibx_process_left(void)
 {
-    return atomic_load(&left_behind);
+    return (struct ibx_left){atomic_load(&left_behind), atomic_load(&left_in_legacy)};
 }
 
-void ibx_process_settled(uint64_t left)
+static void raise_to(_Atomic uint64_t *number, uint64_t least)
 {
-    uint64_t before = atomic_load(&settled);
-    while (before < left && !atomic_compare_exchange_weak(&settled, &before, left))
+    uint64_t before = atomic_load(number);
+    while (before < least && !atomic_compare_exchange_weak(number, &before, least))
         ;
+}
+
+void ibx_process_settled(struct ibx_left left)
+{
+    raise_to(&settled, left.anywhere);
+    ibx_process_legacy_settled(left.in_legacy);
+}
+
+void ibx_process_legacy_settled(uint64_t left)
+{
+    if (!ibx_process_devices())
+        raise_to(&legacy_settled, left);
+}
+
+bool ibx_process_legacy_rests(void)
+{
+    return atomic_load(&left_in_legacy) == atomic_load(&legacy_settled);
 }
 
 bool ibx_process_rests(void)
@@ -303,6 +323,7 @@ void ibx_process_facts_clear(void)
     atomic_store(&shares_memory, false);
     atomic_store(&breaks, 0);
     atomic_store(&settled, atomic_load(&left_behind));
+    atomic_store(&legacy_settled, atomic_load(&left_in_legacy));
     atomic_store(&losses, 0);
     atomic_store(&told_losses, 0);
     atomic_store(&untold, 0);

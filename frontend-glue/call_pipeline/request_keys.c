@@ -70,7 +70,7 @@ static int kind_of_copy(const uint8_t *body, size_t n)
     return n < 4 ? IBX_FRAME_H2D : (int)ibx_request_word(body + n - 4);
 }
 
-bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n)
+static bool stays(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     switch (call->kind) {
     case IBX_CALL_WAITS:
@@ -85,6 +85,33 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
     default:
         return ibx_call_adds_work(call);
     }
+}
+
+/* Requests that concern all streams, and yet add no work to the legacy stream: they ask, or
+ * allocate and free memory in another stream. Programs make these often. */
+static bool spares_legacy(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    switch (ibx_call_extension(call, body, n)) {
+    case IBX_EXT_MALLOC_ASYNC:
+    case IBX_EXT_MALLOC_FROM_POOL:
+    case IBX_EXT_FREE_ASYNC:
+    case IBX_EXT_IS_CAPTURING:
+    case IBX_EXT_STREAM_DEVICE:
+    case IBX_EXT_STREAM_FLAGS:
+    case IBX_EXT_POINTER:
+        return true;
+    default:
+        return call->kind == IBX_CALL_SELECTS;
+    }
+}
+
+enum ibx_work ibx_request_work(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    if (!stays(call, body, n))
+        return IBX_WORK_ENDS;
+    return ibx_request_scope(call, body, n).all && !spares_legacy(call, body, n)
+               ? IBX_WORK_IN_LEGACY
+               : IBX_WORK_STAYS;
 }
 
 /* A copy of no bytes may return without a wait. */
@@ -106,6 +133,12 @@ bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_
     return call->kind == IBX_CALL_WAITS
                ? brings_bytes(call, body, n)
                : call->kind == IBX_CALL_QUERIES && call->stream_at == IBX_CALL_ALL_STREAMS;
+}
+
+bool ibx_request_settles_legacy(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    return ibx_request_settles(call, body, n) ||
+           (call->kind == IBX_CALL_QUERIES && ibx_request_scope(call, body, n).all);
 }
 
 /* Whether the call makes an event. It has to come after destructions of events in other threads,

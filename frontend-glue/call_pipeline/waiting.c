@@ -77,10 +77,11 @@ static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-    p->effects.stays = ibx_request_stays(p->call, body, n);
+    p->effects.work = ibx_request_work(p->call, body, n);
     p->effects.settles = ibx_request_settles(p->call, body, n);
+    p->effects.settles_legacy = ibx_request_settles_legacy(p->call, body, n);
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->effects.stays);
+        ibx_process_work(p->effects.work);
     p->effects.epoch = ibx_process_epoch();
     p->effects.left = ibx_process_left();
     p->effects.breaks = ibx_process_breaks();
@@ -375,8 +376,16 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->effects.stays);
+        ibx_process_work(p->effects.work);
     outdates(p);
+}
+
+static void note_settled(const struct ibx_effects *e)
+{
+    if (e->settles)
+        ibx_process_settled(e->left);
+    if (e->settles_legacy)
+        ibx_process_legacy_settled(e->left.in_legacy);
 }
 
 void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
@@ -386,8 +395,8 @@ void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
         p->foreign = true;
     if (!p->reads && n >= 4)
         note_exit_code(p, bytes);
-    if (!p->reads && n >= 4 && p->effects.settles && !ibx_request_word(bytes))
-        ibx_process_settled(p->effects.left);
+    if (!p->reads && n >= 4 && !ibx_request_word(bytes))
+        note_settled(&p->effects);
     if (!p->reads)
         after_waiting(p);
     p->reads++;

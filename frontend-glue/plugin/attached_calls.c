@@ -98,6 +98,8 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_selected(ibx_attached->pipeline, (int)handle);
     case IBX_FRONTEND_STREAM_RESTS:
         return ibx_pipeline_rests(ibx_attached->pipeline, handle);
+    case IBX_FRONTEND_LEGACY_RESTS:
+        return ibx_pipeline_legacy_rests(ibx_attached->pipeline);
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_EVENT_PENDING:
@@ -290,6 +292,8 @@ const struct ibx_frontend_calls ibx_attached_calls = {
     .diverted = diverted,
     .launch = launch_by_gvirtus,
     .knows = knows,
+    .legacy_left = ibx_pipeline_legacy_left,
+    .legacy_over = ibx_pipeline_legacy_over,
     .allocate = allocate,
     .release = release,
     .prepare = prepare,

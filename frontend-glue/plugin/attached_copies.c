@@ -41,15 +41,22 @@ void ibx_attached_changes_memory(void)
     atomic_store(&left_for_later, true);
 }
 
-/* Whether earlier work of the stream may still change the copy's bytes: then the back end has to
- * read them in the stream's order. */
+/* Whether nothing is left that the copy comes after: no work of its stream and, unless the stream
+ * is a non-blocking one, which is not known here, of the legacy stream. */
+static bool order_rests(uint64_t stream)
+{
+    struct ibx_pipeline *const pipeline = ibx_attached->pipeline;
+    return stream > IBX_ASYNC_COPY_STREAM_SPECIAL
+               ? ibx_pipeline_rests(pipeline, stream) && ibx_pipeline_legacy_rests(pipeline)
+               : ibx_pipeline_all_rests(pipeline);
+}
+
+/* Whether earlier work may still change the copy's bytes: then the back end has to read them in the
+ * stream's order. */
 static bool may_change(const struct ibx_frontend_copy *copy)
 {
     return copy->to_device && atomic_load(&left_for_later) &&
-           (copy->lasting || ibx_shared_holds(copy->host, copy->n)) &&
-           !(copy->stream > IBX_ASYNC_COPY_STREAM_SPECIAL
-                 ? ibx_pipeline_rests(ibx_attached->pipeline, copy->stream)
-                 : ibx_pipeline_all_rests(ibx_attached->pipeline));
+           (copy->lasting || ibx_shared_holds(copy->host, copy->n)) && !order_rests(copy->stream);
 }
 
 /* Turns a copy into an asynchronous one in the legacy stream that is waited for. */

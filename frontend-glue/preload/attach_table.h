@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 24u
+#define IBX_FRONTEND_VERSION 25u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -97,6 +97,7 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_DEVICE,       /* *answer is the device that it has selected */
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
+    IBX_FRONTEND_LEGACY_RESTS, /* the legacy stream has none that blocking streams wait for */
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` has completed */
     IBX_FRONTEND_LEAVES, /* as a rule, an asynchronous copy of `handle` bytes from the device into
                             memory of allocate() is still under way when copy() returns */
@@ -163,6 +164,10 @@ struct ibx_frontend_calls {
     bool (*launch)(const struct ibx_frontend_launch *launch, int *rc);
     /* Whether the fact is known to be true. */
     bool (*knows)(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
+    /* How often work may have been left in the legacy stream so far; and that it is over up to this
+     * number, because the caller has waited for an event behind it in a blocking stream. */
+    uint64_t (*legacy_left)(void);
+    void (*legacy_over)(uint64_t left);
 
     /* Page-locked memory of n bytes (not 0), page-aligned, for all threads and connections of the
      * process; NULL: none is left. release() takes the same n. */

@@ -478,6 +478,10 @@ bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
     (void)stream, (void)flags;
     return false;
 }
+bool ibx_frontend_stream_blocks(const void *stream)
+{
+    return (uintptr_t)stream % 2 == 0;
+}
 
 void ibx_math_settings_stream_ends(uint64_t stream)
 {
@@ -489,9 +493,14 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
     (void)fact, (void)handle, (void)answer;
     return false;
 }
-int ibx_frontend_before_host(const void *memory, size_t n)
+int ibx_frontend_wait_in_order(void *stream)
 {
-    (void)memory, (void)n;
+    (void)stream;
+    return 0;
+}
+int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
+{
+    (void)memory, (void)n, (void)stream;
     return 0;
 }
 int ibx_frontend_are_devices(int one, int other)

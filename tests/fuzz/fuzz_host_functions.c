@@ -219,10 +219,10 @@ static void ask(unsigned what, unsigned argument)
         ibx_frontend_host_waits(stream);
         break;
     case 2:
-        ibx_frontend_host_in_stream(stream, 1000);
+        ibx_frontend_host_before(stream, 1000);
         break;
     case 3:
-        ibx_frontend_host_gone();
+        ibx_frontend_host_gone(stream);
         break;
     case 4:
         ibx_frontend_host_event(event, stream);
@@ -265,7 +265,8 @@ static void end(void)
     for (uintptr_t stream = 0; stream < 4; stream++)
         ibx_frontend_host_lost(ibx_frontend_host_enqueued(), false, (void *)stream);
     ibx_frontend_host_reset();
-    require(!ibx_frontend_host_gone());
+    for (uintptr_t stream = 0; stream < 4; stream++)
+        require(!ibx_frontend_host_gone((void *)stream));
     if (forgets)
         forgets();
     require(!ibx_frontend_host_functions());

@@ -429,6 +429,7 @@ int main(int argc, char **argv)
         {"host-functions-as-gates", host_functions_as_gates},
         {"gates-after-reset", gates_after_reset},
         {"launches-beside-gates", launches_beside_gates},
+        {"order-behind-legacy", order_behind_legacy},
         {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},

@@ -406,6 +406,7 @@ bool page_locked_in_place();
 
 // A default stream for each thread.
 bool stream_of_thread();
+bool order_behind_legacy(); // of copies, and sets of memory
 bool destroyed_beside_wait();
 
 // application_variables.cpp

@@ -360,17 +360,17 @@ static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
 
 /* As ibx_frontend_before_host(), for all bytes from the first row to the last. */
 static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                         const struct ibx_cuda_extent *extent)
+                         const struct ibx_cuda_extent *extent, void *stream)
 {
     const char *first = row_at(memory, at, 0, 0),
                *last = row_at(memory, at, extent->height - 1, extent->depth - 1);
-    return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width);
+    return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width, stream);
 }
 
-static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
+static int planes_on_host(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
-    int rc = before_planes(&p->from, &p->from_at, &p->extent);
-    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent)))
+    int rc = before_planes(&p->from, &p->from_at, &p->extent, stream);
+    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent, stream)))
         return rc;
     for (size_t z = 0; z < p->extent.depth; z++)
         for (size_t y = 0; y < p->extent.height; y++)
@@ -489,7 +489,7 @@ static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda
     if (!ibx_frontend_copy_of_host(&is))
         return planes_on_device(p);
     return is.kind == CUDA_MEMCPY_ON_HOST
-               ? planes_on_host(p)
+               ? planes_on_host(p, NULL)
                : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
@@ -633,6 +633,8 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
         return ibx_frontend_capture_copy(&is, stream);
     if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;
+    if (of_host && is.kind == CUDA_MEMCPY_ON_HOST)
+        return planes_on_host(p, stream);
     rc = cudaStreamSynchronize(stream);
     return rc ? rc : over(copy_checked(p, &bytes), stream);
 }

@@ -14,10 +14,10 @@
 
 /* ------------------------------------------------------------------------------------- memcpy.c */
 
-/* To be called before memory of this process is read or written here in the order of the legacy
- * stream: waits for copies that are under way in it, and for host functions of the application.
- * Returns a CUDA error. */
-int ibx_frontend_before_host(const void *memory, size_t n);
+/* To be called before memory of this process is read or written here in the order of the stream:
+ * waits for copies that are under way in it, and for host functions of the application. Returns a
+ * CUDA error. */
+int ibx_frontend_before_host(const void *memory, size_t n, void *stream);
 /* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
 int ibx_frontend_are_devices(int one, int other);
 /* Before and after a copy between devices in that stream, of memory of a pool perhaps, which other

@@ -10,8 +10,7 @@
 
 #include <time.h>
 
-#define NO_TIMING 2u          /* cudaEventDisableTiming */
-#define LONG      (32u << 10) /* bytes; shorter copies are made by the calling thread */
+#define LONG (32u << 10) /* bytes; shorter copies are made by the calling thread */
 
 #define WAIT_MS    100u        /* how long a copy waits for host functions and words before it */
 #define QUERY_NS   100000u     /* ... and how often it looks */
@@ -29,26 +28,9 @@ static bool is_no_kind(int kind)
     return ibx_frontend_is_no_kind(kind) && ibx_frontend_plugin();
 }
 
-/* Waits for all work that the legacy stream waits for, by an event. cudaDeviceSynchronize() would
- * not do: streams that the legacy stream does not block may wait for what this thread does next,
- * and captures would be invalidated. */
-static int wait_for_legacy(void)
-{
-    void *event = NULL;
-    if (ibx_frontend_capturing())
-        return cudaStreamSynchronize(NULL);
-    if (CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
-        return cudaDeviceSynchronize();
-    int rc = cudaEventRecord(event, NULL);
-    if (!rc)
-        rc = cudaEventSynchronize(event);
-    cudaEventDestroy(event);
-    return rc || !ibx_frontend_host_gone() ? rc : ibx_frontend_fail(CUDA_UNKNOWN);
-}
-
 /* Before a copy within host memory, or one to the device that GVirtuS makes (the first call of a
- * thread), which reads the memory at once: waits for copies of `stream` (NULL, the legacy stream:
- * of all streams) that may be under way in that memory, and for kernels that can access it. */
+ * thread), which reads the memory at once: waits for copies before it in the order of `stream` that
+ * may be under way in that memory, and for kernels that can access it. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
     const bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
@@ -56,13 +38,14 @@ static int wait_on_host(const void *to, const void *from, size_t n, int kind, vo
     if (!ibx_frontend_plugin() || !((on_host && ibx_frontend_host_memory_used(to, n)) ||
                                     (reads && ibx_frontend_host_memory_used(from, n))))
         return CUDA_SUCCESS;
-    return stream ? cudaStreamSynchronize(stream) : wait_for_legacy();
+    return ibx_frontend_wait_in_order(stream);
 }
 
-int ibx_frontend_before_host(const void *memory, size_t n)
+int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
 {
     const bool used = ibx_frontend_plugin() && ibx_frontend_host_memory_used(memory, n);
-    return used || ibx_frontend_host_functions() ? wait_for_legacy() : CUDA_SUCCESS;
+    return used || ibx_frontend_host_functions() ? ibx_frontend_wait_in_order(stream)
+                                                 : CUDA_SUCCESS;
 }
 
 /* --------------------------------------------------------------------------- through the plugin */
@@ -163,10 +146,9 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
 
 /* --------------------------------------------------------------------------- the calls */
 
-/* Waits for host functions, which may have to write the bytes that are about to be read. CUDA does
- * not promise that a wait for the legacy stream includes the streams that it waits for. A copy in
- * the legacy stream does wait for those, so one byte is copied back that this copy overwrites
- * anyway. */
+/* Waits for host functions, which may have to write the bytes that are about to be read. In the
+ * legacy stream a copy of one byte back, which this copy overwrites anyway, takes fewer requests
+ * than an event. */
 static int wait_for_functions(const struct rows *r, void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -175,9 +157,9 @@ static int wait_for_functions(const struct rows *r, void *stream)
     int rc;
     if (ibx_frontend_forbidden(&rc))
         return rc;
-    if ((uintptr_t)stream > 1)
-        return cudaStreamSynchronize(stream);
-    return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_legacy();
+    return (uintptr_t)stream <= 1 && calls && is_ours(r) && !calls->copy(&back, &rc)
+               ? rc
+               : ibx_frontend_wait_in_order(stream);
 }
 
 /* Copies within host memory. G5's front end would return the result of its previous request, and
@@ -303,7 +285,7 @@ static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
     if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) ||
         ibx_frontend_capturing() || !is_ours(r) || !would_wait(r, &takes))
         return false;
-    if (!ibx_frontend_host_in_stream(stream, WAIT_MS)) {
+    if (!ibx_frontend_host_before(stream, WAIT_MS)) {
         if (!may_await_word(stream, rc))
             return false;
         if (*rc != CUDA_NOT_READY)
@@ -329,13 +311,17 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     return ibx_frontend_passed(CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream));
 }
 
+static size_t extent_of(const struct rows *r)
+{
+    const size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch;
+    size_t bytes;
+    return __builtin_mul_overflow(most, r->height, &bytes) ? SIZE_MAX : bytes;
+}
+
 static int copy_rows(const struct rows *r)
 {
-    size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
     int rc;
-    if (__builtin_mul_overflow(most, r->height, &bytes))
-        bytes = SIZE_MAX;
-    if (answered(r, bytes, false, NULL, &rc))
+    if (answered(r, extent_of(r), false, NULL, &rc))
         return rc;
     return ibx_frontend_passed(CALL_NEXT(cudaMemcpy2D, r->to, r->to_pitch, r->from, r->from_pitch,
                                          r->width, r->height, r->kind));
@@ -378,7 +364,8 @@ static bool in_stream(const struct rows *r, void *stream, int *rc)
 }
 
 /* GVirtuS does not have this call. If one side is host memory with gaps between rows, the copy is
- * made after all that is in the stream, and is complete when the call returns. */
+ * made after all that is in the stream and, unless both sides are, in the legacy one; and it is
+ * complete when the call returns. */
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream)
 {
@@ -389,6 +376,9 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
     if (in_stream(&rows, stream, &rc))
+        return rc;
+    if (rows.kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin() &&
+        answered(&rows, extent_of(&rows), true, stream, &rc))
         return rc;
     if (ibx_frontend_plugin()) {
         rc = cudaStreamSynchronize(stream);
@@ -449,8 +439,8 @@ int ibx_frontend_peers_begin(const void *to, const void *from, const void *strea
     *back = there == here || there == NOWHERE ? NOWHERE : here;
     if (*back == NOWHERE)
         return CUDA_SUCCESS;
-    int rc =
-        is_of_each_device(stream) ? cudaStreamSynchronize((void *)(uintptr_t)stream) : CUDA_SUCCESS;
+    int rc = is_of_each_device(stream) ? ibx_frontend_wait_in_order((void *)(uintptr_t)stream)
+                                       : CUDA_SUCCESS;
     rc = rc ? rc : cudaSetDevice(there);
     if (rc)
         *back = NOWHERE;

@@ -167,7 +167,7 @@ static int to_unknown(const void *symbol, const void *from, size_t n, size_t off
     if (ibx_frontend_plugin() && ibx_frontend_no_variable(symbol))
         return ibx_frontend_fail(CUDA_INVALID_SYMBOL);
     const bool of_host = kind_to(from, kind) == CUDA_MEMCPY_TO_DEVICE;
-    const int rc = of_host ? ibx_frontend_before_host(from, n) : CUDA_SUCCESS;
+    const int rc = of_host ? ibx_frontend_before_host(from, n, NULL) : CUDA_SUCCESS;
     return rc ? rc : CALL_NEXT(cudaMemcpyToSymbol, symbol, from, n, offset, kind);
 }
 

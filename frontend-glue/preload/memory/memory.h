@@ -4,6 +4,7 @@
  *
  *   device_memory.c  cudaMalloc*, cudaFree; which pointers are device memory
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
+ *   host_order.c     waits before host memory is accessed here, in the order of a stream
  *   sets.c           cudaMemset*
  *   kernel_reach.c   page-locked memory that kernels use
  *   small_memory.c   short page-locked memory
@@ -17,6 +18,13 @@
 #define IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MEMORY_H
 
 #include "frontend-glue/preload/preload.h"
+
+/* --------------------------------------------------------------------------------- host_order.c */
+
+/* Waits for all that a copy in the stream would come after: work in the stream and, if that is a
+ * blocking one, in the legacy stream; or, in the legacy stream (NULL), in all blocking streams. A
+ * captured stream returns the error of a wait for it. */
+int ibx_frontend_wait_in_order(void *stream);
 
 /* ------------------------------------------------------------------------------- kernel_reach.c */
 

@@ -77,7 +77,7 @@ static bool set_here(const struct ibx_cuda_memset *set, void *stream, int *rc)
         ibx_frontend_host_likely(set->at) || ibx_frontend_captures(stream) ||
         is_read_only(set->at) || (set->height > 1 && set->pitch < width))
         return false;
-    *rc = cudaStreamSynchronize(stream);
+    *rc = ibx_frontend_wait_in_order(stream);
     if (!*rc)
         fill(set, width);
     return true;

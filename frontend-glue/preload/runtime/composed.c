@@ -177,7 +177,7 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
     if (rc)
         return rc;
     if (some && ibx_frontend_peers_apart(copy.to.at, copy.from.at))
-        return (rc = cudaStreamSynchronize(stream)) ? rc : by_memory(parameters);
+        return (rc = ibx_frontend_wait_in_order(stream)) ? rc : by_memory(parameters);
     rc = ibx_frontend_peers_begin(copy.to.at, copy.from.at, stream, &back);
     return ibx_frontend_peers_end(rc ? rc : cudaMemcpy3DAsync(&copy, stream), stream, back);
 }

@@ -54,6 +54,7 @@ struct function {
     uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
     uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
     bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
+    bool blocking;   /* its stream and the legacy stream wait for each other */
     void *stream, *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
@@ -69,7 +70,10 @@ static struct {
     uint64_t answers;           /* number of answers that the thread got */
     struct function *functions; /* the outstanding functions, oldest first */
     uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
-    const void *called_in;
+    struct stream {
+        const void *handle;
+        bool blocking;
+    } called_in;
     bool returned;                   /* it has returned */
     void *by_number, *by_call;       /* trees of the functions of graphs */
 } server;                            /* under the lock */
@@ -169,42 +173,66 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
-/* Called under the lock. The number of the first function in the stream that was not called; 0:
- * none. */
-static uint64_t next_in(const void *stream)
+static struct stream stream_of(const void *handle)
+{
+    return (struct stream){handle, ibx_frontend_stream_blocks(handle)};
+}
+
+static bool is_legacy(const struct stream *stream)
+{
+    return (uintptr_t)stream->handle <= 1;
+}
+
+/* Whether work in the one stream comes after what was in the other before. */
+static bool are_ordered(const struct stream *one, const struct stream *other)
+{
+    return one->handle == other->handle ||
+           (one->blocking && other->blocking && (is_legacy(one) || is_legacy(other)));
+}
+
+static bool is_before(const struct function *f, const struct stream *stream)
+{
+    return !f->abandoned && are_ordered(&(struct stream){f->stream, f->blocking}, stream);
+}
+
+/* Called under the lock. The number of the first function that work in the stream comes after, and
+ * that was not called; 0: none. */
+static uint64_t next_before(const struct stream *in)
 {
     const struct function *f = server.functions;
-    while (f && (f->abandoned || f->stream != stream))
+    while (f && !is_before(f, in))
         f = f->next;
     return f ? f->number : 0;
 }
 
 /* Called under the lock. The same, or one that was called and whose stream has not gone on yet. */
-static uint64_t first_in(const void *stream)
+static uint64_t first_before(const struct stream *in)
 {
-    return server.called && server.called_in == stream ? server.called : next_in(stream);
+    return server.called && are_ordered(&server.called_in, in) ? server.called : next_before(in);
 }
 
 /* A function that has returned does not count: its stream goes on, and this process is told a
  * moment later. */
 bool ibx_frontend_host_waits(const void *stream)
 {
+    const struct stream in = stream_of(stream);
     pthread_mutex_lock(&lock);
-    const bool waits =
-        (server.called && server.called_in == stream && !server.returned) || next_in(stream);
+    const bool waits = (server.called && are_ordered(&server.called_in, &in) && !server.returned) ||
+                       next_before(&in);
     pthread_mutex_unlock(&lock);
     return waits;
 }
 
-bool ibx_frontend_host_in_stream(const void *stream, unsigned ms)
+bool ibx_frontend_host_before(const void *stream, unsigned ms)
 {
     static uint64_t in_vain; /* the last function that was waited for in vain */
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
+    const struct stream in = stream_of(stream);
     const int cancel = ibx_thread_hold_cancel();
     uint64_t first;
     pthread_mutex_lock(&lock);
-    while ((first = first_in(stream)) && first != in_vain && server.state == SERVER_SERVES &&
+    while ((first = first_before(&in)) && first != in_vain && server.state == SERVER_SERVES &&
            ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     in_vain = first ? first : in_vain;
@@ -214,13 +242,14 @@ bool ibx_frontend_host_in_stream(const void *stream, unsigned ms)
     return found;
 }
 
-bool ibx_frontend_host_gone(void)
+bool ibx_frontend_host_gone(const void *stream)
 {
     if (!ibx_frontend_host_functions())
         return false;
+    const struct stream in = stream_of(stream);
     pthread_mutex_lock(&lock);
     const struct function *f = server.state == SERVER_REFUSED ? server.functions : NULL;
-    while (f && f->abandoned)
+    while (f && !is_before(f, &in))
         f = f->next;
     pthread_mutex_unlock(&lock);
     return f;
@@ -390,7 +419,7 @@ static bool call_named(struct called *called)
         f = take_instead(called->number);
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
-    server.called_in = f ? f->stream : NULL;
+    server.called_in = f ? (struct stream){f->stream, f->blocking} : (struct stream){0};
     server.returned = false;
     server.answers++;
     pthread_cond_broadcast(&changed);
@@ -556,7 +585,7 @@ bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
 
 /* Called under the lock. Makes the function outstanding; false: there is no memory, or no such
  * function. */
-static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
+static bool add_repeated(uint64_t number, const struct stream *in, uint64_t launch)
 {
     const struct function *f = find_repeated(number);
     struct function *made = malloc(sizeof(*made));
@@ -565,7 +594,8 @@ static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
         return false;
     }
     *made = *f;
-    made->stream = stream;
+    made->stream = (void *)(uintptr_t)in->handle;
+    made->blocking = in->blocking;
     made->launch = launch;
     add(made);
     return true;
@@ -591,11 +621,12 @@ static void settle(uint64_t launch, bool launched)
 int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
                              int (*launch)(void *exec, void *stream), void *exec)
 {
+    const struct stream in = stream_of(stream);
     size_t n = 0;
     pthread_mutex_lock(&lock);
     const uint64_t id = ++server.last_launch;
     const bool serves = server.state == SERVER_SERVES;
-    while (serves && n < count && add_repeated(numbers[n], stream, id))
+    while (serves && n < count && add_repeated(numbers[n], &in, id))
         n++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -615,9 +646,11 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     struct function *f = malloc(sizeof(*f));
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    const bool blocking = ibx_frontend_stream_blocks(wish->stream);
     pthread_mutex_lock(&lock);
     const bool serves = begin();
     *f = (struct function){.stream = wish->stream,
+                           .blocking = blocking,
                            .argument = wish->argument,
                            .function = wish->function,
                            .callback = wish->callback};

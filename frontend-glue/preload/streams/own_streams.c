@@ -102,6 +102,13 @@ bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
     return found;
 }
 
+/* The default streams, and those that this process has not made, count as blocking. */
+bool ibx_frontend_stream_blocks(const void *stream)
+{
+    struct range range;
+    return !ibx_frontend_ranges_copy(&all, stream, &range) || !(range.flags & NON_BLOCKING);
+}
+
 void ibx_frontend_stream_stays(void *stream, unsigned flags)
 {
     note(&stream, flags, CUDA_SUCCESS);

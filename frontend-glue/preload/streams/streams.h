@@ -86,12 +86,13 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for a wait for an event: _event() notes that it was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
-/* Whether a host function in the stream has not returned yet. */
+/* Whether a host function that work in the stream comes after has not returned yet: one in the
+ * stream, or in a stream with which it is ordered. */
 bool ibx_frontend_host_waits(const void *stream);
-/* The same after waiting up to `ms` milliseconds for the stream to pass them. */
-bool ibx_frontend_host_in_stream(const void *stream, unsigned ms);
-/* Whether any outstanding function will never be called, in any stream. */
-bool ibx_frontend_host_gone(void);
+/* The same after waiting up to `ms` milliseconds for their streams to pass them. */
+bool ibx_frontend_host_before(const void *stream, unsigned ms);
+/* Whether any of these will never be called. */
+bool ibx_frontend_host_gone(const void *stream);
 /* A device was reset: no function is outstanding any more. */
 void ibx_frontend_host_reset(void);
 
@@ -118,6 +119,8 @@ bool ibx_frontend_threads_capture(unsigned *rested);
  * _stays() takes that back if the call failed. */
 bool ibx_frontend_stream_gone(const void *stream, unsigned *flags);
 void ibx_frontend_stream_stays(void *stream, unsigned flags);
+/* Whether the stream and the legacy stream wait for each other. */
+bool ibx_frontend_stream_blocks(const void *stream);
 /* A device was reset. */
 void ibx_frontend_streams_reset(void);
 /* The calling thread is about to put work into the stream. */
