@@ -95,6 +95,10 @@ int ibx_frontend_devices_wait(void)
 {
     return cudaDeviceSynchronize();
 }
+bool ibx_frontend_gives_beside(void)
+{
+    return false;
+}
 int ibx_frontend_streams_rest(bool all)
 {
     (void)all;

@@ -536,25 +536,3 @@ bool managed_at_exit()
     REQUIRE(cudaStreamCreateWithFlags(&at_end.work, 1) == 0 && runs_at_end(0));
     return false; // the exit handler makes that a success
 }
-
-namespace
-{
-
-void look(void *memory)
-{
-    volatile char *m = static_cast<char *>(memory);
-    m[0] = m[1];
-}
-
-} // namespace
-
-// The function does not return.
-bool managed_in_function()
-{
-    char *m = managed_memory(page);
-    void *stream = nullptr;
-    REQUIRE(m && cudaStreamCreate(&stream) == 0 && stub_launch(m, m + 1, 1, stream) == 0);
-    auto *launch = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
-    REQUIRE(launch(stream, look, m) == 0);
-    return HOLDS(cudaStreamSynchronize(stream) == 0);
-}

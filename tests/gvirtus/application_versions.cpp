@@ -144,14 +144,14 @@ struct Attributes { // cudaMemcpyAttributes
     Place from, to;
     unsigned flags;
 };
-struct Operand { // cudaMemcpy3DOperand of memory
+struct MemoryOperand { // cudaMemcpy3DOperand of memory
     long type = 1;
     void *at;
     std::size_t row = 0, rows = 0;
     Place where = {};
 };
 struct PlanesToCopy { // cudaMemcpy3DBatchOp
-    Operand from, to;
+    MemoryOperand from, to;
     ibx_cuda_extent extent;
     int order;
     unsigned flags;

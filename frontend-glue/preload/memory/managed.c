@@ -9,7 +9,7 @@
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
-#include "frontend-glue/preload/memory/managed.h"
+#include "frontend-glue/preload/memory/managed_pages.h"
 
 #include "common/log.h"
 
@@ -166,6 +166,7 @@ void ibx_managed_discard(struct managed *m)
 {
     ibx_managed_hints_gone(m->begin, m->n);
     unmap(m);
+    ibx_managed_forget_lent(m);
     atomic_fetch_sub(&all_blocks, m->blocks);
     free(m->variables);
     free(m);

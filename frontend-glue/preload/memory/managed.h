@@ -7,7 +7,8 @@
  *   managed_list.c    the list of managed memory; the locks
  *   managed_pages.c   which side has the newest bytes, and copies between the sides
  *   managed_work.c    what happens before and after the device works
- *   managed_faults.c  accesses of the host to bytes that the device may have changed
+ *   managed_faults.c  accesses of the host to bytes that the device may have changed, and of
+ *                     functions that a stream waits for
  *   managed_signals.c  handlers of the program's own signals
  *   managed_masks.c   signal masks
  *   managed_io.c      system calls that access managed memory
@@ -17,22 +18,29 @@
  * Variables that are declared __managed__ (kernels/managed_variables.c) are managed memory, too.
  *
  * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
- * A block of pages has one of three states, which its page protection enforces:
+ * A block of pages has one of four states, which its page protection enforces:
  *
  *   STALE   no access     the device may have changed it
  *   SAME    read only     both sides have the same bytes
  *   NEWER   read, write   the host may have changed it
+ *   LENT    read, write   a function that a stream waits for may have changed it, and the device
+ *                         may have, too
  *
  *   STALE -> SAME         an access: waits for the device, then the bytes are copied here
  *   SAME  -> NEWER        a write
  *   SAME, NEWER -> STALE  the device is about to work: newer bytes are copied there first
+ *   STALE -> LENT         an access of such a function, which cannot wait for the device: the work
+ *                         before it in its stream has ended. The bytes are copied here, and kept
+ *   LENT -> STALE         the function has returned, or the device is about to work: the words
+ *                         that differ from those kept are copied there first
  *
  * Bytes are copied through a second mapping of the same pages, so no thread sees a half-copied
  * block.
  *
  * Locks: `pages` protects states and page protections; `list` protects lookups in the list. To
- * change the list takes both, in this order. A thread that holds `pages` must not access managed
- * memory, because the handler of its fault needs the lock. Handlers of the program's signals may
+ * change the list takes both, in this order. A thread that waits for the device while it holds
+ * `pages` lends the lock: the device may wait for a function that needs it. A thread that holds
+ * `pages` must not access managed memory, because the handler of its fault needs the lock. Handlers of the program's signals may
  * access it, so they are held back until the thread has released the lock. They may search the list
  * while they have interrupted a search.
  */
@@ -43,7 +51,9 @@
 
 #include <signal.h>
 
-enum pages_state { PAGES_STALE, PAGES_SAME, PAGES_NEWER };
+enum pages_state { PAGES_STALE, PAGES_SAME, PAGES_NEWER, PAGES_LENT };
+
+struct lent; /* blocks that are LENT, and their bytes as they were */
 
 /* Sequential accesses: more blocks change at once. */
 struct run {
@@ -70,8 +80,9 @@ struct managed {
     /* It was page-locked memory; the back end has pages of its own at this address. */
     bool in_place;
     size_t block, blocks; /* bytes of a block; number of blocks */
-    size_t fresh, newer;  /* number of blocks that are not STALE; that are NEWER */
+    size_t fresh, newer;  /* number of blocks that are not STALE; that are NEWER or LENT */
     struct run fetched, written;
+    struct lent *lent;
     uint8_t state[]; /* the state of each block */
 };
 
@@ -139,11 +150,17 @@ enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access);
 /* Waits until the device has no work or, during a capture, for the work outside of it. In such a
  * thread, too. */
 void ibx_managed_rest(void);
+/* The same for a function that a stream waits for, in a thread that serves such functions. */
+enum pages_answer ibx_managed_fetch_for_function(uintptr_t at, enum pages_access access);
+/* In such a thread, when the function has returned: what it has changed goes to the device. */
+int ibx_managed_function_over(void);
+/* Whether a function has blocks. Quick. */
+bool ibx_managed_any_lent(void);
 /* Copies newer bytes to the device. `works`: the calling thread, or the one for which this is done,
  * then gives the device work. Returns a CUDA error. */
 int ibx_managed_give(bool works);
-/* The calling thread is the one that serves accesses of the others. */
-void ibx_managed_serves(void);
+/* The calling thread serves accesses of the others, or those of functions that streams wait for. */
+void ibx_managed_serves(bool functions);
 /* From now on nothing is fetched. Waits at most `ms` milliseconds for a fetch that is under way. */
 void ibx_managed_end(unsigned ms);
 /* Before and after calls that this library makes for itself in this thread. */

@@ -4,6 +4,9 @@
  * made by a thread of this library, over its own connection, because the interrupted thread may be
  * in the middle of anything. The handler itself only makes a few system calls, on any stack.
  *
+ * A second such thread serves functions that a stream waits for, since the first one may be waiting
+ * for that stream.
+ *
  * Other faults are the program's (managed_signals.c).
  */
 #include "frontend-glue/preload/memory/memory.h"
@@ -28,8 +31,10 @@
 enum fault_kind {
     FAULT_ACCESS,
     FAULT_REST,      /* no access: wait for the device */
-    FAULT_GIVE,      /* no access: copy newer bytes to the device ... */
-    FAULT_GIVE_WORKS /* ... which works then */
+    FAULT_GIVE,       /* no access: copy newer bytes to the device ... */
+    FAULT_GIVE_WORKS, /* ... which works then */
+    FAULT_OF_FUNCTION,
+    FAULT_FUNCTION_OVER /* no access: a function that had blocks has returned */
 };
 
 /* On the stack of the thread that waits for it. */
@@ -47,8 +52,15 @@ struct fault {
 #define END_MS     2000u /* how long the end of the process waits for one */
 #define CONNECT_MS 2000u /* how long the first call waits for the thread's connection */
 
-static _Atomic(struct fault *) faults;
-static atomic_uint count; /* number of faults so far */
+/* A thread that serves. It connects before the first access: an interrupted thread may hold a lock
+ * that GVirtuS takes when it connects, such as that of stdout. */
+static struct server {
+    _Atomic(struct fault *) faults;
+    atomic_uint count; /* number of faults so far */
+    atomic_uint connected;
+    bool begun;  /* the thread was started; protected by `lock` */
+    bool waited; /* the first call has waited for its connection; protected by `lock` */
+} all_threads, functions; /* whose accesses */
 
 static void sleep_on(atomic_uint *word, unsigned value)
 {
@@ -60,33 +72,41 @@ static void wake(atomic_uint *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* The thread connects before the first access: an interrupted thread may hold a lock that GVirtuS
- * takes when it connects, such as that of stdout. */
-static atomic_uint connected;
-
 static void run(struct fault *fault)
 {
-    if (fault->kind == FAULT_ACCESS)
+    switch (fault->kind) {
+    case FAULT_ACCESS:
         fault->answer = ibx_managed_fetch(fault->at, fault->access);
-    else if (fault->kind == FAULT_REST)
+        break;
+    case FAULT_REST:
         ibx_managed_rest();
-    else
+        break;
+    case FAULT_GIVE:
+    case FAULT_GIVE_WORKS:
         fault->rc = ibx_managed_give(fault->kind == FAULT_GIVE_WORKS);
+        break;
+    case FAULT_OF_FUNCTION:
+        fault->answer = ibx_managed_fetch_for_function(fault->at, fault->access);
+        break;
+    case FAULT_FUNCTION_OVER:
+        fault->rc = ibx_managed_function_over();
+        break;
+    }
 }
 
 static void *serve(void *argument)
 {
-    (void)argument;
-    ibx_managed_serves();
+    struct server *s = argument;
+    ibx_managed_serves(s == &functions);
     ibx_frontend_is_no_caller();
     ibx_frontend_connect();
-    atomic_store(&connected, 1);
-    wake(&connected);
+    atomic_store(&s->connected, 1);
+    wake(&s->connected);
     for (;;) {
-        const unsigned seen = atomic_load(&count);
-        struct fault *fault = atomic_exchange(&faults, NULL);
+        const unsigned seen = atomic_load(&s->count);
+        struct fault *fault = atomic_exchange(&s->faults, NULL);
         if (!fault)
-            sleep_on(&count, seen);
+            sleep_on(&s->count, seen);
         for (struct fault *next; fault; fault = next) {
             next = fault->next;
             run(fault);
@@ -143,13 +163,13 @@ static void wait_for(struct fault *fault)
     }
 }
 
-static void have_served(struct fault *fault)
+static void have_served(struct server *s, struct fault *fault)
 {
-    fault->next = atomic_load(&faults);
-    while (!atomic_compare_exchange_weak(&faults, &fault->next, fault))
+    fault->next = atomic_load(&s->faults);
+    while (!atomic_compare_exchange_weak(&s->faults, &fault->next, fault))
         ;
-    atomic_fetch_add(&count, 1);
-    wake(&count);
+    atomic_fetch_add(&s->count, 1);
+    wake(&s->count);
     wait_for(fault);
 }
 
@@ -157,7 +177,7 @@ void ibx_managed_have_rested(void)
 {
     struct fault none = {.kind = FAULT_REST};
     if (!atomic_load(&ended))
-        have_served(&none);
+        have_served(&all_threads, &none);
 }
 
 int ibx_managed_have_given(bool works)
@@ -165,13 +185,16 @@ int ibx_managed_have_given(bool works)
     struct fault none = {.kind = works ? FAULT_GIVE_WORKS : FAULT_GIVE};
     if (atomic_load(&ended))
         return ibx_managed_give(works);
-    have_served(&none);
+    have_served(&all_threads, &none);
     return none.rc;
 }
 
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 {
-    struct fault fault = {.at = at, .access = access};
+    const bool of_function = ibx_frontend_in_host_function();
+    struct fault fault = {.kind = of_function ? FAULT_OF_FUNCTION : FAULT_ACCESS,
+                          .at = at,
+                          .access = access};
     if (is_over()) {
         ibx_log(IBX_LOG_ERROR,
                 "the program touches managed memory at %p, which the device has, when GVirtuS's "
@@ -180,7 +203,7 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
         return PAGES_FAILED;
     }
     const bool works = ibx_managed_wait_begin();
-    have_served(&fault);
+    have_served(of_function ? &functions : &all_threads, &fault);
     ibx_managed_wait_end(works);
     if (fault.answer == PAGES_FAILED)
         is_over(); /* perhaps because the process ends */
@@ -223,17 +246,22 @@ static enum pages_access access_of(const void *context)
 }
 #endif
 
-/* False in a host function: a stream waits for the function, the device for the stream, and the
- * holder of the lock may wait for both. */
-static bool is_allowed(uintptr_t at)
+static atomic_bool serves_functions; /* there is a thread that does */
+
+/* For a function that a stream waits for: the device waits for the stream, and the holder of the
+ * lock may wait for the device. So the thread that may borrow the lock looks as well. */
+static enum pages_answer answer_to_function(uintptr_t at, enum pages_access access)
 {
-    if (!ibx_frontend_in_host_function() || !ibx_managed_find(at, NULL))
-        return true;
+    if (!ibx_managed_find(at, NULL))
+        return PAGES_NONE;
+    if (atomic_load(&serves_functions))
+        return have_fetched(at, access);
     ibx_log(IBX_LOG_ERROR,
             "a function that a stream waits for touches managed memory at %p, which the device "
-            "has: copy it before, or touch it behind cudaStreamSynchronize",
+            "has, and no thread can copy it: raise the limits on threads, and see what the back "
+            "end says",
             (void *)at);
-    return false;
+    return PAGES_FAILED;
 }
 
 static bool served(uintptr_t at, enum pages_access access)
@@ -242,8 +270,10 @@ static bool served(uintptr_t at, enum pages_access access)
         ibx_managed_wait_for_join(at);
         return true;
     }
-    if (!ibx_managed_may_hold(at) || !is_allowed(at))
+    if (!ibx_managed_may_hold(at))
         return false;
+    if (ibx_frontend_in_host_function())
+        return answer_to_function(at, access) == PAGES_READY;
     const enum pages_answer answer = ibx_managed_look(at, access);
     return (answer == PAGES_REMOTE ? have_fetched(at, access) : answer) == PAGES_READY;
 }
@@ -260,15 +290,13 @@ static void on_fault(int number, siginfo_t *info, void *context)
 
 /* ----------------------------------------------------------------------------- beginning */
 
-static bool begun; /* the thread was started; protected by `lock` */
-
-static bool start_thread(void)
+static bool start_thread(struct server *s)
 {
     pthread_t thread;
     sigset_t most, before;
     sigfillset(&most);
     ibx_managed_real_mask(SIG_SETMASK, &most, &before);
-    const int rc = pthread_create(&thread, NULL, serve, NULL);
+    const int rc = pthread_create(&thread, NULL, serve, s);
     ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
     if (!rc)
         pthread_detach(thread);
@@ -277,26 +305,42 @@ static bool start_thread(void)
 
 /* With a limit: this thread may be in the constructor of a library, and hold a lock of the loader
  * for which the other thread waits. */
-static void wait_until_connected(void)
+static void wait_until_connected(struct server *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CONNECT_MS);
-    for (int ms; !atomic_load(&connected) && (ms = ibx_ms_until(deadline)) > 0;) {
+    for (int ms; !atomic_load(&s->connected) && (ms = ibx_ms_until(deadline)) > 0;) {
         const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
-        syscall(SYS_futex, &connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+        syscall(SYS_futex, &s->connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
     }
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool waited; /* the first call has waited for the thread's connection */
+
+static void forget(struct server *s)
+{
+    s->waited = s->begun = false;
+    atomic_store(&s->connected, 0);
+    atomic_store(&s->faults, NULL);
+}
 
 /* A child has no other threads. */
 static void in_child(void)
 {
-    waited = false;
-    begun = false;
-    atomic_store(&connected, 0);
-    atomic_store(&faults, NULL);
+    forget(&all_threads);
+    forget(&functions);
+    atomic_store(&serves_functions, false);
     pthread_mutex_init(&lock, NULL);
+}
+
+/* Called under the lock. */
+static bool server_begins(struct server *s)
+{
+    if (!s->begun)
+        s->begun = start_thread(s);
+    if (s->begun && !s->waited)
+        wait_until_connected(s);
+    s->waited = s->begun;
+    return s->begun;
 }
 
 bool ibx_managed_faults_begin(void)
@@ -305,12 +349,24 @@ bool ibx_managed_faults_begin(void)
     pthread_mutex_lock(&lock);
     if (!watches)
         watches = !pthread_atfork(NULL, NULL, in_child);
-    if (!begun && ibx_managed_catch(on_fault))
-        begun = start_thread();
-    const bool good = begun;
-    if (good && !waited)
-        wait_until_connected();
-    waited = good;
+    const bool good = (all_threads.begun || ibx_managed_catch(on_fault)) &&
+                      server_begins(&all_threads);
     pthread_mutex_unlock(&lock);
     return good;
+}
+
+void ibx_frontend_managed_function_begins(void)
+{
+    if (atomic_load_explicit(&serves_functions, memory_order_relaxed) || !ibx_managed_any())
+        return;
+    pthread_mutex_lock(&lock);
+    atomic_store(&serves_functions, server_begins(&functions));
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_frontend_managed_function_ends(void)
+{
+    struct fault none = {.kind = FAULT_FUNCTION_OVER};
+    if (ibx_managed_any_lent() && !is_over())
+        have_served(&functions, &none);
 }

@@ -3,12 +3,28 @@
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
+#include "common/clock.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER;
 static pthread_rwlock_t list = PTHREAD_RWLOCK_INITIALIZER;
+
+/* What the holder of `pages` does with it.
+ *
+ *   KEPT -> LENT -> BORROWED
+ *   LENT -> KEPT   the holder goes on
+ *   BORROWED -> LENT
+ */
+enum lend_state { LEND_KEPT, LEND_LENT, LEND_BORROWED };
+
+#define BORROW_NS 200000u /* how often a thread looks whether it may borrow the lock */
+
+static pthread_mutex_t lend_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t lend_changed = PTHREAD_COND_INITIALIZER;
+static enum lend_state lend_state; /* protected by lend_lock */
 static struct managed *all;
 /* The range of addresses that managed memory ever had. */
 static _Atomic uintptr_t lowest = UINTPTR_MAX, highest;
@@ -31,6 +47,58 @@ bool ibx_managed_lock_until(struct held_handlers *before, const struct timespec 
 void ibx_managed_unlock(const struct held_handlers *before)
 {
     pthread_mutex_unlock(&pages);
+    ibx_managed_let_handlers(before);
+}
+
+static void set_lend_state(enum lend_state now)
+{
+    lend_state = now;
+    pthread_cond_broadcast(&lend_changed);
+}
+
+void ibx_managed_lend(void)
+{
+    pthread_mutex_lock(&lend_lock);
+    set_lend_state(LEND_LENT);
+    pthread_mutex_unlock(&lend_lock);
+}
+
+void ibx_managed_lend_end(void)
+{
+    pthread_mutex_lock(&lend_lock);
+    while (lend_state == LEND_BORROWED)
+        pthread_cond_wait(&lend_changed, &lend_lock);
+    set_lend_state(LEND_KEPT);
+    pthread_mutex_unlock(&lend_lock);
+}
+
+bool ibx_managed_borrow(struct held_handlers *before)
+{
+    for (;;) {
+        const struct timespec until = ibx_timespec_of(ibx_now_ns() + BORROW_NS);
+        if (ibx_managed_lock_until(before, &until))
+            return false;
+        pthread_mutex_lock(&lend_lock);
+        const bool borrowed = lend_state == LEND_LENT;
+        if (borrowed)
+            set_lend_state(LEND_BORROWED);
+        pthread_mutex_unlock(&lend_lock);
+        if (!borrowed)
+            continue;
+        ibx_managed_hold_handlers(before);
+        return true;
+    }
+}
+
+void ibx_managed_give_back(const struct held_handlers *before, bool borrowed)
+{
+    if (!borrowed) {
+        ibx_managed_unlock(before);
+        return;
+    }
+    pthread_mutex_lock(&lend_lock);
+    set_lend_state(LEND_LENT);
+    pthread_mutex_unlock(&lend_lock);
     ibx_managed_let_handlers(before);
 }
 
@@ -264,6 +332,9 @@ static void in_child(void)
     atomic_store(&lowest, UINTPTR_MAX);
     atomic_store(&highest, 0);
     pthread_mutex_init(&pages, NULL);
+    pthread_mutex_init(&lend_lock, NULL);
+    pthread_cond_init(&lend_changed, NULL);
+    lend_state = LEND_KEPT;
     pthread_rwlock_init(&list, NULL);
 }
 

@@ -6,22 +6,25 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define RUN_BYTES (4u << 20) /* bytes that change at once, at most */
 
 static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
-static _Thread_local bool serves;     /* the thread serves the others (managed_faults.c) */
+/* The thread serves the others (managed_faults.c), or functions that streams wait for. */
+static _Thread_local bool serves, serves_functions;
 
 void ibx_managed_in_gvirtus(bool is)
 {
     in_gvirtus = is;
 }
 
-void ibx_managed_serves(void)
+void ibx_managed_serves(bool functions)
 {
     serves = true;
+    serves_functions = functions;
 }
 
 bool ibx_managed_is_server(void)
@@ -60,7 +63,7 @@ static void set(struct managed *m, size_t first, size_t count, enum pages_state 
 {
     for (size_t i = first; i < first + count; i++) {
         m->fresh += (state != PAGES_STALE) - (size_t)(m->state[i] != PAGES_STALE);
-        m->newer += (state == PAGES_NEWER) - (size_t)(m->state[i] == PAGES_NEWER);
+        m->newer += (state >= PAGES_NEWER) - (size_t)(m->state[i] >= PAGES_NEWER);
         m->state[i] = (uint8_t)state;
     }
 }
@@ -91,7 +94,7 @@ static bool make_newer(struct managed *m, size_t first)
 /* Makes the block accessible, unless another thread has done so. False: it could not. */
 static bool make_ready(struct managed *m, size_t block, enum pages_access access)
 {
-    if (m->state[block] == PAGES_NEWER)
+    if (m->state[block] >= PAGES_NEWER)
         return protect(m, block, 1, PROT_READ | PROT_WRITE);
     return access == ACCESS_READ ? protect(m, block, 1, PROT_READ) : make_newer(m, block);
 }
@@ -109,10 +112,11 @@ enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum page
 /* -------------------------------------------------------------------------- bytes are copied */
 
 /* During captures the copy is made in a stream of its own, because one in the legacy stream would
- * invalidate them. */
+ * invalidate them. The same is done beside functions of the host: the legacy stream may wait for
+ * one that needs the lock. */
 static bool copied_beside(void *to, const void *from, size_t n, int kind, int device)
 {
-    return serves && ibx_frontend_capturing() &&
+    return serves && ibx_frontend_gives_beside() &&
            !ibx_frontend_copy_beside(to, from, n, kind, device);
 }
 
@@ -128,6 +132,8 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
     int rc;
     if (copied_beside(to, from, n, kind, m->device))
         return CUDA_SUCCESS;
+    if (serves_functions)
+        return CUDA_UNKNOWN;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
     return in_gvirtus ? CUDA_UNKNOWN : CALL_NEXT(cudaMemcpy, to, from, n, kind);
@@ -149,22 +155,172 @@ static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
     return rc;
 }
 
+static void not_given(const struct managed *m, int rc)
+{
+    static int said; /* each error is logged once: all later calls may return the same one */
+    if (rc != said)
+        ibx_log(IBX_LOG_ERROR,
+                "what the program has written to managed memory at %p does not reach the device, "
+                "with CUDA's error %d: take no results from there, and see what the back end says",
+                (void *)m->begin, rc);
+    said = rc;
+}
+
+/* False; rc is 0 if the failure was logged already. */
+static bool not_fetched(const struct managed *m, size_t at, int rc)
+{
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "the program reads managed memory at %p that the device has, and the copy fails "
+                "with CUDA's error %d: see what the back end says",
+                (void *)(m->begin + at), rc);
+    return false;
+}
+
+/* ----------------------------------------------------------------------- lent to functions */
+
+/* Blocks that a function has, and their bytes as the device had them. */
+struct lent {
+    struct lent *next;
+    size_t first, count;
+    uint8_t bytes[];
+};
+
+static atomic_size_t lent_runs; /* how many there are */
+
+#define WORD       sizeof(uint32_t)
+#define PARTS_MOST 256u /* copies for what was changed in a struct lent */
+
+static bool differs(const uint8_t *a, const uint8_t *b, size_t at, size_t n)
+{
+    return memcmp(a + at, b + at, n - at < WORD ? n - at : WORD) != 0;
+}
+
+/* The next words from *at on that were changed, up to the result; *at is n if there are none. */
+static size_t next_changed(const uint8_t *now, const uint8_t *was, size_t n, size_t *at)
+{
+    while (*at < n && !differs(now, was, *at, n))
+        *at += WORD;
+    size_t end = *at;
+    while (end < n && differs(now, was, end, n))
+        end += WORD;
+    *at = *at < n ? *at : n;
+    return end < n ? end : n;
+}
+
+/* Writes changed words to the bytes that the device has now, and copies all of them. */
+static int push_merged(const struct managed *m, const struct lent *l, size_t n)
+{
+    const size_t begin = l->first * m->block;
+    uint8_t *there = m->other + begin, *changed = malloc(n);
+    if (!changed)
+        return CUDA_MEMORY_ALLOCATION;
+    memcpy(changed, there, n);
+    const int rc = copy(m, begin, n, false);
+    for (size_t at = 0, end; (end = next_changed(changed, l->bytes, n, &at)) > at; at = end)
+        memcpy(there + at, changed + at, end - at);
+    free(changed);
+    return rc ? rc : copy(m, begin, n, true);
+}
+
+/* Copies words only, because the device may be writing the others. If they are in too many places,
+ * the time in which it may is made as short as possible. */
+static int push_changed(const struct managed *m, const struct lent *l)
+{
+    const size_t begin = l->first * m->block, n = bytes_of(m, l->first, l->count);
+    const uint8_t *now = m->other + begin;
+    size_t parts = 0;
+    int rc = CUDA_SUCCESS;
+    for (size_t at = 0, end; (end = next_changed(now, l->bytes, n, &at)) > at; at = end)
+        parts++;
+    if (parts > PARTS_MOST)
+        return push_merged(m, l, n);
+    for (size_t at = 0, end; !rc && (end = next_changed(now, l->bytes, n, &at)) > at; at = end)
+        rc = copy(m, begin + at, end - at, true);
+    return rc;
+}
+
+static int push_lent(const struct managed *m)
+{
+    int rc = CUDA_SUCCESS;
+    for (const struct lent *l = m->lent; l && !rc; l = l->next)
+        rc = push_changed(m, l);
+    return rc;
+}
+
+void ibx_managed_forget_lent(struct managed *m)
+{
+    for (struct lent *l; (l = m->lent);) {
+        m->lent = l->next;
+        free(l);
+        atomic_fetch_sub(&lent_runs, 1);
+    }
+}
+
+bool ibx_managed_any_lent(void)
+{
+    return atomic_load(&lent_runs);
+}
+
+bool ibx_managed_lend_block(struct managed *m, uintptr_t address)
+{
+    const size_t first = (address - m->begin) / m->block;
+    const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
+    const size_t n = bytes_of(m, first, count);
+    struct lent *l = malloc(sizeof(*l) + n);
+    const int rc = l ? copy(m, at, n, false) : CUDA_MEMORY_ALLOCATION;
+    if (rc || !protect(m, first, count, PROT_READ | PROT_WRITE)) {
+        free(l);
+        return not_fetched(m, at, rc);
+    }
+    l->first = first;
+    l->count = count;
+    memcpy(l->bytes, m->other + at, n);
+    l->next = m->lent;
+    m->lent = l;
+    atomic_fetch_add(&lent_runs, 1);
+    set(m, first, count, PAGES_LENT);
+    return true;
+}
+
+static int take_lent_of(struct managed *m)
+{
+    int rc = CUDA_SUCCESS;
+    for (const struct lent *l = m->lent; l && !rc; l = l->next)
+        rc = protect(m, l->first, l->count, PROT_NONE) ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+    rc = rc ? rc : push_lent(m);
+    if (rc) {
+        not_given(m, rc);
+        return rc;
+    }
+    for (const struct lent *l = m->lent; l; l = l->next)
+        set(m, l->first, l->count, PAGES_STALE);
+    ibx_managed_forget_lent(m);
+    return CUDA_SUCCESS;
+}
+
+int ibx_managed_take_lent(void)
+{
+    int rc = CUDA_SUCCESS;
+    for (struct managed *m = ibx_managed_first(); m && !rc; m = m->next)
+        rc = m->lent ? take_lent_of(m) : CUDA_SUCCESS;
+    return rc;
+}
+
 /* ------------------------------------------------------------------------- to the device */
 
 /* Called under the lock. Copies newer bytes to the device; settle() tells whether the copies have
  * succeeded. */
 static int push(const struct managed *m)
 {
-    int rc = CUDA_SUCCESS;
-    for (size_t first = 0, left = m->newer, count; left && !rc; first += count) {
+    int rc = push_lent(m);
+    for (size_t first = 0, count; first < m->blocks && !rc; first += count) {
         const bool newer = m->state[first] == PAGES_NEWER;
         for (count = 1;
              first + count < m->blocks && (m->state[first + count] == PAGES_NEWER) == newer;)
             count++;
-        if (newer) {
+        if (newer)
             rc = copy(m, first * m->block, bytes_of(m, first, count), true);
-            left -= count;
-        }
     }
     return rc;
 }
@@ -183,17 +339,6 @@ static int settle(const struct managed *m)
     return in_gvirtus ? CUDA_UNKNOWN
                       : CALL_NEXT(cudaMemcpy, &byte, (void *)(m->begin + m->before), 1,
                                   CUDA_MEMCPY_FROM_DEVICE);
-}
-
-static void not_given(const struct managed *m, int rc)
-{
-    static int said; /* each error is logged once: all later calls may return the same one */
-    if (rc != said)
-        ibx_log(IBX_LOG_ERROR,
-                "what the program has written to managed memory at %p does not reach the device, "
-                "with CUDA's error %d: take no results from there, and see what the back end says",
-                (void *)m->begin, rc);
-    said = rc;
 }
 
 int ibx_managed_give_all(void)
@@ -216,6 +361,7 @@ int ibx_managed_give_all(void)
     for (struct managed *m = ibx_managed_first(); m && !rc; m = m->next) {
         if (m->fresh)
             set(m, 0, m->blocks, PAGES_STALE);
+        ibx_managed_forget_lent(m);
     }
     if (rc)
         not_given(last, rc);
@@ -229,13 +375,8 @@ bool ibx_managed_fetch_block(struct managed *m, uintptr_t address, enum pages_ac
     const size_t first = (address - m->begin) / m->block;
     const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
     const int rc = copy(m, at, bytes_of(m, first, count), false);
-    if (rc) {
-        ibx_log(IBX_LOG_ERROR,
-                "the program reads managed memory at %p that the device has, and the copy fails "
-                "with CUDA's error %d: see what the back end says",
-                (void *)(m->begin + at), rc);
-        return false;
-    }
+    if (rc)
+        return not_fetched(m, at, rc);
     if (!protect(m, first, count, PROT_READ))
         return false;
     set(m, first, count, PAGES_SAME);

@@ -21,6 +21,13 @@ void ibx_managed_lock(struct held_handlers *before);
 /* False: it could not be taken until then (CLOCK_MONOTONIC). */
 bool ibx_managed_lock_until(struct held_handlers *before, const struct timespec *until);
 void ibx_managed_unlock(const struct held_handlers *before);
+/* Locked. Between these the holder waits for the device, and changes nothing: a thread may borrow
+ * the lock. */
+void ibx_managed_lend(void);
+void ibx_managed_lend_end(void);
+/* Takes `pages`, or borrows it; the latter returns true. */
+bool ibx_managed_borrow(struct held_handlers *before);
+void ibx_managed_give_back(const struct held_handlers *before, bool borrowed);
 
 /* The functions below need the lock, unless said otherwise. */
 
@@ -43,6 +50,13 @@ enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum page
 int ibx_managed_give_all(void);
 /* Copies the STALE block with this address from the device, and perhaps following ones. */
 bool ibx_managed_fetch_block(struct managed *m, uintptr_t address, enum pages_access access);
+/* The same for a function that a stream waits for: the blocks become LENT. */
+bool ibx_managed_lend_block(struct managed *m, uintptr_t address);
+/* Makes all LENT blocks STALE, and copies what was changed there to the device. Returns a CUDA
+ * error: such blocks are as before. */
+int ibx_managed_take_lent(void);
+/* Frees what is kept of LENT blocks. Needs no lock if the memory is in no list. */
+void ibx_managed_forget_lent(struct managed *m);
 
 /* About the calling thread: whether it is in a request of GVirtuS's front end, which makes no other
  * call meanwhile; whether it serves accesses of others. */

@@ -93,10 +93,11 @@ int ibx_managed_give(bool works)
     return rc;
 }
 
-/* During captures the serving thread does it, which uses streams that no capture notices. */
+/* The serving thread can do it in streams that no capture notices, and that wait for no function of
+ * the host. */
 static int have_given(bool works)
 {
-    return ibx_frontend_capturing() ? ibx_managed_have_given(works) : ibx_managed_give(works);
+    return ibx_frontend_gives_beside() ? ibx_managed_have_given(works) : ibx_managed_give(works);
 }
 
 void ibx_frontend_managed_resets(void)
@@ -251,14 +252,17 @@ static bool rest(bool all_work)
     return !rc;
 }
 
-/* Called under the lock. Waits until the device has no work, and no thread is about to give it
- * some. */
+/* Called under the lock, which it lends. Waits until the device has no work, and no thread is about
+ * to give it some. */
 static bool wait_for_device(void)
 {
     atomic_store(&fresh, true);
+    ibx_managed_lend();
     while (atomic_load(&working))
         nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
-    return !is_busy() || rest(true);
+    const bool rests = !is_busy() || rest(true);
+    ibx_managed_lend_end();
+    return rests;
 }
 
 enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
@@ -271,12 +275,42 @@ enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
     const size_t block = m ? (at - m->begin) / m->block : 0;
     if (!m)
         answer = PAGES_NONE;
-    else if (m->state[block] == PAGES_STALE &&
-             (ended || !wait_for_device() || !ibx_managed_fetch_block(m, at, access)))
+    else if (m->state[block] == PAGES_STALE && (ended || !wait_for_device()))
         answer = PAGES_FAILED;
+    else if (m->state[block] == PAGES_STALE && !ibx_managed_fetch_block(m, at, access))
+        answer = PAGES_FAILED; /* a function may have got it meanwhile */
     ibx_managed_unlock(&before);
     ibx_managed_own_end();
     return answer;
+}
+
+/* The work before the function in its stream is complete, and other work is none of its business.
+ * Whatever state a block has but STALE, the device has got no work since. */
+enum pages_answer ibx_managed_fetch_for_function(uintptr_t at, enum pages_access access)
+{
+    struct held_handlers before;
+    ibx_managed_own_begin();
+    const bool borrowed = ibx_managed_borrow(&before);
+    struct managed *m = ibx_managed_holding(at);
+    enum pages_answer answer = ibx_managed_look_at(m, at, access);
+    if (answer == PAGES_REMOTE) {
+        atomic_store(&fresh, true);
+        answer = !ended && ibx_managed_lend_block(m, at) ? PAGES_READY : PAGES_FAILED;
+    }
+    ibx_managed_give_back(&before, borrowed);
+    ibx_managed_own_end();
+    return answer;
+}
+
+int ibx_managed_function_over(void)
+{
+    struct held_handlers before;
+    ibx_managed_own_begin();
+    const bool borrowed = ibx_managed_borrow(&before);
+    const int rc = ibx_managed_take_lent();
+    ibx_managed_give_back(&before, borrowed);
+    ibx_managed_own_end();
+    return rc;
 }
 
 void ibx_managed_end(unsigned ms)
@@ -390,12 +424,16 @@ void ibx_managed_rest(void)
 {
     struct held_handlers before;
     const bool serves = ibx_managed_is_server();
-    if (serves)
+    if (serves) {
         ibx_managed_lock(&before);
+        ibx_managed_lend();
+    }
     if (is_busy())
         rest(false);
-    if (serves)
+    if (serves) {
+        ibx_managed_lend_end();
         ibx_managed_unlock(&before);
+    }
 }
 
 /* During captures the serving thread waits: this thread may have begun the capture, and a wait of

@@ -25,8 +25,8 @@ static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct streams {
     void *of[IBX_HOST_COPY_DEVICES];
     unsigned resets_seen;
-    /* `functions` is for the thread that calls functions, `beside` for the one that fetches. */
-} functions, beside;
+} functions;                         /* of the thread that calls functions */
+static _Thread_local struct streams beside; /* of one that fetches managed memory */
 static atomic_bool slots; /* the back end has slots */
 static _Atomic unsigned resets;
 static _Atomic int failure;
@@ -35,7 +35,6 @@ static void in_child(void)
 {
     pthread_mutex_init(&taken_lock, NULL);
     memset(&functions, 0, sizeof(functions));
-    memset(&beside, 0, sizeof(beside));
     atomic_store(&slots, false);
     atomic_store(&failure, 0);
 }

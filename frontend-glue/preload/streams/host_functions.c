@@ -14,6 +14,7 @@
  * there (graph_copies.c).
  */
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
@@ -78,6 +79,14 @@ static struct {
     void *by_number, *by_call;       /* trees of the functions of graphs */
 } server;                            /* under the lock */
 static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
+
+/* This process has, or had, host functions. */
+static atomic_bool used;
+
+bool ibx_frontend_gives_beside(void)
+{
+    return atomic_load_explicit(&used, memory_order_relaxed) || ibx_frontend_capturing();
+}
 
 bool ibx_frontend_host_functions(void)
 {
@@ -372,6 +381,7 @@ static void call(const struct function *f, struct called *called)
 {
     const bool copied =
         called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
+    ibx_frontend_managed_function_begins();
     ibx_frontend_host_function_is(f->callback || !ibx_frontend_graph_copies(f->function)
                                       ? IBX_FUNCTION_THEIRS
                                       : IBX_FUNCTION_OURS);
@@ -380,6 +390,7 @@ static void call(const struct function *f, struct called *called)
     else if (!copied)
         f->function(f->argument);
     ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
+    ibx_frontend_managed_function_ends();
     pthread_mutex_lock(&lock);
     server.returned = true;
     while (server.state == SERVER_LEFT) /* from now on GVirtuS must not be called */
@@ -497,6 +508,7 @@ static void at_exit(void)
 static void in_child(void)
 {
     server.state = SERVER_NONE;
+    atomic_store(&used, false);
     server.functions = NULL;
     server.by_number = server.by_call = NULL;
     server.called = 0;
@@ -518,6 +530,7 @@ static bool begin(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch);
     if (server.state == SERVER_NONE) {
+        atomic_store(&used, true);
         server.state = SERVER_BEGINS;
         if (ibx_thread_begin(&server.thread, serve, NULL))
             server.state = SERVER_NO_THREAD;

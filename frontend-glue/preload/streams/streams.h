@@ -66,6 +66,9 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
 /* Whether host functions of the application are outstanding: a stream has not passed them yet.
  * Quick. */
 bool ibx_frontend_host_functions(void);
+/* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
+ * there would end a capture, or might wait for a function that accesses such memory. Quick. */
+bool ibx_frontend_gives_beside(void);
 /* A mark, to be taken before the calling thread waits for a stream (or all streams) and passed to
  * _host_lost() afterwards. */
 uint64_t ibx_frontend_host_enqueued(void);
@@ -141,7 +144,7 @@ int ibx_frontend_streams_rest(bool all_work);
 /* -------------------------------------------------------------------------------- host_copies.c */
 
 /* A copy between host and device that is complete when this returns, and that no capture notices.
- * Only for the thread that serves accesses to managed memory. The device stays selected. */
+ * Only for threads that serve accesses to managed memory. The device stays selected. */
 int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device);
 /* Whether short copies from the device are to come with the message that a function is to be
  * called. */

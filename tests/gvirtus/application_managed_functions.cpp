@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Managed memory that functions of streams (cudaLaunchHostFunc) read and write.
+#include "tests/gvirtus/graph_calls.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr std::size_t used = 200 * 1024; // bytes of more than one block
+
+void launch_function(void (*function)(void *), void *argument, void *stream)
+{
+    using Launch = int(void *, void (*)(void *), void *);
+    if (preloaded<Launch>("cudaLaunchHostFunc")(stream, function, argument) != 0)
+        std::abort();
+}
+
+// What a function does with managed memory: it waits until it may, and compares and adds 1.
+struct Touch {
+    char *memory;
+    std::vector<char> expected;
+    std::size_t stride = 1; // only every so many bytes are changed
+    std::atomic<bool> may{true}, begun{false}, right{false};
+};
+
+void touch(void *argument)
+{
+    auto *t = static_cast<Touch *>(argument);
+    t->begun = true;
+    while (!t->may)
+        std::this_thread::yield();
+    t->right = !std::memcmp(t->memory, t->expected.data(), t->expected.size());
+    for (std::size_t i = 0; i < t->expected.size(); i += t->stride)
+        t->memory[i] = static_cast<char>(t->memory[i] + 1);
+}
+
+std::vector<char> touched(std::vector<char> bytes, std::size_t stride)
+{
+    for (std::size_t i = 0; i < bytes.size(); i += stride)
+        bytes[i] = static_cast<char>(bytes[i] + 1);
+    return bytes;
+}
+
+// A kernel's bytes get to the function, and the function's to a kernel that was launched before the
+// function is called.
+bool function_between_kernels(char *memory, void *stream, std::size_t stride)
+{
+    char *from = managed_memory(used), *to = managed_memory(used);
+    Touch t{memory, random_bytes(used, 3)};
+    t.stride = stride;
+    t.may = false;
+    REQUIRE(from && to);
+    std::memcpy(from, t.expected.data(), used);
+    REQUIRE(stub_launch(memory, from, used, stream) == 0);
+    launch_function(touch, &t, stream);
+    REQUIRE(stub_launch(to, memory, used, stream) == 0);
+    t.may = true;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && t.right);
+    const std::vector<char> after = touched(t.expected, stride);
+    REQUIRE(has(to, after) && has(memory, after));
+    return HOLDS(cudaFree(from) == 0 && cudaFree(to) == 0);
+}
+
+// While this thread waits for the device: because it touches managed memory, in a copy for which
+// the legacy stream may wait for the function, and since what it has written has to get there.
+bool function_beside_waits(void *stream, bool legacy_waits)
+{
+    char *memory = managed_memory(used), *other = managed_memory(used),
+         *device = device_memory(used);
+    REQUIRE(memory && other && device);
+    for (int way = 0; way < 3; way++) {
+        const std::vector<char> bytes = random_bytes(used, static_cast<unsigned>(way));
+        std::vector<char> back(used);
+        Touch t{memory, bytes};
+        t.may = false;
+        std::memcpy(other, bytes.data(), used);
+        REQUIRE(stub_launch(memory, other, used, stream) == 0);
+        if (way == 2)
+            other[0] = 1; // waits
+        launch_function(touch, &t, stream);
+        const pid_t waits = gettid();
+        std::thread allows([&] {
+            for (int asleep = 0; asleep < 100; usleep(1000))
+                asleep = thread_state(getpid(), waits) == 'S' ? asleep + 1 : 0;
+            t.may = true;
+        });
+        bool good = true;
+        if (way == 0)
+            good = other[used - 1] == bytes[used - 1];
+        else if (way == 1)
+            good = cudaMemcpy(back.data(), memory, used, D2H) == 0 &&
+                   (!legacy_waits || back == touched(bytes, 1));
+        else
+            good = stub_launch(device, other, used, stream) == 0 &&
+                   cudaStreamSynchronize(stream) == 0;
+        allows.join();
+        REQUIRE(good && cudaStreamSynchronize(stream) == 0 && t.right);
+        REQUIRE(has(memory, touched(bytes, 1)));
+    }
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0);
+}
+
+// A kernel of another stream writes the same block while the function is being called, and so does
+// this thread before it launches that kernel: nobody's bytes are lost.
+bool function_beside_kernels(void *stream, void *beside)
+{
+    char *memory = managed_memory(used), *from = managed_memory(used), *nines = device_memory(100);
+    REQUIRE(memory && from && nines && cudaMemset(nines, 9, 100) == 0);
+    const std::vector<char> bytes(used / 4, 5);
+    std::memset(from, 5, used);
+    REQUIRE(stub_launch(memory, from, used, stream) == 0);
+    Touch first{memory, bytes}, second{memory, touched(bytes, 1)};
+    second.may = false;
+    launch_function(touch, &first, stream);
+    launch_function(touch, &second, stream);
+    while (!second.begun)
+        std::this_thread::yield();
+    REQUIRE(stub_launch(memory + used / 4, nines, 100, beside) == 0);
+    REQUIRE(cudaStreamSynchronize(beside) == 0);
+    second.may = true;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && first.right && second.right);
+    std::vector<char> all(used, 5);
+    std::memset(all.data(), 7, used / 4);
+    std::memset(all.data() + used / 4, 9, 100);
+    REQUIRE(has(memory, all));
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaFree(nines) == 0);
+}
+
+// The same in a graph, which is launched again and again.
+bool function_in_a_graph(char *memory, char *from, void *captured, void *stream)
+{
+    char *to = managed_memory(used);
+    graph_calls::Graph graph;
+    Touch t{memory, random_bytes(used, 4)};
+    REQUIRE(to && graph.destroy() == 0 && cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(stub_launch(memory, from, used, captured) == 0);
+    launch_function(touch, &t, captured);
+    REQUIRE(stub_launch(to, memory, used, captured) == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph.handle) == 0);
+    void *const exec = graph.made();
+    REQUIRE(exec && graph.destroy() == 0);
+    for (unsigned i = 0; i < 4; i++) {
+        t.expected = random_bytes(used, 5 + i);
+        std::memcpy(from, t.expected.data(), used);
+        REQUIRE(graph_calls::launch(exec, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && t.right);
+        REQUIRE(has(to, touched(t.expected, 1)) && has(memory, touched(t.expected, 1)));
+    }
+    return HOLDS(cudaFree(to) == 0 && graph_calls::run("cudaGraphExecDestroy", exec) == 0);
+}
+
+} // namespace
+
+bool managed_in_function()
+{
+    void *blocking = nullptr, *free_of = nullptr;
+    REQUIRE(cudaStreamCreate(&blocking) == 0 && cudaStreamCreateWithFlags(&free_of, 1) == 0);
+    char *memory = managed_memory(used);
+    void *mapped = nullptr, *pinned = nullptr;
+    REQUIRE(memory && cudaHostAlloc(&mapped, used, 2) == 0); // cudaHostAllocMapped
+    REQUIRE(cudaMallocHost(&pinned, used) == 0);
+    void *const per_thread = reinterpret_cast<void *>(2);
+    for (void *stream : {blocking, free_of, static_cast<void *>(nullptr), per_thread}) {
+        REQUIRE(function_between_kernels(memory, stream, 1));
+        REQUIRE(function_between_kernels(static_cast<char *>(mapped), stream, 512));
+        REQUIRE(function_between_kernels(static_cast<char *>(pinned), stream, 3));
+    }
+    REQUIRE(function_between_kernels(memory, blocking, 24));
+    auto *const of_host = static_cast<char *>(mapped), *const more = static_cast<char *>(pinned);
+    REQUIRE(function_in_a_graph(memory, more, free_of, blocking));
+    REQUIRE(function_in_a_graph(of_host, memory, blocking, free_of));
+    REQUIRE(function_in_a_graph(more, of_host, free_of, nullptr));
+    REQUIRE(function_beside_waits(blocking, true) && function_beside_waits(free_of, false));
+    REQUIRE(function_beside_kernels(blocking, free_of) &&
+            function_beside_kernels(free_of, blocking));
+    return HOLDS(cudaFree(memory) == 0 && cudaFreeHost(mapped) == 0 && cudaFreeHost(pinned) == 0 &&
+                 cudaStreamDestroy(blocking) == 0 && cudaStreamDestroy(free_of) == 0 &&
+                 cudaGetLastError() == 0);
+}
