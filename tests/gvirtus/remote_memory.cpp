@@ -8,6 +8,17 @@
 namespace
 {
 
+// Within the device, in a stream that is captured.
+int copy_captured(Frame &f, std::uint64_t n, void *stream)
+{
+    ibx_cuda_memcpy3d p = {};
+    p.to = {f.pointer(), n, n, 1};
+    p.from = {f.pointer(), n, n, 1};
+    p.extent = {n, 1, 1};
+    p.kind = D2D;
+    return runtime().copy_planes(&p, stream);
+}
+
 int copy(Frame &f, std::size_t behind)
 {
     auto kind = f.back<std::int32_t>(behind);
@@ -16,8 +27,12 @@ int copy(Frame &f, std::size_t behind)
     work.handled++;
     if (behind && (!kind || kind == 4)) // on the host, by the front end
         return 0;
-    if (behind)
-        f.app->stream_synchronize(reinterpret_cast<void *>(f.back<std::uint64_t>(0)));
+    auto *stream = reinterpret_cast<void *>(behind ? f.back<std::uint64_t>(0) : 0);
+    const bool captured = behind && is_captured(f.back<std::uint64_t>(0));
+    if (captured && kind == D2D)
+        return copy_captured(f, count, stream);
+    if (behind && !captured)
+        f.app->stream_synchronize(stream);
     if (kind == H2D) {
         auto to = f.get<std::uint64_t>();
         const char *from = f.host(&n);

@@ -36,6 +36,7 @@ const Runtime &runtime()
                 dlsym(handle, "cudaDeviceEnablePeerAccess");
             *reinterpret_cast<void **>(&made.disable_peer) =
                 dlsym(handle, "cudaDeviceDisablePeerAccess");
+            *reinterpret_cast<void **>(&made.copy_planes) = dlsym(handle, "cudaMemcpy3DAsync");
             *reinterpret_cast<void **>(&made.copy_peer) = dlsym(handle, "cudaMemcpyPeerAsync");
         }
         return made;

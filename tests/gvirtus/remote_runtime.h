@@ -5,6 +5,8 @@
 #ifndef TESTS_GVIRTUS_REMOTE_RUNTIME_H
 #define TESTS_GVIRTUS_REMOTE_RUNTIME_H
 
+#include "frontend-glue/session/extensions.h"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -25,6 +27,7 @@ struct Runtime {
     int (*pool_destroy)(void *pool) = nullptr;
     int (*enable_peer)(int peer, unsigned flags) = nullptr;
     int (*disable_peer)(int peer) = nullptr;
+    int (*copy_planes)(const ibx_cuda_memcpy3d *copy, void *stream) = nullptr;
     int (*copy_peer)(void *to, int to_device, const void *from, int from_device, std::size_t n,
                      void *stream) = nullptr;
 };

@@ -17,18 +17,27 @@ int capture_begins_or_ends(Frame &f)
     void *graph = nullptr;
     if (!stream || !runtime().begin_capture)
         return stream ? 0 : 1; // as if every stream but NULL were captured
-    if (f.name == "cudaStreamBeginCapture" && f.get<std::int32_t>() == 2) { // relaxed
-        by_driver = stream;
-        return f.app->begin_capture(stream, 2);
+    if (f.name == "cudaStreamBeginCapture") {
+        const auto mode = f.get<std::int32_t>();
+        by_driver = mode == 2 ? stream : by_driver.load(); // relaxed
+        return mode == 2 ? f.app->begin_capture(stream, 2) : runtime().begin_capture(stream, mode);
     }
-    if (f.name == "cudaStreamBeginCapture")
-        return runtime().begin_capture(stream, 0);
     const bool of_driver = by_driver == stream;
     by_driver = of_driver ? nullptr : by_driver.load();
     const int rc =
         of_driver ? f.app->end_capture(stream, &graph) : runtime().end_capture(stream, &graph);
+    if (rc && of_driver)
+        runtime().fail(rc); // as the runtime, which makes it the last error
     if (!rc)
         f.out.u64(reinterpret_cast<std::uint64_t>(graph));
+    return rc;
+}
+
+int exchange_capture_mode(Frame &f)
+{
+    auto mode = f.get<std::int32_t>();
+    const int rc = f.app->exchange_mode(&mode);
+    f.out.i32(mode);
     return rc;
 }
 
@@ -74,6 +83,7 @@ const Calls stream_calls = {
     {"cuStreamDestroy", [](Frame &) { return 0; }},
     {"cudaStreamSynchronize",
      [](Frame &f) -> int { return f.app->stream_synchronize(f.pointer()); }},
+    {"cudaThreadExchangeStreamCaptureMode", exchange_capture_mode},
     {"cudaStreamQuery", [](Frame &f) -> int { return f.app->stream_query(f.pointer()); }},
     {"cudaStreamWaitEvent",
      [](Frame &f) -> int {

@@ -25,13 +25,26 @@ static uint64_t ids;
 
 static __thread int thread_mode;
 
+/* cudaStreamPerThread is a different stream in each thread. */
+static bool is_of(const struct capture *capture, const void *stream)
+{
+    return stream && capture->stream == stream &&
+           ((uintptr_t)stream != 2 || pthread_equal(capture->thread, pthread_self()));
+}
+
 static struct capture *capture_of(const void *stream)
 {
     for (unsigned i = 0; i < CAPTURES; i++) {
-        if (captures[i].stream && captures[i].stream == stream)
+        if (is_of(&captures[i], stream))
             return &captures[i];
     }
     return NULL;
+}
+
+/* The captures of the driver's, and behind them the runtime's. */
+static struct capture *capture_at(unsigned i)
+{
+    return i < CAPTURES ? &captures[i] : &of_runtime;
 }
 
 static bool forbids(const struct capture *capture)
@@ -46,9 +59,10 @@ static bool forbids(const struct capture *capture)
 static bool lose(bool all)
 {
     bool lost = false;
-    for (unsigned i = 0; i < CAPTURES; i++) {
-        bool loses = captures[i].stream && (all || forbids(&captures[i]));
-        captures[i].lost = captures[i].lost || loses;
+    for (unsigned i = 0; i <= CAPTURES; i++) {
+        struct capture *capture = capture_at(i);
+        bool loses = capture->stream && (all || forbids(capture));
+        capture->lost = capture->lost || loses;
         lost = lost || loses;
     }
     return lost;
@@ -62,6 +76,13 @@ int enter_unsafe(const char *function)
     return code;
 }
 
+/* For calls of the runtime's double. */
+EXPORT int ibx_double_unsafe(const char *function)
+{
+    int code = enter_unsafe(function);
+    return code ? code : leave(SUCCESS);
+}
+
 int enter_context(const char *function)
 {
     int code = enter(function);
@@ -73,25 +94,30 @@ int enter_context(const char *function)
 int capture_status(const void *stream)
 {
     const struct capture *capture = capture_of(stream);
-    return capture ? 1 + capture->lost : stream && stream == of_runtime.stream;
+    if (!capture && is_of(&of_runtime, stream))
+        capture = &of_runtime;
+    return capture ? 1 + capture->lost : 0;
 }
 
-bool capture_spoilt(const void *stream)
+int capture_spoilt(const void *stream)
 {
-    struct capture *capture = capture_of(stream);
-    if (capture)
-        capture->lost = true;
-    return capture;
+    struct capture *capture = is_of(&of_runtime, stream) ? &of_runtime : capture_of(stream);
+    if (!capture)
+        return SUCCESS;
+    const int code = capture->lost ? INVALIDATED : CAPTURE_UNSUPPORTED;
+    capture->lost = true;
+    return code;
 }
 
 bool capture_takes(const void *stream, bool legacy, int *code)
 {
     struct capture *capture = capture_of(stream);
     *code = SUCCESS;
-    for (unsigned i = 0; legacy && i < CAPTURES; i++) {
-        if (!captures[i].stream || !captures[i].blocking)
+    for (unsigned i = 0; legacy && i <= CAPTURES; i++) {
+        struct capture *blocking = capture_at(i);
+        if (!blocking->stream || !blocking->blocking)
             continue;
-        captures[i].lost = true;
+        blocking->lost = true;
         *code = IMPLICIT;
     }
     if (!capture)
@@ -133,12 +159,29 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
     return leave(OUT_OF_MEMORY);
 }
 
-/* Says which stream the runtime's double captures; NULL: none. */
-EXPORT void ibx_double_runtime_captures(void *stream, void *graph)
+/* Says which stream the runtime's double captures, from now on and by this thread; NULL: none. */
+EXPORT void ibx_double_runtime_captures(void *stream, void *graph, int mode)
+{
+    bool blocking = false;
+    pthread_mutex_lock(&mutex);
+    if (stream)
+        stream_known(stream, &blocking);
+    of_runtime = (struct capture){.stream = stream,
+                                  .blocking = blocking,
+                                  .mode = mode,
+                                  .thread = pthread_self(),
+                                  .graph = graph,
+                                  .id = ++ids};
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Whether a call has invalidated the capture of the runtime's double. */
+EXPORT bool ibx_double_runtime_lost(void)
 {
     pthread_mutex_lock(&mutex);
-    of_runtime = (struct capture){.stream = stream, .graph = graph, .id = ++ids};
+    const bool lost = of_runtime.lost;
     pthread_mutex_unlock(&mutex);
+    return lost;
 }
 
 void capture_records(const void *stream, const void *event)

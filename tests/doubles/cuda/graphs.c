@@ -113,9 +113,20 @@ static struct graph_node *captured(void *stream, int type)
     return node;
 }
 
-/* Whether the stream's capture has lost its graph: then CUDA takes no more work. */
-static bool is_lost(const void *stream)
+/* The driver's double knows what a call of it has invalidated. */
+static void learn_lost(void)
 {
+    bool (*lost)(void) = NULL;
+    *(void **)&lost = driver_function("ibx_double_runtime_lost");
+    const bool is = lost && lost();
+    pthread_mutex_lock(&mutex);
+    capture.lost = capture.lost || (is && capture.stream);
+    pthread_mutex_unlock(&mutex);
+}
+
+bool capture_is_lost(const void *stream)
+{
+    learn_lost();
     pthread_mutex_lock(&mutex);
     const bool lost = stream && stream == capture.stream && capture.lost;
     pthread_mutex_unlock(&mutex);
@@ -196,15 +207,6 @@ bool load_fits_captures(void)
     return fits;
 }
 
-bool wait_fits_captures(const void *stream)
-{
-    pthread_mutex_lock(&mutex);
-    const bool fits = !stream || stream != capture.stream;
-    capture.lost = capture.lost || !fits;
-    pthread_mutex_unlock(&mutex);
-    return fits;
-}
-
 static bool take_kernel(void *stream, void *kernel, const unsigned size[6],
                         const uint64_t values[3], bool packed)
 {
@@ -220,12 +222,12 @@ static bool take_kernel(void *stream, void *kernel, const unsigned size[6],
 
 static void tell_driver(void *stream)
 {
-    void (*tell)(void *captured, void *graph) = NULL;
+    void (*tell)(void *captured, void *graph, int mode) = NULL;
     void (*give)(ibx_double_take * take) = NULL;
     *(void **)&tell = driver_function("ibx_double_runtime_captures");
     *(void **)&give = driver_function("ibx_double_runtime_takes");
     give(take_kernel);
-    tell(stream, graph_captured(stream));
+    tell(stream, graph_captured(stream), capture.mode);
 }
 
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)
@@ -245,6 +247,7 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 EXPORT int cudaStreamEndCapture(void *stream, void **graph)
 {
     int (*end)(void *stream, void **graph) = NULL;
+    learn_lost();
     pthread_mutex_lock(&mutex);
     if (stream != capture.stream)
         *(void **)&end = driver_function("cuStreamEndCapture");
@@ -284,12 +287,16 @@ EXPORT void ibx_double_stream_destroyed(void *stream)
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)
 {
     bool (*joined)(const void *stream) = NULL;
+    int (*by_driver)(void *stream, int *status) = NULL;
     *(void **)&joined = driver_function("ibx_double_joined");
+    *(void **)&by_driver = driver_function("cuStreamIsCapturing");
     const bool has_joined = joined(stream);
+    learn_lost();
     pthread_mutex_lock(&mutex);
-    *status = stream && (stream == capture.stream || has_joined) ? 1 + capture.lost : 0;
+    const bool captured = stream && (stream == capture.stream || has_joined);
+    *status = captured ? 1 + capture.lost : 0;
     pthread_mutex_unlock(&mutex);
-    return returns(0);
+    return returns(captured || !stream ? 0 : by_driver(stream, status));
 }
 
 EXPORT int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
@@ -303,7 +310,7 @@ EXPORT int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t widt
                                         .height = height};
     if (height > 1 && pitch < width)
         return returns(INVALID_VALUE);
-    if (is_lost(stream))
+    if (capture_is_lost(stream))
         return returns(INVALIDATED);
     struct graph_node *node = captured(stream, NODE_MEMSET);
     if (!node)
@@ -319,6 +326,7 @@ EXPORT int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 
 int captures_nothing(const void *stream)
 {
+    learn_lost();
     pthread_mutex_lock(&mutex);
     const bool captured = stream && stream == capture.stream, lost = captured && capture.lost;
     capture.lost = capture.lost || captured;
@@ -347,7 +355,7 @@ EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int fr
 
 EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
-    if (is_lost(stream))
+    if (capture_is_lost(stream))
         return returns(INVALIDATED);
     struct graph_node *node = captured(stream, NODE_MEMCPY);
     if (!node)

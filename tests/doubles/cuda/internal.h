@@ -157,10 +157,9 @@ int enter_unsafe(const char *function);
 int enter_context(const char *function);
 /* What cuStreamIsCapturing() says. */
 int capture_status(const void *stream);
-/* Whether the stream was being captured, and is no more, since a call has asked about its work.
- * This ends a capture in any mode. For streams that were made, the double does not do this yet, as
- * CUDA does. */
-bool capture_spoilt(const void *stream);
+/* A call asks about the stream's work. This invalidates its capture, in any mode, and the call
+ * returns that error; 0: the stream is not captured. */
+int capture_spoilt(const void *stream);
 
 /* modules.c: whether it is a kernel that copies. */
 bool is_copy_kernel(const void *kernel);

@@ -57,19 +57,24 @@ static inline void *math_nth(const void *first, size_t i, long long step, size_t
     return (void *)((uintptr_t)first + i * (uint64_t)step * size);
 }
 
-/* Copies to or from memory of the device. False: it is not the device's. */
+/* Copies to or from memory of the device. False: it is not the device's. The handle's stream has
+ * been waited for, and no work goes into the legacy one. */
 static inline int math_get(void *to, const void *from, size_t n)
 {
     int (*copy)(void *host, const void *device, size_t count) = NULL;
+    _Bool (*peek)(const void *device, void *host, size_t count) = NULL;
+    *(void **)&peek = math_driver("ibx_double_peek");
     *(void **)&copy = math_driver("cuMemcpyDtoH_v2");
-    return !copy(to, from, n);
+    return peek(from, to, n) || !copy(to, from, n);
 }
 
 static inline int math_put(void *to, const void *from, size_t n)
 {
     int (*copy)(void *device, const void *host, size_t count) = NULL;
+    _Bool (*poke)(void *device, const void *host, size_t count) = NULL;
+    *(void **)&poke = math_driver("ibx_double_poke");
     *(void **)&copy = math_driver("cuMemcpyHtoD_v2");
-    return !copy(to, from, n);
+    return poke(to, from, n) || !copy(to, from, n);
 }
 
 /* The same by the handle's pointer mode. */

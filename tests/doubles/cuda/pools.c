@@ -189,7 +189,10 @@ EXPORT int cudaMemPoolTrimTo(void *of, size_t keep)
 /* A pool of memory of a device. Attribute 7 is the size that was asked for. */
 EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 {
-    struct pool *made = free_pool();
+    const int rc = is_unsafe("cudaMemPoolCreate");
+    struct pool *made = rc ? NULL : free_pool();
+    if (rc)
+        return returns(rc);
     if (!made || p->allocation != 1 || (p->handles && p->handles != POSIX_FILE) ||
         p->location.type != 1 || (p->location.id != 0 && p->location.id != 1))
         return returns(1);
@@ -208,6 +211,9 @@ EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 EXPORT int cudaMemPoolDestroy(void *handle)
 {
     bool (*has_memory)(const void *of) = NULL;
+    const int rc = is_unsafe("cudaMemPoolDestroy");
+    if (rc)
+        return returns(rc);
     struct pool *pool = pool_of(handle);
     *(void **)&has_memory = driver_function("ibx_double_pool_has_memory");
     if (pool->opened && has_memory(pool))

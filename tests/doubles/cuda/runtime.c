@@ -12,6 +12,7 @@
 
 #define SYMBOLS        64
 #define INVALID_SYMBOL 13
+#define INVALIDATED    901
 #define IMPLICIT       906
 #define NOT_READY      600
 #define EXTERNAL       1u /* of a record and a wait */
@@ -255,12 +256,13 @@ EXPORT int cudaGetDeviceCount(int *devices)
 
 EXPORT int cudaStreamQuery(void *stream)
 {
-    return wait_fits_captures(stream) ? with("cuStreamQuery", stream, NULL) : returns(900);
+    return capture_is_lost(stream) ? returns(INVALIDATED) : with("cuStreamQuery", stream, NULL);
 }
 
 EXPORT int cudaStreamSynchronize(void *stream)
 {
-    return wait_fits_captures(stream) ? with("cuStreamSynchronize", stream, NULL) : returns(900);
+    return capture_is_lost(stream) ? returns(INVALIDATED)
+                                   : with("cuStreamSynchronize", stream, NULL);
 }
 
 EXPORT int cudaDeviceSynchronize(void)
@@ -276,6 +278,13 @@ EXPORT int cudaMalloc(void **address, size_t n)
     return with("cuMemAlloc_v2", address, (void *)n);
 }
 
+int is_unsafe(const char *function)
+{
+    int (*unsafe)(const char *name) = NULL;
+    *(void **)&unsafe = driver_function("ibx_double_unsafe");
+    return unsafe(function);
+}
+
 /* With NULL it only makes the context that a thread's first call makes. */
 EXPORT int cudaFree(void *address)
 {
@@ -283,7 +292,7 @@ EXPORT int cudaFree(void *address)
     if (address)
         return with("cuMemFree_v2", address, NULL);
     with("cuCtxGetCurrent", &context, NULL);
-    return context ? returns(0) : with("cuCtxSetCurrent", context_of(0), NULL);
+    return context ? returns(is_unsafe("cudaFree")) : with("cuCtxSetCurrent", context_of(0), NULL);
 }
 
 EXPORT int cudaMemset(void *address, int value, size_t n)

@@ -52,7 +52,9 @@ void device_wait_ends(void);
 bool legacy_fits_captures(void);
 /* Whether the thread may load a module. If not, this ends the capture that the thread has begun. */
 bool load_fits_captures(void);
-/* The same of a wait for the stream that is captured, or a query of it, in every mode. */
-bool wait_fits_captures(const void *stream);
+/* runtime.c: the error of a call that CUDA calls unsafe; 0: no capture forbids it. */
+int is_unsafe(const char *function);
+/* Whether the stream's capture has lost its graph: then CUDA takes no more work. */
+bool capture_is_lost(const void *stream);
 
 #endif

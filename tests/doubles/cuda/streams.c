@@ -333,8 +333,8 @@ EXPORT int cuStreamSynchronize(void *handle)
         return code;
     if (!stream)
         return leave(INVALID_HANDLE);
-    if ((uintptr_t)handle == 2 && capture_spoilt(handle))
-        return leave(CAPTURE_UNSUPPORTED);
+    if ((code = capture_spoilt(handle)))
+        return leave(code);
     stats.stream_waits++;
     for (struct stream *s = streams; s; s = s->next) {
         if (is_legacy(stream) && s->blocking && (s->device == stream->device || s->device < 0))
@@ -357,8 +357,8 @@ EXPORT int cuStreamQuery(void *handle)
         return leave(INVALID_HANDLE);
     if (is_legacy(stream) && capture_takes(NULL, true, &code)) /* whatever the thread's mode is */
         return leave(code);
-    if ((uintptr_t)handle == 2 && capture_spoilt(handle))
-        return leave(CAPTURE_UNSUPPORTED);
+    if ((code = capture_spoilt(handle)))
+        return leave(code);
     bool over = (int)(stream->done - stream->submitted) >= 0;
     for (struct stream *s = streams; s && over && is_legacy(stream); s = s->next) {
         const bool here = s->device == stream->device || s->device < 0;

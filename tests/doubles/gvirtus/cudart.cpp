@@ -515,6 +515,7 @@ EXPORTED int cudaThreadExchangeStreamCaptureMode(int *mode)
     capture_modes_set++;
     if (*mode < 0 || *mode > 2)
         return 1;
+    mine()->call("cudaThreadExchangeStreamCaptureMode", Body().i32(*mode));
     std::swap(*mode, capture_mode);
     return 0;
 }
