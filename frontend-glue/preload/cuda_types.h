@@ -35,6 +35,8 @@
 #define CUDA_NOT_PERMITTED         800
 #define CUDA_NOT_SUPPORTED         801
 #define CUDA_CAPTURE_UNSUPPORTED   900
+#define CUDA_CAPTURE_INVALIDATED   901
+#define CUDA_CAPTURE_IMPLICIT      906
 #define CUDA_UNKNOWN               999
 
 /* enum cudaStreamCaptureMode */

@@ -667,6 +667,11 @@ bool ibx_frontend_in_host_function(void)
     return false;
 }
 void ibx_frontend_reach_reset(void) {}
+int ibx_frontend_stream_ask(void *stream)
+{
+    (void)stream;
+    return CUDA_CAPTURE_UNSUPPORTED;
+}
 void ibx_frontend_stream_rests(const void *stream)
 {
     (void)stream;

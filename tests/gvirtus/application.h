@@ -322,6 +322,10 @@ bool captures();
 bool captures_of_planes();
 bool captures_of_events();
 bool captures_of_callbacks();
+// application_captures.cpp
+bool captures_forbid();
+bool copies_beside_captures();
+bool empty_copies_in_captures();
 bool killed_in_graph();
 bool killed_while_mapped();
 bool killed_beside_endless();

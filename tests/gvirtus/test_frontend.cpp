@@ -372,13 +372,12 @@ void check_what_the_provider_changes()
     check("copies in graphs", [] { return run("copies-in-graphs", true); });
     check("copies in graphs, by other calls", copies_in_graphs_by_calls);
     check("copies with arrays in graphs", [] { return run("copies-with-arrays", true); });
-    for (const char *test : {"graphs-within-graphs", "few-bytes-of-graphs",
-                             "pinned-bytes-of-graphs", "order-behind-legacy"})
+    for (const char *test :
+         {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
+          "order-behind-legacy", "captures", "captures-of-planes", "captures-of-events",
+          "captures-of-callbacks", "captures-forbid", "copies-beside-captures",
+          "empty-copies-in-captures"})
         check(test, [=] { return run(test, true); });
-    check("captures", [] { return run("captures", true); });
-    check("captures of planes", [] { return run("captures-of-planes", true); });
-    check("captures of events", [] { return run("captures-of-events", true); });
-    check("captures of callbacks", [] { return run("captures-of-callbacks", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
     check("... and signals in the middle of calls", [] { return run("signals-in-calls", true); });

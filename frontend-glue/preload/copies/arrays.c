@@ -121,189 +121,23 @@ int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 /* --------------------------------------------------- bytes of the host, on the device for a while
  */
 
-/* Frees the device memory. Returns `rc` or, if that is 0, the error of cudaFree, which waits for
- * the copies from and to the memory. */
-static int bounce_end(void *memory, int rc)
+int ibx_frontend_bounce_begin(struct ibx_frontend_bounce *b, size_t n)
 {
-    const int freed = memory ? cudaFree(memory) : CUDA_SUCCESS;
+    *b = (struct ibx_frontend_bounce){.mode = ibx_frontend_relax()};
+    return cudaMalloc(&b->memory, n);
+}
+
+int ibx_frontend_bounce_end(const struct ibx_frontend_bounce *b, int rc)
+{
+    const int freed = b->memory ? cudaFree(b->memory) : CUDA_SUCCESS;
+    ibx_frontend_relax_end(b->mode);
     return rc ? rc : freed;
 }
 
-static bool is_host(const void *address, int kind, int host_kind)
-{
-    return (kind == host_kind && !ibx_frontend_is_managed(address)) ||
-           (kind == CUDA_MEMCPY_DEFAULT && !ibx_frontend_is_device(address));
-}
-
-/* ------------------------------------------------------------------ copies of bytes, of rows */
-
-static int device_to_array(void *array, size_t x, size_t y, const void *from, size_t n)
-{
-    struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_TO_ARRAY, "cudaMemcpyToArray");
-    ibx_put_u64(&e.body, (uintptr_t)array);
-    ibx_put_u64(&e.body, x);
-    ibx_put_u64(&e.body, y);
-    ibx_put_u64(&e.body, (uintptr_t)from);
-    ibx_put_u64(&e.body, n);
-    return ibx_frontend_request_make(&e, NULL, 0);
-}
-
-/* Whether bytes, which go on in the next row behind the end of one, go beyond an array that this
- * process has made. The back end would say so as well, but only after the host's bytes were read,
- * which a copy that is too long may not have. */
-static bool bytes_are_beyond(const void *array, size_t x, size_t y, size_t n)
-{
-    struct ibx_frontend_array is;
-    if (!array || !ibx_frontend_array_known(array, &is))
-        return false;
-    const struct ibx_array_unit unit = ibx_array_unit_of(&is.channel);
-    const size_t row = ibx_array_units(&unit, is.extent.width) * unit.bytes;
-    const size_t rows = ibx_array_units(&unit, is.extent.height ? is.extent.height : 1);
-    return x > row || y >= rows || n > (rows - y) * row - x;
-}
-
-int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
-{
-    void *memory = NULL; /* of the device */
-    if (!n)
-        return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
-        return device_to_array(array, x, y, from, n);
-    if (bytes_are_beyond(array, x, y, n))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = cudaMalloc(&memory, n);
-    if (!rc)
-        rc = cudaMemcpy(memory, from, n, CUDA_MEMCPY_TO_DEVICE);
-    if (!rc)
-        rc = device_to_array(array, x, y, memory, n);
-    return bounce_end(memory, rc);
-}
-
-static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
-{
-    struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_FROM_ARRAY, "cudaMemcpyFromArray");
-    ibx_put_u64(&e.body, (uintptr_t)to);
-    ibx_put_u64(&e.body, (uintptr_t)array);
-    ibx_put_u64(&e.body, x);
-    ibx_put_u64(&e.body, y);
-    ibx_put_u64(&e.body, n);
-    return ibx_frontend_request_make(&e, NULL, 0);
-}
-
-int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind)
-{
-    void *memory = NULL; /* of the device */
-    if (!n)
-        return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
-        return array_to_device(to, array, x, y, n);
-    int rc = cudaMalloc(&memory, n);
-    if (!rc)
-        rc = array_to_device(memory, array, x, y, n);
-    if (!rc)
-        rc = cudaMemcpy(to, memory, n, CUDA_MEMCPY_FROM_DEVICE);
-    return bounce_end(memory, rc);
-}
-
-/* `unit`: in which the rest counts, but for the length. A length of 0 is one. */
-static bool ends_within(size_t at, size_t n, size_t length, size_t texels, size_t unit)
+bool ibx_frontend_ends_within(size_t at, size_t n, size_t length, size_t texels, size_t unit)
 {
     const size_t all = ((length ? length : 1) + texels - 1) / texels * unit;
     return at <= all && n <= all - at;
-}
-
-/* The same of rows; columns and width in bytes. */
-static bool rows_are_beyond(const void *array, size_t x, size_t y, size_t width, size_t height)
-{
-    struct ibx_frontend_array is;
-    if (!array || !ibx_frontend_array_known(array, &is))
-        return false;
-    const struct ibx_array_unit unit = ibx_array_unit_of(&is.channel);
-    return !ends_within(x, width, is.extent.width, unit.texels, unit.bytes) ||
-           !ends_within(y, height, is.extent.height, unit.texels, 1);
-}
-
-static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
-                         size_t width, size_t height)
-{
-    struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_2D_TO_ARRAY, "cudaMemcpy2DToArray");
-    ibx_put_u64(&e.body, (uintptr_t)array);
-    ibx_put_u64(&e.body, x);
-    ibx_put_u64(&e.body, y);
-    ibx_put_u64(&e.body, (uintptr_t)from);
-    ibx_put_u64(&e.body, pitch);
-    ibx_put_u64(&e.body, width);
-    ibx_put_u64(&e.body, height);
-    return ibx_frontend_request_make(&e, NULL, 0);
-}
-
-static bool bytes_of(size_t width, size_t height, size_t *n)
-{
-    return !__builtin_mul_overflow(width, height, n) && *n <= PTRDIFF_MAX;
-}
-
-int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
-                        size_t width, size_t height, int kind)
-{
-    void *memory = NULL; /* of the device */
-    size_t n;
-    if (!width || !height)
-        return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
-        return rows_to_array(array, x, y, from, pitch, width, height);
-    if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = cudaMalloc(&memory, n);
-    if (!rc)
-        rc = cudaMemcpy2D(memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
-    if (!rc)
-        rc = rows_to_array(array, x, y, memory, width, width, height);
-    return bounce_end(memory, rc);
-}
-
-static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
-                           size_t width, size_t height)
-{
-    struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
-    ibx_put_u64(&e.body, (uintptr_t)to);
-    ibx_put_u64(&e.body, pitch);
-    ibx_put_u64(&e.body, (uintptr_t)array);
-    ibx_put_u64(&e.body, x);
-    ibx_put_u64(&e.body, y);
-    ibx_put_u64(&e.body, width);
-    ibx_put_u64(&e.body, height);
-    return ibx_frontend_request_make(&e, NULL, 0);
-}
-
-int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
-                          size_t width, size_t height, int kind)
-{
-    void *memory = NULL; /* of the device */
-    size_t n;
-    if (!width || !height)
-        return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
-        return rows_from_array(to, pitch, array, x, y, width, height);
-    if (!bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = cudaMalloc(&memory, n);
-    if (!rc)
-        rc = rows_from_array(memory, width, array, x, y, width, height);
-    if (!rc)
-        rc = cudaMemcpy2D(to, pitch, memory, width, width, height, CUDA_MEMCPY_FROM_DEVICE);
-    return bounce_end(memory, rc);
 }
 
 /* ------------------------------------------------------------------------ copies of planes */
@@ -332,18 +166,36 @@ static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda
            (at->height + y) * memory->pitch + at->width;
 }
 
+/* How a copy with host memory is made: in the legacy stream or, beside captures, in this one, which
+ * has no work. The legacy stream's work would invalidate captures of streams that wait for it. */
+struct way {
+    bool beside;
+    void *stream;
+};
+
+static int move_plane(const struct ibx_cuda_pitched *to, const struct ibx_cuda_pitched *from,
+                      const struct ibx_cuda_memcpy3d *p, int kind, const struct way *way)
+{
+    return way->beside ? cudaMemcpy2DAsync(to->at, to->pitch, from->at, from->pitch,
+                                           p->extent.width, p->extent.height, kind, way->stream)
+                       : cudaMemcpy2D(to->at, to->pitch, from->at, from->pitch, p->extent.width,
+                                      p->extent.height, kind);
+}
+
 /* Copies plane after plane between host memory and `packed`, device memory in rows without gaps.
  * `p`: in bytes. */
-static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, bool to_device)
+static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, bool to_device,
+                       const struct way *way)
 {
     const size_t row = p->extent.width;
     int rc = CUDA_SUCCESS;
     for (size_t z = 0; z < p->extent.depth && !rc; z++) {
         void *plane = (void *)((uintptr_t)packed + z * row * p->extent.height);
-        rc = to_device ? cudaMemcpy2D(plane, row, row_at(&p->from, &p->from_at, 0, z),
-                                      p->from.pitch, row, p->extent.height, CUDA_MEMCPY_TO_DEVICE)
-                       : cudaMemcpy2D(row_at(&p->to, &p->to_at, 0, z), p->to.pitch, plane, row, row,
-                                      p->extent.height, CUDA_MEMCPY_FROM_DEVICE);
+        const struct ibx_cuda_pitched device = {plane, row, row, p->extent.height};
+        struct ibx_cuda_pitched host = to_device ? p->from : p->to;
+        host.at = to_device ? row_at(&p->from, &p->from_at, 0, z) : row_at(&p->to, &p->to_at, 0, z);
+        rc = to_device ? move_plane(&device, &host, p, CUDA_MEMCPY_TO_DEVICE, way)
+                       : move_plane(&host, &device, p, CUDA_MEMCPY_FROM_DEVICE, way);
     }
     return rc;
 }
@@ -358,6 +210,14 @@ static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
+static int planes_by(const struct way *way, const struct ibx_cuda_memcpy3d *p)
+{
+    int rc;
+    if (!way->beside || !ibx_frontend_planes_in_stream(p, true, way->stream, &rc))
+        return planes_on_device(p);
+    return rc ? rc : ibx_frontend_stream_wait(way->stream);
+}
+
 /* As ibx_frontend_before_host(), for all bytes from the first row to the last. */
 static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                          const struct ibx_cuda_extent *extent, void *stream)
@@ -367,10 +227,13 @@ static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx
     return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width, stream);
 }
 
-static int planes_on_host(const struct ibx_cuda_memcpy3d *p, void *stream)
+static int planes_on_host(const struct ibx_cuda_memcpy3d *p, const struct way *way)
 {
-    int rc = before_planes(&p->from, &p->from_at, &p->extent, stream);
-    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent, stream)))
+    int rc;
+    if (ibx_frontend_legacy_refuses(way->stream, &rc))
+        return rc;
+    rc = before_planes(&p->from, &p->from_at, &p->extent, way->stream);
+    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent, way->stream)))
         return rc;
     for (size_t z = 0; z < p->extent.depth; z++)
         for (size_t y = 0; y < p->extent.height; y++)
@@ -381,28 +244,30 @@ static int planes_on_host(const struct ibx_cuda_memcpy3d *p, void *stream)
 
 /* `bytes`: the copy in bytes. */
 static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish,
-                            const struct ibx_cuda_memcpy3d *bytes, bool from_host)
+                            const struct ibx_cuda_memcpy3d *bytes, bool from_host,
+                            const struct way *way)
 {
     const size_t row = bytes->extent.width, rows = bytes->extent.height;
     struct ibx_cuda_memcpy3d p = *wish;
-    void *memory = NULL; /* of the device */
+    struct ibx_frontend_bounce b;
     size_t n = 0;
-    if (!row || !bytes_of(row, rows, &n) || !bytes_of(n, p.extent.depth, &n))
+    if (!row || !ibx_frontend_bytes_of(row, rows, &n) ||
+        !ibx_frontend_bytes_of(n, p.extent.depth, &n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = cudaMalloc(&memory, n);
-    const struct ibx_cuda_pitched packed = {memory, row, row, rows};
+    int rc = ibx_frontend_bounce_begin(&b, n);
+    const struct ibx_cuda_pitched packed = {b.memory, row, row, rows};
     if (from_host) {
         p.from = packed;
         p.from_at = (struct ibx_cuda_extent){0};
-        rc = rc ? rc : move_planes(bytes, memory, true);
-        rc = rc ? rc : planes_on_device(&p);
+        rc = rc ? rc : move_planes(bytes, b.memory, true, way);
+        rc = rc ? rc : planes_by(way, &p);
     } else {
         p.to = packed;
         p.to_at = (struct ibx_cuda_extent){0};
-        rc = rc ? rc : planes_on_device(&p);
-        rc = rc ? rc : move_planes(bytes, memory, false);
+        rc = rc ? rc : planes_by(way, &p);
+        rc = rc ? rc : move_planes(bytes, b.memory, false, way);
     }
-    return bounce_end(memory, rc);
+    return ibx_frontend_bounce_end(&b, rc);
 }
 
 static bool is_copy(const struct ibx_cuda_memcpy3d *p)
@@ -456,9 +321,9 @@ static bool is_beyond(const void *array, const struct ibx_cuda_extent *at,
     if (!array || !ibx_frontend_array_known(array, &is))
         return false;
     const size_t texels = ibx_array_unit_of(&is.channel).texels;
-    return !ends_within(at->width, n->width, is.extent.width, texels, texels) ||
-           !ends_within(at->height, n->height, is.extent.height, texels, texels) ||
-           !ends_within(at->depth, n->depth, is.extent.depth, 1, 1);
+    return !ibx_frontend_ends_within(at->width, n->width, is.extent.width, texels, texels) ||
+           !ibx_frontend_ends_within(at->height, n->height, is.extent.height, texels, texels) ||
+           !ibx_frontend_ends_within(at->depth, n->depth, is.extent.depth, 1, 1);
 }
 
 /* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */
@@ -483,14 +348,15 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
 }
 
 /* A copy that was checked. `bytes`: the same in bytes. */
-static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda_memcpy3d *bytes)
+static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda_memcpy3d *bytes,
+                        const struct way *way)
 {
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
         return planes_on_device(p);
     return is.kind == CUDA_MEMCPY_ON_HOST
-               ? planes_on_host(p, NULL)
-               : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE);
+               ? planes_on_host(p, way)
+               : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE, way);
 }
 
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
@@ -499,7 +365,7 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
     if (p && is_empty(p))
         return CUDA_SUCCESS;
     const int rc = check_copy(p, &bytes);
-    return rc ? ibx_frontend_fail(rc) : copy_checked(p, &bytes);
+    return rc ? ibx_frontend_fail(rc) : copy_checked(p, &bytes, &(struct way){.beside = false});
 }
 
 /* The call's columns and width are in bytes, those of cudaMemcpy3D in elements. */
@@ -523,107 +389,18 @@ int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *fro
 
 /* ------------------------------------------------------------------- the same behind a stream */
 
-/* Ends an asynchronous call that was made in the legacy stream. A copy within the device is not
- * complete yet, and a stream that the legacy stream does not block would not wait for it. So this
- * does. */
-static int over(int rc, const void *stream)
+int ibx_frontend_copy_over(int rc, const void *stream)
 {
-    return rc || !stream ? rc : cudaStreamSynchronize(NULL);
-}
-
-/* Rows between memory and an array, as a copy of planes; its columns and its width are in bytes.
- * False: the array's elements are not known here, or it has blocks of them, or parts of elements
- * are copied. */
-static bool as_planes(struct ibx_cuda_memcpy3d *rows)
-{
-    bool known;
-    const bool to_array = rows->to_array;
-    const size_t n =
-        ibx_frontend_array_element(to_array ? rows->to_array : rows->from_array, &known);
-    struct ibx_cuda_extent *at = to_array ? &rows->to_at : &rows->from_at;
-    if (!n || !known || at->width % n || rows->extent.width % n)
-        return false;
-    at->width /= n;
-    rows->extent.width /= n;
-    return true;
-}
-
-/* The same for bytes that are within one row of the array. */
-static bool as_row(struct ibx_cuda_memcpy3d *row)
-{
-    const void *array = row->to_array ? row->to_array : row->from_array;
-    const size_t x = row->to_array ? row->to_at.width : row->from_at.width;
-    struct ibx_frontend_array is;
-    if (!array || !ibx_frontend_array_known(array, &is))
-        return false;
-    const size_t n = is.extent.width * ibx_array_unit_of(&is.channel).bytes;
-    return x <= n && row->extent.width <= n - x && as_planes(row);
-}
-
-int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
-                           void *stream)
-{
-    struct ibx_cuda_memcpy3d p = {.from = {(void *)(uintptr_t)from, n, n, 1},
-                                  .to_array = array,
-                                  .to_at = {x, y, 0},
-                                  .extent = {n, 1, 1},
-                                  .kind = kind};
-    if (as_row(&p))
-        return cudaMemcpy3DAsync(&p, stream);
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(cudaMemcpyToArray(array, x, y, from, n, kind), stream);
-}
-
-int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
-                             void *stream)
-{
-    struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)array,
-                                  .from_at = {x, y, 0},
-                                  .to = {to, n, n, 1},
-                                  .extent = {n, 1, 1},
-                                  .kind = kind};
-    if (as_row(&p))
-        return cudaMemcpy3DAsync(&p, stream);
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
-}
-
-int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
-                             size_t width, size_t height, int kind, void *stream)
-{
-    struct ibx_cuda_memcpy3d p = {.from = {(void *)(uintptr_t)from, pitch, width, height},
-                                  .to_array = array,
-                                  .to_at = {x, y, 0},
-                                  .extent = {width, height, 1},
-                                  .kind = kind};
-    if (array && as_planes(&p))
-        return cudaMemcpy3DAsync(&p, stream);
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc
-              : over(cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind), stream);
-}
-
-int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
-                               size_t width, size_t height, int kind, void *stream)
-{
-    struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)array,
-                                  .from_at = {x, y, 0},
-                                  .to = {to, pitch, width, height},
-                                  .extent = {width, height, 1},
-                                  .kind = kind};
-    if (array && as_planes(&p))
-        return cudaMemcpy3DAsync(&p, stream);
-    const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc
-              : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
+    return rc || !stream ? rc : ibx_frontend_stream_wait(NULL);
 }
 
 /* A copy from or to host memory is complete when the call returns. */
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
     struct ibx_cuda_memcpy3d bytes;
-    if (p && is_empty(p))
-        return CUDA_SUCCESS;
+    if (p && is_empty(p)) /* no error in a capture, but in one that is invalid */
+        return ibx_frontend_capture_is_invalid(stream) ? ibx_frontend_fail(CUDA_CAPTURE_INVALIDATED)
+                                                       : CUDA_SUCCESS;
     int rc = check_copy(p, &bytes);
     if (rc)
         return ibx_frontend_fail(rc);
@@ -633,8 +410,10 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
         return ibx_frontend_capture_copy(&is, stream);
     if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;
+    const struct way way = {.beside = of_host && ibx_frontend_capturing(), .stream = stream};
     if (of_host && is.kind == CUDA_MEMCPY_ON_HOST)
-        return planes_on_host(p, stream);
-    rc = cudaStreamSynchronize(stream);
-    return rc ? rc : over(copy_checked(p, &bytes), stream);
+        return planes_on_host(p, &way);
+    rc = ibx_frontend_stream_wait(stream);
+    rc = rc ? rc : copy_checked(p, &bytes, &way);
+    return way.beside ? rc : ibx_frontend_copy_over(rc, stream);
 }

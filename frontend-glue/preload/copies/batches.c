@@ -46,7 +46,7 @@ static bool are_ways(const struct copy_attributes *attributes, const size_t *fir
 /* Also after a failure, the sources of the copies that were made may change. */
 static int end(int rc, bool at_once, void *stream)
 {
-    const int waited = at_once ? cudaStreamSynchronize(stream) : CUDA_SUCCESS;
+    const int waited = at_once ? ibx_frontend_stream_wait(stream) : CUDA_SUCCESS;
     return rc ? rc : waited;
 }
 

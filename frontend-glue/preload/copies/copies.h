@@ -6,6 +6,7 @@
  *   batches.c        cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync
  *   symbols.c        copies to and from variables; the profiler's calls
  *   arrays.c, mipmaps.c, textures.c  arrays, textures and surfaces, as extension requests
+ *   array_rows.c     copies of bytes and rows from and to arrays
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H
@@ -48,5 +49,27 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
 size_t ibx_frontend_array_element(const void *array, bool *known);
 /* What copies of an array count in; false: that is unknown. */
 bool ibx_frontend_array_unit(const void *array, struct ibx_array_unit *unit, bool *known);
+
+/* Whether `n` from `at` on are within an array that is so long; 0 is 1. `unit`: in which the rest
+ * counts, but for the length. */
+bool ibx_frontend_ends_within(size_t at, size_t n, size_t length, size_t texels, size_t unit);
+/* Device memory for a while, through which bytes of the host get to an array. Captures do not
+ * notice it, as they do not notice the copy. */
+struct ibx_frontend_bounce {
+    void *memory;
+    int mode; /* of the thread's captures, before */
+};
+int ibx_frontend_bounce_begin(struct ibx_frontend_bounce *b, size_t n);
+/* Frees it, also after _begin() has failed. Returns `rc` or, if that is 0, the error of cudaFree,
+ * which waits for the copies from and to the memory. */
+int ibx_frontend_bounce_end(const struct ibx_frontend_bounce *b, int rc);
+/* Ends an asynchronous call that was made in the legacy stream. A copy within the device is not
+ * complete yet, and a stream that the legacy stream does not block would not wait for it. So this
+ * does. */
+int ibx_frontend_copy_over(int rc, const void *stream);
+static inline bool ibx_frontend_bytes_of(size_t width, size_t height, size_t *n)
+{
+    return !__builtin_mul_overflow(width, height, n) && *n <= PTRDIFF_MAX;
+}
 
 #endif

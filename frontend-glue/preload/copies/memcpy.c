@@ -186,6 +186,8 @@ static bool answered(const struct rows *r, size_t n, bool async, void *stream, i
         return true;
     if (copied(r, async, stream, rc))
         return true;
+    if (r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_legacy_refuses(stream, rc))
+        return true;
     *rc = wait_on_host(r->to, r->from, n, r->kind, stream);
     if (*rc || r->kind != CUDA_MEMCPY_ON_HOST || !ibx_frontend_plugin())
         return *rc;
@@ -294,10 +296,19 @@ static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
     return ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
 }
 
+/* A copy of nothing becomes no part of a capture, and is no error in one that is invalid, whatever
+ * its kind is. */
+static bool is_nothing_in_capture(const struct rows *r, void *stream)
+{
+    return (!r->width || !r->height) && ibx_frontend_plugin() && ibx_frontend_captures(stream);
+}
+
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
+    if (is_nothing_in_capture(&all, stream))
+        return CUDA_SUCCESS;
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     /* An error that the back end would report too late. */
@@ -363,6 +374,21 @@ static bool in_stream(const struct rows *r, void *stream, int *rc)
            ibx_frontend_planes_in_stream(&copy, ibx_frontend_copy_of_unknown(&copy), stream, rc);
 }
 
+/* The stream has no work any more. Beside captures nothing may run in the legacy stream, which
+ * would invalidate those of streams that wait for it: each row is copied in this stream. */
+static int copy_rows_behind(const struct rows *r, void *stream)
+{
+    if (!ibx_frontend_capturing() || r->kind == CUDA_MEMCPY_ON_DEVICE)
+        return copy_rows(r);
+    if (r->kind == CUDA_MEMCPY_ON_HOST)
+        return copy_on_host(r);
+    int rc = CUDA_SUCCESS;
+    for (size_t i = 0; i < r->height && !rc; i++)
+        rc = cudaMemcpyAsync((char *)r->to + i * r->to_pitch,
+                             (const char *)r->from + i * r->from_pitch, r->width, r->kind, stream);
+    return rc ? rc : ibx_frontend_stream_wait(stream);
+}
+
 /* GVirtuS does not have this call. If one side is host memory with gaps between rows, the copy is
  * made after all that is in the stream and, unless both sides are, in the legacy one; and it is
  * complete when the call returns. */
@@ -370,6 +396,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
                       size_t height, int kind, void *stream)
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    if (is_nothing_in_capture(&rows, stream))
+        return CUDA_SUCCESS;
     int rc = check_rows(&rows, kind);
     if (rc || captured(&rows, stream, &rc))
         return rc;
@@ -381,11 +409,11 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
         answered(&rows, extent_of(&rows), true, stream, &rc))
         return rc;
     if (ibx_frontend_plugin()) {
-        rc = cudaStreamSynchronize(stream);
+        rc = ibx_frontend_stream_wait(stream);
         if (!rc)
-            rc = copy_rows(&rows);
+            rc = copy_rows_behind(&rows, stream);
         if (!rc && rows.kind == CUDA_MEMCPY_ON_DEVICE)
-            rc = cudaStreamSynchronize(NULL);
+            rc = ibx_frontend_stream_wait(NULL);
         return rc;
     }
     return ibx_frontend_passed(
@@ -452,7 +480,7 @@ int ibx_frontend_peers_end(int rc, void *stream, int back)
     if (back == NOWHERE)
         return rc;
     if (!rc && is_of_each_device(stream))
-        rc = cudaStreamSynchronize(stream);
+        rc = ibx_frontend_stream_wait(stream);
     const int selected = cudaSetDevice(back);
     return rc ? rc : selected;
 }

@@ -7,6 +7,7 @@
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 /* Whether GVirtuS's own functions may be asked for a variable. The front ends that have
  * cudaLaunchKernelExC (G4, G5) cannot read the reply to their own cudaGetSymbolAddress, and end the
@@ -188,10 +189,12 @@ static int to_unknown_behind(const void *symbol, const void *from, size_t n, siz
 {
     if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaMemcpyToSymbolAsync, symbol, from, n, offset, kind, stream);
-    int rc = cudaStreamSynchronize(stream);
+    int rc = ibx_frontend_stream_wait(stream);
+    const int mode = ibx_frontend_relax();
     if (!rc)
         rc = to_unknown(symbol, from, n, offset, kind);
-    return rc || !stream ? rc : cudaStreamSynchronize(NULL);
+    ibx_frontend_relax_end(mode);
+    return rc || !stream ? rc : ibx_frontend_stream_wait(NULL);
 }
 
 int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size_t offset, int kind,

@@ -33,6 +33,7 @@ struct capture {
     void *graph; /* the graph that is captured into; NULL: the program has not asked for it */
     bool given;  /* the program gave the graph */
     bool over;   /* the capture was split, and could not be begun again */
+    atomic_bool spoilt; /* another thread has invalidated it, which only its own can tell CUDA */
     size_t count;
     void *last[IBX_EXT_BEHIND]; /* nodes on which the next part depends */
 };
@@ -97,6 +98,34 @@ static void thread_ends(void *nothing)
     drop(find(CUDA_STREAM_PER_THREAD, true));
 }
 
+/* Whether the capture forbids unsafe calls to the calling thread, as CUDA has it: to the thread
+ * that has begun it, and to all threads if both it and they are in mode GLOBAL. */
+static bool forbids(const struct capture *c)
+{
+    const int mode = ibx_frontend_capture_mode();
+    if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED || c->over)
+        return false;
+    return pthread_equal(c->by, pthread_self()) ||
+           (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
+}
+
+/* The first such capture with a number above `last`: its number, and its stream, or NULL if the
+ * stream is another thread's own; 0: there is none. */
+static unsigned long long next_forbidding(unsigned long long last, void **stream)
+{
+    struct capture *next = NULL;
+    ibx_frontend_ranges_lock();
+    for (struct capture *c = all; c; c = c->next)
+        if (c->id > last && (!next || c->id < next->id) && forbids(c))
+            next = c;
+    const unsigned long long id = next ? next->id : 0;
+    *stream = next && is_of(next, next->stream) ? next->stream : NULL;
+    if (next && !*stream)
+        atomic_store(&next->spoilt, true);
+    ibx_frontend_ranges_unlock();
+    return id;
+}
+
 /* The captures are the parent's. */
 static void in_child(void)
 {
@@ -107,6 +136,7 @@ __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
     keyed = !pthread_key_create(&of_thread, thread_ends);
+    ibx_frontend_captures_forbid(next_forbidding);
 }
 
 /* Adds a capture. An earlier one of the stream must have ended by other means. */
@@ -143,8 +173,11 @@ static int begin_capture(void *stream, int mode)
     return rc;
 }
 
-static int end_capture(void *stream, void **graph)
+/* `c`: what is known of the capture; NULL: nothing. */
+static int end_capture(const struct capture *c, void *stream, void **graph)
 {
+    if (c && atomic_load(&c->spoilt))
+        ibx_frontend_stream_ask(stream);
     const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
     if (ibx_call_ends_capture(rc))
         ibx_frontend_capture_gone();
@@ -178,7 +211,7 @@ static int cut(struct capture *c)
         !pthread_equal(c->by, pthread_self())) /* another thread may not end it, and the attempt
                                                   would invalidate it */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    int rc = end_capture(c->stream, &part);
+    int rc = end_capture(c, c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
@@ -212,7 +245,7 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
     struct capture *c = rc ? NULL : note(stream, mode, alone);
     if (!rc && !c) {
         void *part;
-        end_capture(stream, &part);
+        end_capture(NULL, stream, &part);
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     }
     if (rc)
@@ -230,7 +263,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
     void *part = NULL;
     struct capture *c = find(stream, false);
     const bool nobodys = !graph && !(c && c->graph);
-    int rc = end_capture(stream, &part);
+    int rc = end_capture(c, stream, &part);
     /* The thread that began the capture has ended, and CUDA has ended the capture. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
     const bool over = left || ibx_call_ends_capture(rc);

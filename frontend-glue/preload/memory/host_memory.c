@@ -102,7 +102,7 @@ int ibx_frontend_was_set(int rc, const void *address, void *stream)
     unsigned flags;
     return !rc && ibx_frontend_host_any() && ibx_frontend_host_known(address, &device, &flags) &&
                    !ibx_frontend_captures(stream)
-               ? cudaStreamSynchronize(stream)
+               ? ibx_frontend_stream_wait(stream)
                : rc;
 }
 
@@ -230,6 +230,9 @@ int ibx_frontend_host_make(void **address, size_t n)
 int cudaMallocHost(void **address, size_t n)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    const int rc = n ? ibx_frontend_unsafe() : CUDA_SUCCESS;
+    if (rc)
+        return rc;
     return calls ? allocate(calls, address, n, 0)
                  : allocated_by_gvirtus(CALL_NEXT(cudaMallocHost, address, n), address, n);
 }
@@ -240,6 +243,8 @@ static bool is_for_kernels(size_t n, unsigned flags)
 {
     return flags & IBX_FRONTEND_MAPPED || (flags & PORTABLE && n <= WORDS_MOST);
 }
+
+static int free_host(void *address);
 
 static void *make_small(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
 {
@@ -252,7 +257,7 @@ static void *make_small(const struct ibx_frontend_calls *calls, size_t n, unsign
     if (!memory || !ibx_frontend_host_try(memory, &range))
         return memory;
     ibx_frontend_small_refuse();
-    cudaFreeHost(memory);
+    free_host(memory);
     return NULL;
 }
 
@@ -266,7 +271,7 @@ static void *make_for_kernels(const struct ibx_frontend_calls *calls, size_t n, 
         return memory;
     memory = make(calls, n, flags, &rc);
     if (memory && ibx_frontend_host_try(memory, &range)) {
-        cudaFreeHost(memory);
+        free_host(memory);
         return NULL;
     }
     return memory;
@@ -275,7 +280,9 @@ static void *make_for_kernels(const struct ibx_frontend_calls *calls, size_t n, 
 int cudaHostAlloc(void **address, size_t n, unsigned flags)
 {
     const bool for_kernels = is_for_kernels(n, flags);
-    int rc;
+    int rc = n ? ibx_frontend_unsafe() : CUDA_SUCCESS;
+    if (rc)
+        return rc;
     if (for_kernels && !ibx_frontend_plugin())
         ibx_frontend_connect();
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -357,13 +364,11 @@ void ibx_frontend_host_drop(void *address)
         give_back(&range);
 }
 
-int cudaFreeHost(void *address)
+static int free_host(void *address)
 {
-    ibx_frontend_owned_gone(OWNED_HOST, address);
     struct range range;
     int rc;
-    if (!address)
-        return CUDA_SUCCESS;
+    ibx_frontend_owned_gone(OWNED_HOST, address);
     ibx_frontend_print_all(); /* natively both this and the next one wait for the device */
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
@@ -376,6 +381,12 @@ int cudaFreeHost(void *address)
     if (take_from_gvirtus(address) || !ibx_frontend_plugin())
         return CALL_NEXT(cudaFreeHost, address);
     return ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaFreeHost(void *address)
+{
+    const int rc = ibx_frontend_unsafe();
+    return rc || !address ? rc : free_host(address);
 }
 
 /* Called under the lock. NULL: there is none. */
@@ -451,13 +462,16 @@ static bool is_allocated(const void *address)
 int cudaHostRegister(void *address, size_t n, unsigned flags)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    int rc = ibx_frontend_unsafe();
+    if (rc)
+        return rc;
     if (!calls)
         return CALL_NEXT(cudaHostRegister, address, n, flags);
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!ibx_frontend_all_mapped(address, n) || is_allocated(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = add(address, n, false, flags);
+    rc = add(address, n, false, flags);
     if (rc)
         return ibx_frontend_fail(rc);
     calls->prepare(address, n);
@@ -466,8 +480,11 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
 
 int cudaHostUnregister(void *address)
 {
-    ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     struct range range;
+    const int rc = ibx_frontend_unsafe();
+    if (rc)
+        return rc;
+    ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     ibx_frontend_print_all();
     if (take_out(address, false, &range))
         return CUDA_SUCCESS;

@@ -47,9 +47,11 @@ int ibx_frontend_wait_in_order(void *stream)
     if (legacy ? ibx_frontend_capturing()
                : !ibx_frontend_stream_blocks(stream) || ibx_frontend_captures(stream) ||
                      ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL))
-        return cudaStreamSynchronize(stream);
+        return ibx_frontend_stream_wait(stream);
     const uint64_t left = calls ? calls->legacy_left() : 0;
+    const int mode = ibx_frontend_relax();
     rc = wait_on_its_device(stream);
+    ibx_frontend_relax_end(mode);
     if (!rc && calls)
         calls->legacy_over(left);
     return rc;

@@ -202,7 +202,7 @@ static int mark_end(struct block *b, void *stream)
     const int device = ibx_frontend_current_device();
     if (ibx_frontend_device_of_stream(stream) != device) {
         drop_event(b);
-        return cudaStreamSynchronize(stream);
+        return ibx_frontend_stream_wait(stream);
     }
     if (b->event_device != device)
         drop_event(b);
@@ -217,7 +217,11 @@ static int mark_end(struct block *b, void *stream)
 /* CUDA_SUCCESS, CUDA_NOT_READY or an error of other work. */
 static int look(const struct block *b)
 {
-    return b->event ? cudaEventQuery(b->event) : CUDA_SUCCESS;
+    if (!b->event)
+        return CUDA_SUCCESS;
+    const int mode = ibx_frontend_relax(), rc = cudaEventQuery(b->event);
+    ibx_frontend_relax_end(mode);
+    return rc;
 }
 
 static void give_back(struct block *b)

@@ -466,6 +466,10 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
 {
     const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;
     struct managed m;
+    int rc;
+    if (ibx_frontend_capture_refuses(stream, &rc) || ibx_frontend_legacy_refuses(stream, &rc) ||
+        (rc = ibx_frontend_unsafe()))
+        return rc;
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (n && ibx_managed_find((uintptr_t)address, &m) && !m.variables &&

@@ -6,6 +6,7 @@
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/memory/managed.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -200,17 +201,20 @@ int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_lo
 {
     if (advice < ADVISE_READ_MOSTLY || advice > ADVISE_NOT_ACCESSED)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int rc = wrong_place(location, advice);
+    int rc = ibx_frontend_unsafe();
     if (rc)
-        return ibx_frontend_fail(rc);
-    return hint(address, n, advice, device_of(location));
+        return rc;
+    rc = wrong_place(location, advice);
+    return rc ? ibx_frontend_fail(rc) : hint(address, n, advice, device_of(location));
 }
 
 int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
                             unsigned flags, void *stream)
 {
-    (void)stream;
-    int rc = ibx_managed_check(address, n); /* natively, too, before the device is looked at */
+    int rc;
+    if (ibx_frontend_capture_refuses(stream, &rc) || ibx_frontend_legacy_refuses(stream, &rc))
+        return rc;
+    rc = ibx_managed_check(address, n); /* natively, too, before the device is looked at */
     if (rc)
         return rc;
     rc = flags ? CUDA_INVALID_VALUE : wrong_place(location, PREFETCHED);

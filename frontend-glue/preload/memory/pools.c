@@ -136,7 +136,7 @@ static int free_managed(void *address, void *stream)
 {
     if (ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int rc = cudaStreamSynchronize(stream);
+    const int rc = ibx_frontend_stream_wait(stream);
     return rc ? rc : cudaFree(address);
 }
 
@@ -264,6 +264,9 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 {
     struct extension_request e;
     uint64_t made = 0;
+    int rc = ibx_frontend_unsafe();
+    if (rc)
+        return rc;
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -277,7 +280,7 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_put_u16(&e.body, properties->usage);
     if (properties->handles)
         ibx_put_u8(&e.body, (uint8_t)properties->handles);
-    const int rc = ibx_frontend_request_ask(&e, &made);
+    rc = ibx_frontend_request_ask(&e, &made);
     if (!rc) {
         *pool = (void *)(uintptr_t)made;
         note_device(*pool, properties->location.id);
@@ -288,6 +291,9 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 int cudaMemPoolDestroy(void *pool)
 {
     struct extension_request e;
+    int rc = ibx_frontend_unsafe();
+    if (rc)
+        return rc;
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
@@ -296,7 +302,7 @@ int cudaMemPoolDestroy(void *pool)
     if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
-    const int rc = ibx_frontend_request_make(&e, NULL, 0);
+    rc = ibx_frontend_request_make(&e, NULL, 0);
     if (!rc)
         free(ibx_frontend_thing_take(THING_POOL, (uintptr_t)pool));
     return rc;

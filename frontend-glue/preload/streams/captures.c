@@ -9,7 +9,8 @@
 
 #include <pthread.h>
 
-#define NOT_KNOWN (-1) /* no mode */
+#define NOT_KNOWN           (-1) /* no mode */
+#define CAPTURE_INVALIDATED 2    /* cudaStreamCaptureStatus */
 
 static _Atomic unsigned captures; /* captures that this process has begun */
 /* Captures of threads' own streams, and those of them that had no work before. Protected by the
@@ -84,6 +85,59 @@ int cudaThreadExchangeStreamCaptureMode(int *mode)
     return CUDA_SUCCESS;
 }
 
+int ibx_frontend_capture_mode(void)
+{
+    return thread_mode;
+}
+
+/* ------------------------------------------------------ calls of this library beside captures */
+
+/* Where GVirtuS has no such call, the mode stays. */
+int ibx_frontend_relax(void)
+{
+    int mode = CUDA_CAPTURE_RELAXED;
+    const bool relaxes = ibx_frontend_capturing() && thread_mode != CUDA_CAPTURE_RELAXED &&
+                         NEXT(cudaThreadExchangeStreamCaptureMode);
+    return relaxes && !cudaThreadExchangeStreamCaptureMode(&mode) ? mode : CUDA_CAPTURE_RELAXED;
+}
+
+void ibx_frontend_relax_end(int mode)
+{
+    if (mode != CUDA_CAPTURE_RELAXED)
+        cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+int ibx_frontend_stream_wait(void *stream)
+{
+    const int mode = ibx_frontend_relax(), rc = cudaStreamSynchronize(stream);
+    ibx_frontend_relax_end(mode);
+    return rc;
+}
+
+/* -------------------------------------------------------------------- what captures forbid */
+
+static unsigned long long (*_Atomic next_forbidding)(unsigned long long last, void **stream);
+
+void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
+                                                             void **stream))
+{
+    atomic_store(&next_forbidding, next);
+}
+
+int ibx_frontend_unsafe(void)
+{
+    unsigned long long (*const next)(unsigned long long last, void **stream) =
+        ibx_frontend_capturing() ? atomic_load(&next_forbidding) : NULL;
+    unsigned long long last = 0, id;
+    void *stream;
+    for (; next && (id = next(last, &stream)); last = id)
+        if (stream)
+            ibx_frontend_stream_ask(stream);
+    return last ? ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------- which streams are captured */
+
 static int ask(void *stream, int *status, bool *known)
 {
     struct extension_request e;
@@ -114,6 +168,41 @@ int cudaStreamIsCapturing(void *stream, int *status)
 bool ibx_frontend_capturing(void)
 {
     return atomic_load_explicit(&captures, memory_order_relaxed);
+}
+
+bool ibx_frontend_capture_is_invalid(void *stream)
+{
+    bool known;
+    int status = 0;
+    if (ibx_frontend_capturing() && (uintptr_t)stream > 1)
+        ask(stream, &status, &known);
+    return status == CAPTURE_INVALIDATED;
+}
+
+bool ibx_frontend_capture_refuses(void *stream, int *rc)
+{
+    if (!ibx_frontend_captures(stream))
+        return false;
+    const int code = ibx_frontend_stream_ask(stream);
+    const bool ended = !code || code == CUDA_NOT_READY; /* the capture, meanwhile */
+    *rc = ended ? code : ibx_frontend_fail(code);
+    return !ended;
+}
+
+/* A query of the legacy stream invalidates these captures, too, in whatever mode the thread is; in
+ * mode RELAXED it invalidates no others. */
+bool ibx_frontend_legacy_refuses(void *stream, int *rc)
+{
+    if ((uintptr_t)stream > 1 || !ibx_frontend_capturing())
+        return false;
+    int code = CUDA_SUCCESS;
+    const int mode = ibx_frontend_relax();
+    if (thread_mode == CUDA_CAPTURE_RELAXED)
+        code = ibx_frontend_stream_ask(NULL);
+    ibx_frontend_relax_end(mode);
+    if (code == CUDA_CAPTURE_IMPLICIT)
+        *rc = ibx_frontend_fail(code);
+    return code == CUDA_CAPTURE_IMPLICIT;
 }
 
 /* An error of the request is ignored: the call that follows has it, too. */

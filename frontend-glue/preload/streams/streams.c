@@ -151,6 +151,14 @@ int cudaStreamQuery(void *stream)
     return ibx_frontend_waited(rc, (uintptr_t)stream);
 }
 
+int ibx_frontend_stream_ask(void *stream)
+{
+    int rc;
+    if (!called("cudaStreamQuery", stream, &rc))
+        rc = CALL_NEXT(cudaStreamQuery, stream);
+    return rc;
+}
+
 /* Host functions may query events, but make no other calls in this way. */
 static bool event_called(const char *name, void *event, int *rc)
 {

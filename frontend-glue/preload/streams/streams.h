@@ -44,6 +44,12 @@ bool ibx_frontend_captured(const struct extension_request *request, void *stream
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
                                    int *rc);
 
+/* Asks CUDA about the work of a stream, whatever is known here. If the stream is captured, this
+ * invalidates the capture, in whatever mode it is and whichever thread has begun it, and returns
+ * 900, or 901 if it was invalid before; of the legacy stream, while one is captured that waits for
+ * it, 906. */
+int ibx_frontend_stream_ask(void *stream);
+
 /* A function to be called when cudaDeviceSynchronize has succeeded in a process with one device. It
  * returns what that returns then. */
 void ibx_frontend_after_device_wait(int (*function)(void));
@@ -110,8 +116,33 @@ void ibx_frontend_thread_capture_begins(bool rested);
 void ibx_frontend_thread_capture_ends(bool rested);
 /* Whether the stream is being captured; quick while this process captures nothing. */
 bool ibx_frontend_captures(void *stream);
+/* Whether it is in a capture that was invalidated. */
+bool ibx_frontend_capture_is_invalid(void *stream);
 /* Whether this process captures any. */
 bool ibx_frontend_capturing(void);
+/* The mode that the program has set for the calling thread. */
+int ibx_frontend_capture_mode(void);
+/* Around calls of this library that CUDA forbids beside captures, on behalf of a call that it
+ * permits there: _relax() returns what _relax_end() takes. */
+int ibx_frontend_relax(void);
+void ibx_frontend_relax_end(int mode);
+/* Likewise a wait for a stream, which may be the legacy one. Returns what cudaStreamSynchronize()
+ * does. */
+int ibx_frontend_stream_wait(void *stream);
+/* Of a call that CUDA calls unsafe: CUDA_CAPTURE_UNSUPPORTED, recorded, if captures forbid it to
+ * the calling thread; they are invalid then. Quick while this process captures nothing. */
+int ibx_frontend_unsafe(void);
+/* `next` finds the captures that do so, which graphs/ knows: the first one with a number above
+ * `last`. It returns that number, or 0, and sets *stream; NULL: the stream is another thread's own,
+ * and that thread will invalidate the capture as it ends it. */
+void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
+                                                             void **stream));
+/* Of a call that CUDA permits in no stream that is captured: false, or *rc is its error, and the
+ * capture is invalidated. */
+bool ibx_frontend_capture_refuses(void *stream, int *rc);
+/* Likewise of one in the legacy stream that the back end does not get, while a stream is captured
+ * that waits for the legacy one. Other streams are never refused. */
+bool ibx_frontend_legacy_refuses(void *stream, int *rc);
 /* Whether any thread captures its own stream; *rested: how many of these streams had no work
  * before. */
 bool ibx_frontend_threads_capture(unsigned *rested);

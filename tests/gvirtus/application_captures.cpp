@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What a capture forbids, and what it leaves alone. What CUDA says was observed with driver 580 on
+// an H200.
+#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/application_arrays.h"
+
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+enum { MODE_GLOBAL, MODE_LOCAL, MODE_RELAXED, MODES };
+
+constexpr std::size_t beside_n = 64 * 1024;
+
+int status_of(void *stream)
+{
+    int status = -1;
+    return preloaded<int(void *, int *)>("cudaStreamIsCapturing")(stream, &status) ? -1 : status;
+}
+
+struct UnsafePlace {
+    int type, id;
+};
+struct UnsafePool {
+    int allocation, handles;
+    UnsafePlace location;
+    void *security;
+    std::size_t most;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+
+// The calls that CUDA calls unsafe, and what they need.
+class UnsafeCalls
+{
+    char *managed, *registered;
+    void *made = nullptr, *host = nullptr, *pool = nullptr, *old_pool = nullptr;
+    using Attach = int(void *, void *, std::size_t, unsigned);
+    using Hint = int(const void *, std::size_t, int, UnsafePlace);
+    using Prefetch = int(const void *, std::size_t, UnsafePlace, unsigned, void *);
+
+  public:
+    void *other = nullptr; // a stream that is not captured
+    struct Call {
+        const char *name;
+        std::function<int()> run, undo;
+    };
+    std::vector<Call> calls;
+
+    UnsafeCalls()
+        : managed(managed_memory(beside_n)),
+          registered(static_cast<char *>(std::aligned_alloc(4096, 2 * beside_n)))
+    {
+        cudaStreamCreateWithFlags(&other, 1);
+        cudaMallocHost(&host, beside_n);
+        host_register(registered + beside_n, beside_n);
+        make_pool(1, &old_pool);
+        calls = {
+            {"cudaHostAlloc", [this] { return cudaHostAlloc(&made, beside_n, 0); },
+             [this] { return cudaFreeHost(made); }},
+            {"cudaHostAllocMapped", [this] { return cudaHostAlloc(&made, beside_n, 2); },
+             [this] { return cudaFreeHost(made); }},
+            {"cudaMallocHost", [this] { return cudaMallocHost(&made, beside_n); },
+             [this] { return cudaFreeHost(made); }},
+            {"cudaFreeHost", [this] { return cudaFreeHost(host); },
+             [this] { return cudaMallocHost(&host, beside_n); }},
+            {"cudaHostRegister", [this] { return host_register(registered, beside_n); },
+             [this] { return host_unregister(registered); }},
+            {"cudaHostUnregister", [this] { return host_unregister(registered + beside_n); },
+             [this] { return host_register(registered + beside_n, beside_n); }},
+            {"cudaMemAdvise", [this] { return advise(1); }, [] { return 0; }},
+            {"cudaStreamAttachMemAsync", [this] { return attach(other); }, [] { return 0; }},
+            {"cudaMemPoolCreate", [this] { return make_pool(1, &pool); },
+             [this] { return no_pool(pool); }},
+            {"cudaMemPoolCreate of the host", [this] { return make_pool(2, &pool); },
+             [this] { return no_pool(pool); }},
+            {"cudaMemPoolDestroy", [this] { return no_pool(old_pool); },
+             [this] { return make_pool(1, &old_pool); }},
+        };
+    }
+    ~UnsafeCalls()
+    {
+        host_unregister(registered + beside_n);
+        std::free(registered);
+        cudaFreeHost(host);
+        no_pool(old_pool);
+        cudaFree(managed);
+        cudaStreamDestroy(other);
+    }
+    UnsafeCalls(const UnsafeCalls &) = delete;
+    UnsafeCalls &operator=(const UnsafeCalls &) = delete;
+    int attach(void *stream) { return attach_at(stream, managed); }
+    static int attach_at(void *stream, void *memory)
+    {
+        return preloaded<Attach>("cudaStreamAttachMemAsync")(stream, memory, 0, 1);
+    }
+    int advise(int what)
+    {
+        return preloaded<Hint>("cudaMemAdvise_v2")(what == 1 ? managed : registered, beside_n, what,
+                                                   {1, 0});
+    }
+    int prefetch(void *stream)
+    {
+        return preloaded<Prefetch>("cudaMemPrefetchAsync_v2")(managed, beside_n, {1, 0}, 0, stream);
+    }
+    static int make_pool(int where, void **made_pool)
+    {
+        UnsafePool wish = {};
+        wish.allocation = 1;
+        wish.location.type = where;
+        return preloaded<int(void **, const UnsafePool *)>("cudaMemPoolCreate")(made_pool, &wish);
+    }
+    static int no_pool(void *which) { return preloaded<int(void *)>("cudaMemPoolDestroy")(which); }
+};
+
+// By the calling thread or by another one.
+int run_by(bool other_thread, const std::function<int()> &call, int *last)
+{
+    int rc = -1;
+    const auto run = [&] {
+        rc = call();
+        *last = cudaGetLastError();
+    };
+    if (other_thread)
+        std::thread(run).join();
+    else
+        run();
+    return rc;
+}
+
+// Whether the call is refused, with the capture, or made, without it.
+bool treats(const UnsafeCalls::Call &call, void *stream, int mode, bool other_thread, bool refused)
+{
+    void *graph = &graph;
+    int last = -1;
+    REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+    const int rc = run_by(other_thread, call.run, &last);
+    const int status = status_of(stream), end = cudaStreamEndCapture(stream, &graph);
+    if (rc != (refused ? 900 : 0) || last != rc || status != 1 + refused ||
+        end != (refused ? 901 : 0))
+        std::fprintf(stderr, "%s in mode %d: %d, last error %d, status %d, end %d\n", call.name,
+                     mode, rc, last, status, end);
+    REQUIRE(rc == (refused ? 900 : 0) && last == rc && status == 1 + refused);
+    REQUIRE(end == (refused ? 901 : 0) && !(refused && graph));
+    REQUIRE(cudaGetLastError() == end);
+    // A call that was refused can be made afterwards: nothing was changed.
+    REQUIRE(refused ? call.run() == 0 && call.undo() == 0 : call.undo() == 0);
+    return HOLDS(cudaGetLastError() == 0);
+}
+
+// A capture forbids a call before CUDA looks at its arguments, except for a few.
+bool refused_before_arguments(UnsafeCalls &unsafe, void *stream)
+{
+    void *memory = nullptr, *none = nullptr, *graph = nullptr;
+    char bytes[1] = {};
+    const std::function<int()> wrong[] = {
+        [&] { return cudaHostAlloc(nullptr, 1, 0); },
+        [&] { return cudaHostAlloc(&memory, 1, 64); },
+        [&] { return cudaFreeHost(nullptr); },
+        [&] { return cudaFreeHost(bytes); },
+        [&] { return host_register(nullptr, 1); },
+        [&] { return host_unregister(bytes); },
+        [&] { return unsafe.advise(2); },
+        [&] { return unsafe.attach_at(unsafe.other, bytes); },
+        [&] { return unsafe.make_pool(77, &none); },
+        [&] { return cudaFree(nullptr); },
+    };
+    for (const auto &call : wrong) {
+        REQUIRE(cudaStreamBeginCapture(stream, MODE_GLOBAL) == 0);
+        REQUIRE(fails(call(), 900) && status_of(stream) == 2 && fails(call(), 900));
+        REQUIRE(fails(cudaStreamEndCapture(stream, &graph), 901));
+    }
+    REQUIRE(cudaStreamBeginCapture(stream, MODE_GLOBAL) == 0);
+    REQUIRE(cudaHostAlloc(&memory, 0, 0) == 0 && cudaMallocHost(&memory, 0) == 0);
+    REQUIRE(fails(unsafe.advise(99), 1) && status_of(stream) == 1);
+    return HOLDS(cudaStreamEndCapture(stream, &graph) == 0);
+}
+
+// The legacy stream takes no work while a stream that waits for it is captured, also if the back
+// end does not get that work.
+bool refused_in_legacy(UnsafeCalls &unsafe)
+{
+    void *stream = nullptr, *graph = nullptr, *legacy = nullptr;
+    char from[8] = {}, to[8] = {};
+    const std::function<int()> calls[] = {
+        [&] { return unsafe.prefetch(legacy); },
+        [&] { return cudaMemcpyAsync(to, from, 8, 0, legacy); },
+        [&] { return cudaMemcpy(to, from, 8, 0); },
+        [&] { return unsafe.attach(legacy); },
+    };
+    for (unsigned flags : {0u, 1u}) {
+        REQUIRE(cudaStreamCreateWithFlags(&stream, flags) == 0);
+        for (unsigned i = 0; i < 4; i++) {
+            const int wanted = !flags ? 906 : i == 3 ? 900 : 0;
+            REQUIRE(cudaStreamBeginCapture(stream, MODE_GLOBAL) == 0);
+            REQUIRE(calls[i]() == wanted && cudaGetLastError() == wanted);
+            REQUIRE(status_of(stream) == 1 + (wanted != 0));
+            REQUIRE(cudaStreamEndCapture(stream, &graph) == (wanted ? 901 : 0));
+            cudaGetLastError();
+        }
+        REQUIRE(cudaStreamDestroy(stream) == 0);
+    }
+    return true;
+}
+
+// A thread that is in relaxed mode may call what it likes.
+bool permitted_in_relaxed_mode(const UnsafeCalls &unsafe, void *stream)
+{
+    auto *exchange = preloaded<int(int *)>("cudaThreadExchangeStreamCaptureMode");
+    int mode = MODE_RELAXED;
+    REQUIRE(exchange(&mode) == 0);
+    for (const UnsafeCalls::Call &call : unsafe.calls)
+        REQUIRE(treats(call, stream, MODE_GLOBAL, false, false));
+    return HOLDS(exchange(&mode) == 0);
+}
+
+// In the captured stream, neither can be made in any mode.
+bool refused_in_the_stream(UnsafeCalls &unsafe, void *stream)
+{
+    for (int mode = MODE_GLOBAL; mode < MODES; mode++)
+        for (bool attaches : {false, true}) {
+            void *graph = nullptr;
+            const auto call = [&] {
+                return attaches ? unsafe.attach(stream) : unsafe.prefetch(stream);
+            };
+            REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+            REQUIRE(unsafe.prefetch(unsafe.other) == 0 && status_of(stream) == 1);
+            REQUIRE(fails(call(), 900) && status_of(stream) == 2 && fails(call(), 901));
+            REQUIRE(cudaStreamEndCapture(stream, &graph) == 901 && cudaGetLastError() == 901);
+            REQUIRE(!graph && call() == 0);
+        }
+    return true;
+}
+
+// The stream of a thread can be named by that thread alone.
+bool refused_beside_another_threads_stream(const UnsafeCalls &unsafe)
+{
+    void *const own = reinterpret_cast<void *>(2), *graph = &graph;
+    int last = 0;
+    REQUIRE(cudaStreamBeginCapture(own, MODE_GLOBAL) == 0);
+    REQUIRE(run_by(true, unsafe.calls[0].run, &last) == 900 && last == 900);
+    return HOLDS(fails(cudaStreamEndCapture(own, &graph), 901) && !graph);
+}
+
+} // namespace
+
+// What CUDA calls unsafe is refused while the thread itself captures, but in mode RELAXED, and
+// while another thread captures in mode GLOBAL.
+bool captures_forbid()
+{
+    UnsafeCalls unsafe;
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (int mode = MODE_GLOBAL; mode < MODES; mode++)
+        for (const UnsafeCalls::Call &call : unsafe.calls) {
+            REQUIRE(treats(call, stream, mode, false, mode != MODE_RELAXED));
+            REQUIRE(treats(call, stream, mode, true, mode == MODE_GLOBAL));
+        }
+    REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
+    REQUIRE(refused_beside_another_threads_stream(unsafe));
+    REQUIRE(refused_before_arguments(unsafe, stream) && refused_in_legacy(unsafe));
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
+namespace
+{
+
+// Memory of each kind, and asynchronous copies and sets that this library completes before the call
+// returns.
+struct CopiesBeside {
+    std::vector<char> there = random_bytes(beside_n, 5), back = std::vector<char>(beside_n);
+    char *device = device_memory(beside_n);
+    void *locked[2] = {}, *array = nullptr;
+
+    using Rows = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int,
+                     void *);
+    using ToArray = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                        std::size_t, int, void *);
+    using FromArray = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                          std::size_t, int, void *);
+
+    bool made()
+    {
+        return cudaMallocHost(&locked[0], beside_n) == 0 &&
+               cudaMallocHost(&locked[1], beside_n) == 0 && malloc_array(&array, {64, 16, 0}) == 0;
+    }
+    bool gone()
+    {
+        return cudaFreeHost(locked[0]) == 0 && cudaFreeHost(locked[1]) == 0 &&
+               free_array(array) == 0 && cudaFree(device) == 0;
+    }
+    char *first() { return static_cast<char *>(locked[0]); }
+    char *second() { return static_cast<char *>(locked[1]); }
+
+    // Within host memory; the bytes are in use by an earlier copy.
+    bool on_host(void *stream)
+    {
+        std::memcpy(first(), there.data(), beside_n);
+        REQUIRE(cudaMemcpyAsync(device, first(), beside_n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(second(), device, beside_n, D2H, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back.data(), second(), beside_n, 0, stream) == 0 && back == there);
+        return true;
+    }
+    // Rows with gaps, one way and back.
+    bool rows(void *stream)
+    {
+        auto *copy = preloaded<Rows>("cudaMemcpy2DAsync");
+        REQUIRE(copy(device, 256, there.data(), 300, 200, 100, H2D, stream) == 0);
+        std::fill(back.begin(), back.end(), 'x');
+        REQUIRE(copy(back.data(), 400, device, 256, 200, 100, D2H, stream) == 0);
+        for (std::size_t i = 0; i < 100; i++)
+            REQUIRE(!std::memcmp(&back[i * 400], &there[i * 300], 200) &&
+                    back[i * 400 + 200] == 'x');
+        REQUIRE(copy(back.data(), 200, there.data(), 300, 200, 100, 0, stream) == 0);
+        return HOLDS(!std::memcmp(&back[200], &there[300], 200));
+    }
+    bool arrays(void *stream)
+    {
+        auto *to = preloaded<ToArray>("cudaMemcpy2DToArrayAsync");
+        auto *from = preloaded<FromArray>("cudaMemcpy2DFromArrayAsync");
+        REQUIRE(to(array, 0, 0, there.data(), 300, 256, 16, H2D, stream) == 0);
+        std::fill(back.begin(), back.end(), 'x');
+        REQUIRE(from(back.data(), 400, array, 0, 0, 256, 16, D2H, stream) == 0);
+        for (std::size_t i = 0; i < 16; i++)
+            REQUIRE(!std::memcmp(&back[i * 400], &there[i * 300], 256));
+        return true;
+    }
+    // Parts of elements, which are no copy of planes: the legacy stream copies them.
+    bool parts(void *stream)
+    {
+        auto *to = preloaded<ToArray>("cudaMemcpy2DToArrayAsync");
+        auto *from = preloaded<FromArray>("cudaMemcpy2DFromArrayAsync");
+        REQUIRE(to(array, 2, 1, there.data(), 300, 101, 2, H2D, stream) == 0);
+        REQUIRE(from(back.data(), 400, array, 2, 1, 101, 2, D2H, stream) == 0);
+        return HOLDS(!std::memcmp(&back[400], &there[300], 101));
+    }
+};
+
+} // namespace
+
+// Asynchronous copies beside a capture are no part of it, also those for which this library waits.
+// The legacy stream takes none while a stream that waits for it is captured.
+bool copies_beside_captures()
+{
+    CopiesBeside copies;
+    void *captured[2] = {}, *others[2] = {}, *legacy = nullptr, *graph = nullptr;
+    REQUIRE(copies.made());
+    for (unsigned flags : {0u, 1u})
+        REQUIRE(cudaStreamCreateWithFlags(&captured[flags], flags) == 0 &&
+                cudaStreamCreateWithFlags(&others[flags], flags) == 0);
+    for (int mode = MODE_GLOBAL; mode < MODES; mode++)
+        for (void *stream : captured)
+            for (void *other : {others[0], others[1], reinterpret_cast<void *>(2), legacy}) {
+                if (other == legacy && stream == captured[0])
+                    continue;
+                REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+                REQUIRE(copies.on_host(other) && copies.rows(other) && copies.arrays(other));
+                REQUIRE(stream == captured[0] || copies.parts(other));
+                REQUIRE(cudaMemsetAsync(copies.first(), 7, beside_n, other) == 0);
+                REQUIRE(cudaGetLastError() == 0 && status_of(stream) == 1);
+                REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
+                REQUIRE(cudaStreamSynchronize(other) == 0);
+                REQUIRE(has(copies.first(), std::vector<char>(beside_n, 7)));
+            }
+    for (unsigned i : {0u, 1u})
+        REQUIRE(cudaStreamDestroy(captured[i]) == 0 && cudaStreamDestroy(others[i]) == 0);
+    return HOLDS(copies.gone());
+}
+
+// Copies of nothing are made in a capture that was invalidated, too, and invalidate none; of planes
+// only the latter.
+bool empty_copies_in_captures()
+{
+    auto *rows = preloaded<CopiesBeside::Rows>("cudaMemcpy2DAsync");
+    char *device = device_memory(beside_n), bytes[64] = {};
+    void *stream = nullptr, *graph = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (bool broken : {false, true})
+        for (int mode = MODE_GLOBAL; mode < MODES; mode++) {
+            REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+            if (broken)
+                REQUIRE(fails(cudaStreamQuery(stream), 900));
+            REQUIRE(rows(device, 64, device + 1024, 64, 0, 4, D2D, stream) == 0);
+            REQUIRE(rows(device, 64, device + 1024, 64, 8, 0, D2D, stream) == 0);
+            REQUIRE(rows(device, 64, bytes, 64, 0, 4, H2D, stream) == 0);
+            REQUIRE(rows(bytes, 64, device, 64, 0, 4, DEFAULT, stream) == 0);
+            REQUIRE(rows(bytes, 64, bytes + 32, 64, 0, 4, 0, stream) == 0);
+            for (int kind : {0, int(H2D), int(D2H), int(D2D), DEFAULT})
+                REQUIRE(cudaMemcpyAsync(kind == 0 || kind == D2H ? bytes : device,
+                                        kind == 0 || kind == H2D ? bytes + 32 : device, 0, kind,
+                                        stream) == 0);
+            const ibx_cuda_memcpy3d none = {};
+            REQUIRE(preloaded<int(const ibx_cuda_memcpy3d *, void *)>("cudaMemcpy3DAsync")(
+                        &none, stream) == (broken ? 901 : 0));
+            REQUIRE(status_of(stream) == 1 + broken && cudaGetLastError() == (broken ? 901 : 0));
+            REQUIRE(cudaStreamEndCapture(stream, &graph) == (broken ? 901 : 0));
+            REQUIRE(cudaGetLastError() == (broken ? 901 : 0));
+        }
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device) == 0);
+}
