@@ -196,6 +196,48 @@ bool planes_beyond_rows()
     return cudaFree(device) == 0;
 }
 
+// What CUDA refuses of rows, in its order: the pitch of several rows, the kind, the array's handle,
+// and the pitch of one row (H200, driver 580).
+static bool refused_rows(void *array, char *memory, std::size_t width)
+{
+    using To = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                   std::size_t, int);
+    using From = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                     std::size_t, int);
+    using ToAsync = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                        std::size_t, int, void *);
+    using FromAsync = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                          std::size_t, int, void *);
+    const auto copy = [&](bool to, bool async, void *with, std::size_t pitch, std::size_t rows,
+                          int kind) {
+        if (async)
+            return to ? preloaded<ToAsync>("cudaMemcpy2DToArrayAsync")(with, 0, 0, memory, pitch,
+                                                                       width, rows, kind, nullptr)
+                      : preloaded<FromAsync>("cudaMemcpy2DFromArrayAsync")(
+                            memory, pitch, with, 0, 0, width, rows, kind, nullptr);
+        return to ? preloaded<To>("cudaMemcpy2DToArray")(with, 0, 0, memory, pitch, width, rows,
+                                                         kind)
+                  : preloaded<From>("cudaMemcpy2DFromArray")(memory, pitch, with, 0, 0, width, rows,
+                                                             kind);
+    };
+    for (bool to : {true, false})
+        for (bool async : {false, true})
+            for (int kind : {int(to ? H2D : D2H), DEFAULT}) {
+                const int back = to ? D2H : H2D;
+                REQUIRE(fails(copy(to, async, array, width / 2, 2, kind), 12));
+                REQUIRE(fails(copy(to, async, array, width / 2, 2, 9), 12));
+                REQUIRE(fails(copy(to, async, nullptr, width / 2, 2, kind), 12));
+                REQUIRE(fails(copy(to, async, nullptr, width, 2, 9), 21));
+                REQUIRE(fails(copy(to, async, array, width, 2, back), 21));
+                REQUIRE(fails(copy(to, async, array, width, 2, 0), 21));
+                REQUIRE(fails(copy(to, async, nullptr, width, 2, kind), 400));
+                REQUIRE(fails(copy(to, async, nullptr, width / 2, 1, kind), 400));
+                REQUIRE(fails(copy(to, async, array, width / 2, 1, kind), 1));
+                REQUIRE(copy(to, async, nullptr, width, 0, kind) == 0);
+            }
+    return true;
+}
+
 // A copy beyond an array is refused before memory is read that the program need not have.
 static bool beyond_array()
 {
@@ -228,6 +270,7 @@ static bool beyond_array()
         REQUIRE(from(p.from.at, row, array, 0, 0, row, 4 + more, D2H) == static_cast<int>(more));
     }
     REQUIRE(fails(to(array, 4, 0, p.from.at, row, row, 4, H2D), 1));
+    REQUIRE(refused_rows(array, memory, 64) && refused_rows(array, memory, 2 * row));
     auto *run = preloaded<int(void *, std::size_t, std::size_t, const void *, std::size_t, int)>(
         "cudaMemcpyToArray");
     char *const last = memory + page - 400;

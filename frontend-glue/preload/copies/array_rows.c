@@ -114,6 +114,20 @@ static int rows_to_array(void *array, size_t x, size_t y, const void *from, size
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
+/* What CUDA refuses of rows between memory and an array, in this order. A single row need not have
+ * a pitch. `other`: the kind that says that the memory is the host's. */
+static int check_rows(const void *array, size_t pitch, size_t width, size_t height, int kind,
+                      int other)
+{
+    if (height > 1 && width > pitch)
+        return CUDA_INVALID_PITCH;
+    if (kind != other && kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT)
+        return CUDA_INVALID_DIRECTION;
+    if (!array)
+        return CUDA_INVALID_HANDLE;
+    return pitch && width > pitch ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
                         size_t width, size_t height, int kind)
 {
@@ -121,13 +135,14 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    int rc = check_rows(array, pitch, width, height, kind, CUDA_MEMCPY_TO_DEVICE);
+    if (rc)
+        return ibx_frontend_fail(rc);
     if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
         return rows_to_array(array, x, y, from, pitch, width, height);
     if (!ibx_frontend_bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = ibx_frontend_bounce_begin(&b, n);
+    rc = ibx_frontend_bounce_begin(&b, n);
     if (!rc)
         rc = cudaMemcpy2D(b.memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
     if (!rc)
@@ -157,13 +172,14 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
     size_t n;
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (ibx_frontend_is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    int rc = check_rows(array, pitch, width, height, kind, CUDA_MEMCPY_FROM_DEVICE);
+    if (rc)
+        return ibx_frontend_fail(rc);
     if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
         return rows_from_array(to, pitch, array, x, y, width, height);
     if (!ibx_frontend_bytes_of(width, height, &n) || rows_are_beyond(array, x, y, width, height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = ibx_frontend_bounce_begin(&b, n);
+    rc = ibx_frontend_bounce_begin(&b, n);
     if (!rc)
         rc = rows_from_array(b.memory, width, array, x, y, width, height);
     if (!rc)
@@ -240,9 +256,12 @@ int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, 
                                   .kind = kind};
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (array && as_planes(&p))
+    int rc = check_rows(array, pitch, width, height, kind, CUDA_MEMCPY_TO_DEVICE);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    if (as_planes(&p))
         return cudaMemcpy3DAsync(&p, stream);
-    const int rc = ibx_frontend_stream_wait(stream);
+    rc = ibx_frontend_stream_wait(stream);
     return rc ? rc
               : ibx_frontend_copy_over(
                     cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind), stream);
@@ -258,9 +277,12 @@ int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t
                                   .kind = kind};
     if (!width || !height)
         return CUDA_SUCCESS;
-    if (array && as_planes(&p))
+    int rc = check_rows(array, pitch, width, height, kind, CUDA_MEMCPY_FROM_DEVICE);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    if (as_planes(&p))
         return cudaMemcpy3DAsync(&p, stream);
-    const int rc = ibx_frontend_stream_wait(stream);
+    rc = ibx_frontend_stream_wait(stream);
     return rc ? rc
               : ibx_frontend_copy_over(
                     cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
