@@ -218,6 +218,7 @@ bool threads_of_streams()
     char *m = managed_memory(100 * K);
     REQUIRE(attach(nullptr, m, 100 * K, 1) == 0 && fails(attach(nullptr, m, 17, 1), 1));
     REQUIRE(fails(attach(nullptr, m + 1, 100 * K - 1, 1), 1) && attach(nullptr, m, 0, 2) == 0);
+    REQUIRE(fails(attach(nullptr, m + page, 0, 1), 1));
     return good == 4 && cudaFree(m) == 0;
 }
 
@@ -405,6 +406,29 @@ static bool hints_of_several(char *m)
                  fails(discard(ranges, bytes, 3, 0, nullptr), 1));
 }
 
+// Memory that is not managed has no hints, also if the device can access it.
+static bool hints_of_no_managed()
+{
+    auto *advise = preloaded<int(const void *, std::size_t, int, Place)>("cudaMemAdvise");
+    auto *prefetch =
+        preloaded<int(const void *, std::size_t, Place, unsigned)>("cudaMemPrefetchAsync");
+    auto *attach =
+        preloaded<int(void *, void *, std::size_t, unsigned)>("cudaStreamAttachMemAsync");
+    void *locked = nullptr, *mapped = nullptr;
+    REQUIRE(cudaHostAlloc(&locked, page, 0) == 0 && cudaHostAlloc(&mapped, page, 2) == 0);
+    for (void *memory : {locked, mapped, static_cast<void *>(device_memory(page))}) {
+        int value = 99;
+        for (int which = 1; which <= 8; which++)
+            REQUIRE(fails(preloaded<int(void *, std::size_t, int, const void *, std::size_t)>(
+                              "cudaMemRangeGetAttribute")(&value, 4, which, memory, page),
+                          1));
+        REQUIRE(value == 99 && fails(advise(memory, page, 1, {1, 0}), 1));
+        REQUIRE(fails(prefetch(memory, page, {1, 0}, 0), 1));
+        REQUIRE(fails(attach(nullptr, memory, 0, 1), 1));
+    }
+    return HOLDS(cudaFreeHost(locked) == 0 && cudaFreeHost(mapped) == 0);
+}
+
 // Advice about parts of the memory is known as long as the memory exists.
 static bool hints()
 {
@@ -445,7 +469,7 @@ static bool hints()
     REQUIRE(fails(prefetch(m, page, missing_node, 0), 1) &&
             fails(advise(m, page, 3, missing_node), 1));
     REQUIRE(advise(m, page, 1, missing_node) == 0 && advise(m, page, 2, missing_node) == 0);
-    REQUIRE(hints_of_several(m));
+    REQUIRE(hints_of_several(m) && hints_of_no_managed());
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
     return HOLDS(cudaFree(m) == 0);

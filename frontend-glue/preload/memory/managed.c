@@ -472,9 +472,9 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
         return rc;
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (n && ibx_managed_find((uintptr_t)address, &m) && !m.variables &&
-        /* CUDA accepts only a whole allocation. */
-        ((uintptr_t)address != m.begin + m.before || n != m.asked))
+    if (ibx_managed_find((uintptr_t)address, &m) && !m.variables &&
+        /* CUDA accepts only a whole allocation, which 0 bytes mean, too. */
+        ((uintptr_t)address != m.begin + m.before || (n && n != m.asked)))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_managed_check(address, n ? n : 1);
 }

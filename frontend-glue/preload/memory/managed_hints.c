@@ -132,14 +132,15 @@ void ibx_managed_hints_gone(uintptr_t begin, size_t n)
 /* ----------------------------------------------------------------------- the calls */
 
 /* How many of n bytes from there on are the program's managed memory. Those of a variable may be in
- * pages of another module's variables, and continue in other pages. */
+ * pages of another module's variables, and continue in other pages. Page-locked memory that is
+ * implemented as managed memory is none to the program. */
 static size_t managed_from(uintptr_t at, size_t n)
 {
     struct managed m;
     size_t good = 0, here = 0;
     do {
         good += here;
-        const bool found = ibx_managed_find(at + good, &m);
+        const bool found = ibx_managed_find(at + good, &m) && !m.mapped && !m.in_place;
         const size_t skipped = found ? at + good - m.begin - m.before : 0;
         here = found && skipped < m.asked ? m.asked - skipped : 0;
     } while (here && here < n - good && m.variables && m.before + m.asked == m.n);
