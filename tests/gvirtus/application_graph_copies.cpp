@@ -310,6 +310,35 @@ bool beyond_memory(char *device)
     return HOLDS(host_unregister(registered.data()) == 0 && cudaFreeHost(pinned) == 0);
 }
 
+// A node gets no copy of nothing, from or to nowhere, or of no kind (H200, driver 580).
+bool set_to_nothing(char *device)
+{
+    constexpr std::size_t n = 256;
+    std::vector<char> there(n);
+    for (const Planes &first :
+         {copy_of(device, there.data(), n, H2D), copy_of(device, device + n, n, D2D)}) {
+        Graph graph;
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &first) == 0);
+        void *exec = graph.made();
+        const auto set = [&](void *to, const void *from, std::size_t bytes, int kind, int code) {
+            REQUIRE(bytes || fails(run<void *, void *, const void *, std::size_t, int>(
+                                       "cudaGraphMemcpyNodeSetParams1D", graph.nodes[0], to, from,
+                                       bytes, kind),
+                                   code));
+            return fails(run<void *, void *, void *, const void *, std::size_t, int>(
+                             "cudaGraphExecMemcpyNodeSetParams1D", exec, graph.nodes[0], to, from,
+                             bytes, kind),
+                         code);
+        };
+        REQUIRE(set(first.to.at, first.from.at, 0, first.kind, 1));
+        REQUIRE(set(nullptr, first.from.at, n, DEFAULT, 1));
+        REQUIRE(set(first.to.at, nullptr, n, DEFAULT, 1));
+        REQUIRE(set(first.to.at, first.from.at, n, 9, 21));
+        REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && graph.destroy() == 0);
+    }
+    return true;
+}
+
 // An executable graph is updated by a graph with other memory of the host, and that graph is
 // changed then.
 bool changed_after_update(char *device, void *stream)
@@ -640,7 +669,7 @@ bool copies_in_graphs()
     }
     REQUIRE(one_by_one(device, stream) && rows_and_planes(device, stream));
     REQUIRE(parameters(device, stream) && changed_after_update(device, stream));
-    REQUIRE(beyond_memory(device));
+    REQUIRE(beyond_memory(device) && set_to_nothing(device));
     REQUIRE(in_turns(device, stream) && one_trip((64u << 20) + 5, stream, true));
     char *more = device_memory(28000000);
     REQUIRE(many_at_a_time(more, stream) && cudaFree(more) == 0);

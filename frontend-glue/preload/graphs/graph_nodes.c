@@ -129,14 +129,18 @@ static bool is_short(const struct ibx_cuda_memcpy3d *p)
     return p->from.at && p->to.at && ibx_frontend_planes_are_short(p);
 }
 
+static bool has_two_sides(const struct ibx_cuda_memcpy3d *p)
+{
+    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
+}
+
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
     int rc;
     uint64_t queue;
-    if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at ||
-        is_short(copy))
+    if (!has_two_sides(copy) || is_short(copy))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p)) {
@@ -181,11 +185,23 @@ static int set_slot_copy(const char *call, void *exec, void *node,
     return rc || !exec ? rc : ibx_frontend_exec_exchange(exec, node, before, number);
 }
 
+/* Other than a node that is added, one that is there gets no copy of nothing. */
+static int check_new_copy(const struct ibx_cuda_memcpy3d *copy)
+{
+    if (copy && ibx_frontend_is_no_kind(copy->kind))
+        return CUDA_INVALID_DIRECTION;
+    return !has_two_sides(copy) || !copy->extent.width || !copy->extent.height ||
+                   !copy->extent.depth || is_short(copy)
+               ? CUDA_INVALID_VALUE
+               : CUDA_SUCCESS;
+}
+
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
-    if (!copy || is_short(copy))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = check_new_copy(copy);
+    if (rc)
+        return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
         return set_slot_copy(call, exec, node, &p);
