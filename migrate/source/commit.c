@@ -132,9 +132,10 @@ int ibx_source_check_images(struct source *s, struct ibx_error *err)
               : ibx_error_set(
                     err, -EPERM,
                     "this QEMU (process %d) does not hand %.300s over: while that is locked here, "
-                    "the VM could not run at the destination; QEMU never hands over the images of "
-                    "a quorum of raw ones: use images of another format (qcow2), or locking=off at "
-                    "both ends",
+                    "the VM could not run at the destination; if QEMU has taken it back for an "
+                    "export that it refused or that has ended, migrate again when nobody begins "
+                    "one; QEMU never hands over the images of a quorum of raw ones: use images of "
+                    "another format (qcow2), or locking=off at both ends",
                     (int)s->vm.ram.pid, path);
 }
 
@@ -231,8 +232,12 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     int rc = check_still(s, err);
     if (!rc) /* devices and images may have changed until QEMU stopped the VM */
         rc = ibx_source_check_compared(s, err);
-    if (!rc) /* for an export that began since, QEMU takes back a disk that it had handed over */
+    if (!rc)
         rc = ibx_source_check_block_users(s, err);
+    /* For an export that began since, QEMU takes back a disk that it had handed over, and keeps it
+     * when it refuses the export, or when that has ended. */
+    if (!rc)
+        rc = ibx_source_check_images(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);
     /* The VM may have been continued or reset here meanwhile: that is read first, and the next turn

@@ -498,6 +498,28 @@ static void test_an_export_before_the_commit(void)
     unlink(disk_file);
 }
 
+/* At the last moment QEMU takes the disk back also for an export that it then refuses, and keeps
+ * it, without an export that could be seen. */
+static void test_a_refused_export_before_the_commit(void)
+{
+    char path[160];
+    start_with_a_disk();
+    pair_run_to("source:committing", NULL);
+    snprintf(path, sizeof(path), "%s/nbd", mover_folder);
+    vm_do(&vms[0], "nbd-server-start",
+          json_pack("{s:{s:s,s:{s:s}}}", "addr", "type", "unix", "data", "path", path));
+    vm_refused(ibx_qmp_execute(vms[0].qmp, "nbd-server-add",
+                               json_pack("{s:s,s:b}", "device", "disk", "writable", 1), NULL,
+                               vm_soon(), &vm_error),
+               -EREMOTEIO, "Permission conflict");
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "if QEMU has taken it back for an export that it refused");
+    mover_ends(&receiver, 1);
+    pair_stays();
+    unlink(disk_file);
+}
+
 static void stands_still(void)
 {
     mover_await_words(&receiver, "is here and stopped, since it could not be continued");
@@ -605,6 +627,7 @@ int main(void)
                                            VM_TEST(test_beside_a_snapshot),
                                            VM_TEST(test_an_answer_to_an_earlier_client),
                                            VM_TEST(test_an_export_before_the_commit),
+                                           VM_TEST(test_a_refused_export_before_the_commit),
                                            VM_TEST(test_an_export_after_the_commit),
                                            VM_TEST(test_an_export_and_a_killed_receiver),
                                            VM_TEST(test_a_quorum_of_raw_images),
