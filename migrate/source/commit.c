@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #define LOOK_MS       1000  /* between two looks at a VM whose pages come before the stop */
@@ -74,15 +75,25 @@ static int check_other_migration(const struct source *s, uint64_t deadline_ns,
                          now.status);
 }
 
+/* Whether a sentence names the same job, export or image as the other: what follows in brackets
+ * may change, such as a job's status. */
+static bool names_the_same(const char *reason, const char *other)
+{
+    const size_t n = strcspn(reason, "(");
+    return n && !strncmp(reason, other, n) && strcspn(other, "(") == n;
+}
+
 /* Images may be others for a while, and jobs end, as those of a backup: that is decided at the
  * stop, and the operator is told in time. */
 static void tell_of_disks(struct source *s, const struct ibx_blockers *blockers)
 {
-    if (blockers->count && !s->warm.disks_told)
-        ibx_migration_notify(&s->options->observer,
-                             "if this is so when the VM is to stop, its migration ends then: %s",
-                             blockers->reasons[0]);
-    s->warm.disks_told = s->warm.disks_told || blockers->count;
+    const char *reason = blockers->reasons[0];
+    if (!blockers->count || names_the_same(reason, s->warm.disks_told))
+        return;
+    snprintf(s->warm.disks_told, sizeof(s->warm.disks_told), "%s", reason);
+    ibx_migration_notify(&s->options->observer,
+                         "if this is so when the VM is to stop, its migration ends then: %s",
+                         reason);
 }
 
 /* QEMU reports nothing of it. An answer that does not come, or QEMU's end, is the concern of
@@ -94,12 +105,14 @@ int ibx_source_look_at_warming(struct source *s, struct ibx_error *err)
     if (ibx_now_ns() < s->warm.look_ns || !s->vm.qmp || !s->link.compared)
         return 0;
     const uint64_t deadline = ibx_deadline_in_ms(LOOKS_MS);
-    int rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &disks,
+    /* Jobs and exports first: the filter of a backup is a layer of the disk's image, too. */
+    int rc = ibx_preflight_block_users(s->vm.qmp, &disks, deadline, &unused);
+    const size_t users = disks.count;
+    if (!rc)
+        rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &disks,
                                  deadline, &unused);
-    if (!rc && disks.count)
+    if (!rc && disks.count > users)
         rc = ibx_preflight_since(s->vm.qmp, false, s->link.compared, &devices, deadline, &unused);
-    if (!rc && !disks.count)
-        rc = ibx_preflight_block_users(s->vm.qmp, &disks, deadline, &unused);
     if (!rc && devices.count)
         return ibx_migration_refused("this VM cannot be migrated", &devices, err);
     if (!rc) {

@@ -64,7 +64,7 @@ struct source_warm {
     unsigned drops;                       /* rounds in DROPPING */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
-    bool disks_told;                      /* the operator was told of other images, or users */
+    char disks_told[IBX_ERROR_MAX];       /* what the operator was told of other images, or users */
     bool nests;                           /* its guest may run VMs under KVM */
     struct ibx_error why;                 /* of WRITES_LOST */
 };

@@ -497,6 +497,34 @@ static void test_other_images_before_the_stop(void)
     pair_stayed();
 }
 
+/* The sentence names what is in the way, and so does one of what comes later. The filter of a
+ * backup is a layer of the disk's image, and nothing to give the destination. */
+static void test_block_jobs_before_the_stop(void)
+{
+#define NODE(name) "driver=null-co,size=1048576,node-name=" name
+    static const char *const commands[] = {"blockdev-backup", "blockdev-mirror"};
+    static const char *const words[] = {"its migration ends then: the block job j0 (backup, ",
+                                        "its migration ends then: the block job j1 (mirror, "};
+    pair_start(&(struct vm_options){.append = "",
+                                    .extra = {"-blockdev", NODE("disk"), "-blockdev", NODE("spare"),
+                                              "-device", "virtio-blk-pci,drive=disk,addr=5"}});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 0);
+    for (size_t i = 0; i < 2; i++) {
+        const char id[] = {'j', (char)('0' + i), 0};
+        vm_do(&vms[0], commands[i],
+              json_pack("{s:s,s:s,s:s,s:s}", "job-id", id, "device", "disk", "target", "spare",
+                        "sync", "none"));
+        mover_await_words(&sender, words[i]);
+        vm_do(&vms[0], "block-job-cancel", json_pack("{s:s,s:b}", "device", id, "force", 1));
+        json_decref(vm_event(&vms[0], "JOB_STATUS_CHANGE", "null"));
+    }
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
+}
+
 static void await_status(struct vm *vm, const char *status)
 {
     const uint64_t deadline = vm_soon();
@@ -602,6 +630,7 @@ int main(void)
                                            VM_TEST(test_right_every_byte),
                                            VM_TEST(test_devices_before_the_stop),
                                            VM_TEST(test_other_images_before_the_stop),
+                                           VM_TEST(test_block_jobs_before_the_stop),
                                            VM_TEST(test_another_migration_before_the_stop),
                                            VM_TEST(test_right_past_the_page_cache),
                                            VM_TEST(test_another_process_has_the_memory),
