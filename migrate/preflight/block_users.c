@@ -91,12 +91,16 @@ int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers
     return rc;
 }
 
+/* One that is only created may be refused yet, as each is that would write to a disk that QEMU has
+ * handed over; one that begins is reported as running right afterwards. */
 const char *ibx_preflight_block_job(json_t *event)
 {
     const char *name = json_string_value(json_object_get(event, "event"));
     const json_t *data = json_object_get(event, "data");
+    const char *status = text_of(data, "status");
     const bool changes = name && !strcmp(name, "JOB_STATUS_CHANGE");
-    return changes && is_at_work(text_of(data, "status")) ? text_of(data, "id") : NULL;
+    return changes && is_at_work(status) && strcmp(status, "created") != 0 ? text_of(data, "id")
+                                                                           : NULL;
 }
 
 /* Whether descriptor `number` has locks on both bytes, by /proc/PID/fdinfo/N, which has lines such

@@ -84,6 +84,21 @@ static void test_block_job_at_the_stop(void)
     pair_stayed();
 }
 
+/* QEMU makes a job before it finds out that the disks are handed over: none has begun. */
+static void test_a_block_job_that_qemu_refuses(void)
+{
+    pair_start(&with_nodes);
+    pair_run_to("source:sending", NULL);
+    vm_refused(ibx_qmp_execute(vms[0].qmp, "blockdev-mirror",
+                               json_pack("{s:s,s:s,s:s,s:s}", "job-id", "late", "device", "disk",
+                                         "target", "spare", "sync", "full"),
+                               NULL, vm_soon(), &vm_error),
+               -EREMOTEIO, "read-only");
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    pair_moved("");
+}
+
 /* Somebody takes a snapshot of a disk after the destination has compared it: what the VM writes
  * from then on would be in an image that the destination does not have. Until QEMU stops the VM. */
 static char over[96];
@@ -407,6 +422,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_block_job),
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
+                                           VM_TEST(test_a_block_job_that_qemu_refuses),
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_snapshot_before_the_stop),
                                            VM_TEST(test_a_failed_loadvm_before_the_stop),
