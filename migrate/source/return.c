@@ -52,6 +52,42 @@ static int find_note(const struct source *s, struct ibx_note *note, unsigned bit
     return rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
 }
 
+/* Whether QEMU has this block of its record, or the record this block of QEMU. */
+static bool is_the_block(const struct ibx_journal_block *noted, const struct ibx_guest_block *now)
+{
+    return !strcmp(noted->id, now->id) && noted->size == now->size &&
+           noted->address == now->address && noted->dev == now->dev && noted->ino == now->ino;
+}
+
+/* Memory that was plugged in here has pages of which neither the notes nor home know anything, also
+ * when it is in the place of other memory. */
+static int check_memory(const struct source *s, const struct ibx_record *came,
+                        struct ibx_error *err)
+{
+    const struct ibx_guest_ram *ram = &s->vm.ram;
+    unsigned there[IBX_GUEST_BLOCKS_MAX] = {0};
+    for (size_t i = 0; came->block_count && i < ram->count; i++) { /* not of an earlier version */
+        unsigned k = 0;
+        while (k < came->block_count && !is_the_block(&came->blocks[k], &ram->blocks[i]))
+            k++;
+        if (k == came->block_count)
+            return ibx_error_set(err, -EOPNOTSUPP,
+                                 "guest RAM %s (%" PRIu64 " MiB) was plugged in while the VM was "
+                                 "here, and is not at home: the VM returns when it is plugged out "
+                                 "(device_del, then object-del id=%s)",
+                                 ram->blocks[i].id, ram->blocks[i].size >> 20, ram->blocks[i].id);
+        there[k] = 1;
+    }
+    for (unsigned k = 0; k < came->block_count; k++)
+        if (!there[k])
+            return ibx_error_set(err, -EOPNOTSUPP,
+                                 "guest RAM %s (%" PRIu64 " MiB) was plugged out while the VM was "
+                                 "here: it cannot return; ib-migrate send moves it when all of its "
+                                 "pages are here (borrow --fill)",
+                                 came->blocks[k].id, came->blocks[k].size >> 20);
+    return 0;
+}
+
 int ibx_source_return_open(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
@@ -64,7 +100,9 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
             "seen, such as a vhost-user device: it cannot return; ib-migrate send moves it when "
             "all of its pages are here (borrow --fill)");
     ibx_journal_note_path(came, IBX_NOTE_BASE, path, sizeof(path));
-    int rc = find_note(s, &home->base, 1, path, err);
+    int rc = check_memory(s, came, err);
+    if (!rc)
+        rc = find_note(s, &home->base, 1, path, err);
     ibx_journal_note_path(came, IBX_NOTE_ARRIVED, path, sizeof(path));
     if (!rc)
         rc = find_note(s, &home->arrived, 2, path, err);

@@ -235,6 +235,72 @@ static void test_refused(void)
                      "was borrowed: \"ib-migrate status\" shows");
 }
 
+/* Home has no memory that was plugged in where the VM is, and knows nothing of its pages. */
+static void plug_memory(const char *id, const char *file)
+{
+    vm_do(&vms[1], "object-add",
+          json_pack("{s:s,s:s,s:i,s:s,s:b}", "qom-type", "memory-backend-file", "id", id, "size",
+                    32 << 20, "mem-path", file, "share", 1));
+    vm_do(&vms[1], "device_add",
+          json_pack("{s:s,s:s,s:s}", "driver", "pc-dimm", "id", "dimm", "memdev", id));
+}
+
+/* By the ports of ACPI, as a guest that has been asked for it does. */
+static void unplug_memory(const char *id)
+{
+    char text[64];
+    vm_do(&vms[1], "device_del", json_pack("{s:s}", "id", "dimm"));
+    vm_hmp(&vms[1], "o /4 0xa00 0", text, sizeof(text));
+    vm_hmp(&vms[1], "o /1 0xa14 8", text, sizeof(text));
+    json_decref(vm_event(&vms[1], "DEVICE_DELETED", NULL));
+    vm_do(&vms[1], "object-del", json_pack("{s:s}", "id", id));
+}
+
+static void return_is_refused(const char *words)
+{
+    bring(NULL);
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, words);
+}
+
+static void test_memory_that_is_plugged_in_there(void)
+{
+    char file[96];
+    snprintf(file, sizeof(file), "/dev/shm/ibx-test-dimm-%d", (int)getpid());
+    borrowed(&(struct vm_options){.append = "mib=4", .extra = {"-m", "64M,slots=1,maxmem=1G"}}, TCP,
+             NULL);
+    plug_memory("more", file);
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    return_is_refused("guest RAM more (32 MiB) was plugged in while the VM was here");
+    stays_away();
+    unplug_memory("more");
+    unlink(file);
+    bring(NULL);
+    returned();
+}
+
+/* Memory of the same name is not what the VM had when it came, nor what is at home. */
+static void test_memory_that_is_another_one_there(void)
+{
+    char file[96];
+    snprintf(file, sizeof(file), "/dev/shm/ibx-test-dimm-%d", (int)getpid());
+    borrowed(&(struct vm_options){.append = "mib=4",
+                                  .extra = {"-m", "64M,slots=1,maxmem=1G", "-object",
+                                            "memory-backend-file,id=more,size=32M,mem-path="
+                                            "/dev/shm,share=on",
+                                            "-device", "pc-dimm,id=dimm,memdev=more"}},
+             TCP, NULL);
+    unplug_memory("more");
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    return_is_refused("guest RAM more (32 MiB) was plugged out while the VM was here");
+    plug_memory("more", file);
+    return_is_refused("guest RAM more (32 MiB) was plugged in while the VM was here");
+    stays_away();
+    unlink(file);
+}
+
 /* As the back end of a vhost-user device that is plugged in there, and out again. */
 static void test_another_process_has_had_the_memory(void)
 {
@@ -263,6 +329,8 @@ int main(void)
                                            VM_TEST(test_filled),
                                            VM_TEST(test_idle_is_no_silence),
                                            VM_TEST(test_refused),
+                                           VM_TEST(test_memory_that_is_plugged_in_there),
+                                           VM_TEST(test_memory_that_is_another_one_there),
                                            VM_TEST(test_another_process_has_had_the_memory),
                                            {0}};
     return vm_tests(tests, mover_end_all);
