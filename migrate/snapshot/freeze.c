@@ -18,11 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define STREAM_MS 60000 /* for QEMU to write its state */
 #define ENDING_MS 1000  /* in which a QEMU that has closed its monitor ends */
 #define LOOK_MS   5
+/* Of QEMU's end of the stream, bytes: less than the ROM that QEMU writes before it stops the VM. So
+ * it cannot stop the VM before this tool reads, and has looked for block jobs. */
+#define STREAM_ROOM 8192
 
 struct freezing {
     struct ibx_state_machine phase; /* enum ibx_freeze_phase */
@@ -111,7 +115,14 @@ static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_err
 static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
 {
     const bool slept = f->sleeps;
+    int rc = 0;
     for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
+        const char *job = ibx_preflight_block_job(event);
+        if (job && !begins && f->phase.now == FREEZE_BEGUN)
+            rc = ibx_error_set(err, -EBUSY,
+                               "the block job %.64s began while the VM was being frozen: freeze "
+                               "it again when that has ended, or end it (job-cancel id=%.64s)",
+                               job, job);
         ibx_freeze_phase_note(&f->phase, event, begins);
         if (!begins && f->phase.now >= FREEZE_RESET)
             continue; /* only the VM's state at the stop counts */
@@ -129,7 +140,7 @@ static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
             f->sleeps = false;
         }
     }
-    return f->sleeps == slept ? 0 : ibx_watchdog_sleeps(&f->watchdog, f->sleeps, err);
+    return rc || f->sleeps == slept ? rc : ibx_watchdog_sleeps(&f->watchdog, f->sleeps, err);
 }
 
 static int hear(struct freezing *f, struct ibx_error *err)
@@ -143,10 +154,15 @@ static int hear_meanwhile(void *context, struct ibx_error *err)
     return hear(context, err);
 }
 
+/* For a block job that has begun (-EBUSY) the stream ends at once: mostly QEMU has not stopped the
+ * VM yet. When it has, it has its lock while it writes, and would not hear that it is to cancel. */
 static int read_state(struct freezing *f, struct ibx_error *err)
 {
     const struct ibx_freeze_source source = {f->ours, ibx_qmp_fd(f->qmp), hear_meanwhile, f};
-    return ibx_freeze_state_read(&f->state, &source, STREAM_MS, err);
+    const int rc = ibx_freeze_state_read(&f->state, &source, STREAM_MS, err);
+    if (rc == -EBUSY)
+        shutdown(f->ours, SHUT_RDWR);
+    return rc;
 }
 
 /* Sets when the VM stopped: now, if QEMU sent no STOP because the VM was paused before. */
@@ -228,6 +244,18 @@ static int check_settings(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
+/* Block jobs and exports may have begun since the checks. QEMU, and so the VM, would end by an
+ * assertion if it handed over a disk that a job writes to, and the client of an export may write
+ * what the children do not expect. */
+static int check_users(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    const int rc =
+        ibx_preflight_block_users(f->qmp, &blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc || !blockers.count ? rc
+                                 : ibx_migration_refused("the VM cannot be frozen", &blockers, err);
+}
+
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -238,6 +266,8 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         return rc;
     f->undo.before = json_incref(f->settings.before);
     rc = check_awake(f, err);
+    if (!rc)
+        rc = check_users(f, err);
     if (rc)
         return rc;
     f->undo.touched = true;
@@ -257,6 +287,8 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         rc = note_begun(f, err);
     if (!rc)
         rc = check_settings(f, err);
+    if (!rc) /* one that began just before QEMU was told to migrate */
+        rc = check_users(f, err);
     if (!rc)
         rc = read_state(f, err);
     if (!rc)
@@ -403,6 +435,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
                    enum ibx_freeze_after after, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    const int room = STREAM_ROOM;
     int rc = ibx_qmp_connect_unless_busy(qmp, deadline, &f->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
@@ -425,6 +458,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
         rc = ibx_vm_stream(&f->ours, &f->theirs, err);
     if (rc)
         return rc;
+    setsockopt(f->theirs, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
     f->undo.stream = ibx_hold_name(f->theirs);
     rc = ibx_process_find_start(f->ram.pid, &f->started, err);
     return rc ? rc : watch(f, qmp, err);
@@ -578,6 +612,8 @@ static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_
     ibx_migration_stop_at("freeze", "saved");
     if (!rc)
         rc = check_described(f, err);
+    if (!rc)
+        rc = check_users(f, err);
     if (!rc)
         rc = fill_folder(f, err);
     if (!rc)

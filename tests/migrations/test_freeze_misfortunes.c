@@ -470,6 +470,63 @@ static void test_settings_change_before_its_stop(void)
     goes_on();
 }
 
+#define NODE(name) "driver=null-co,size=67108864,node-name=" name
+
+/* A job that copies would write to a disk that QEMU has handed over: QEMU ends, and the VM. Also
+ * when it begins after QEMU was told to save its state. */
+static void test_a_block_job_before_its_stop(void)
+{
+    static const char *const states[] = {"freeze:prepared", "freeze:starting", "freeze:begun"};
+    struct mover tool;
+    for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        mover_begin();
+        vm_start(&vms[0], &(struct vm_options){.append = "mib=16",
+                                               .extra = {"-blockdev", NODE("disk"), "-blockdev",
+                                                         NODE("spare"), "-device",
+                                                         "virtio-blk-pci,drive=disk,addr=5"}});
+        vm_wait_beats(&vms[0], 2);
+        snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+        mover_stop_next(states[i]);
+        mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+        mover_await_stop(&tool);
+        vm_do(&vms[0], "blockdev-mirror",
+              json_pack("{s:s,s:s,s:s,s:s,s:i}", "job-id", "copy", "device", "disk", "target",
+                        "spare", "sync", "full", "speed", 1 << 20));
+        mover_kill(&tool, SIGCONT);
+        mover_ends(&tool, 1);
+        mover_must_print(&tool, "the block job copy ");
+        goes_on();
+        mover_end_all(NULL);
+    }
+}
+
+/* The client of an export might write to what the VM's children need as it is. */
+static void test_an_export_behind_its_stop(void)
+{
+    struct mover tool;
+    char path[200];
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16",
+                                           .extra = {"-blockdev", NODE("disk"), "-device",
+                                                     "virtio-blk-pci,drive=disk,addr=5"}});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    snprintf(path, sizeof(path), "%s/nbd", mover_folder);
+    mover_stop_next("freeze:saved");
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    mover_await_stop(&tool);
+    vm_do(&vms[0], "nbd-server-start",
+          json_pack("{s:{s:s,s:{s:s}}}", "addr", "type", "unix", "data", "path", path));
+    vm_do(&vms[0], "block-export-add",
+          json_pack("{s:s,s:s,s:s}", "id", "out", "type", "nbd", "node-name", "disk"));
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "is exported by this QEMU (nbd export out)");
+    vm_do(&vms[0], "nbd-server-stop", NULL);
+    goes_on();
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -489,6 +546,8 @@ int main(void)
         VM_TEST(test_behind_a_migration),
         VM_TEST(test_continued_before_its_stop),
         VM_TEST(test_settings_change_before_its_stop),
+        VM_TEST(test_a_block_job_before_its_stop),
+        VM_TEST(test_an_export_behind_its_stop),
         {0},
     };
     return vm_tests(tests, mover_end_all);
