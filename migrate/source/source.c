@@ -255,6 +255,8 @@ static int start(struct source *s, struct ibx_error *err)
         rc = ibx_source_check_status(s, err);
     if (!rc)
         rc = ibx_source_libvirt_runs(s, err);
+    if (!rc) /* last: once QEMU migrates, it hands a disk over under a job, and ends */
+        rc = ibx_source_check_block_users(s, err);
     if (rc)
         return rc;
     rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);

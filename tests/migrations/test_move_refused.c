@@ -69,6 +69,24 @@ static void test_a_late_block_job(void)
     pair_stayed();
 }
 
+/* One that begins after the other checks: QEMU is not told to migrate at all. It might have handed
+ * the disk over under the job, and so ended, before this tool could cancel that. */
+static void test_block_job_before_migrate(void)
+{
+    pair_start(&with_nodes);
+    pair_run_to("source:compared", NULL);
+    begin_mirror();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the block job copy (mirror, ");
+    mover_ends(&receiver, 1);
+    json_t *answer = vm_run(&vms[0], "query-migrate", NULL);
+    assert_null(json_object_get(answer, "status"));
+    json_decref(answer);
+    end_mirror();
+    pair_stayed();
+}
+
 /* One that begins in the milliseconds between `migrate` and the stop is reported by its event. */
 static void test_block_job_at_the_stop(void)
 {
@@ -421,6 +439,7 @@ int main(void)
     pair_beats = 40;
     static const struct vm_test tests[] = {VM_TEST(test_block_job),
                                            VM_TEST(test_a_late_block_job),
+                                           VM_TEST(test_block_job_before_migrate),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_block_job_that_qemu_refuses),
                                            VM_TEST(test_a_late_snapshot),
