@@ -245,7 +245,7 @@ static void *preloaded(_Atomic(void *) *known, const char *name)
     return function;
 }
 
-static _Atomic(void *) known_attach, known_begins;
+static _Atomic(void *) known_attach, known_begins, known_attempt;
 
 /* Done when this library is loaded, so that a thread that connects need not wait for the loader's
  * lock: the holder of that lock may be in a library's constructor, and wait for a lock that the
@@ -254,6 +254,14 @@ __attribute__((constructor)) static void look_for_preload(void)
 {
     preloaded(&known_attach, IBX_FRONTEND_ATTACH);
     preloaded(&known_begins, IBX_FRONTEND_BEGINS);
+    preloaded(&known_attempt, IBX_FRONTEND_ATTEMPT);
+}
+
+uint64_t ibx_attach_attempt(void)
+{
+    uint64_t (*attempt)(void) = NULL;
+    *(void **)&attempt = preloaded(&known_attempt, IBX_FRONTEND_ATTEMPT);
+    return attempt ? attempt() : 0;
 }
 
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,

@@ -26,6 +26,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
 /* Client: to be called before it connects. Closes a session that has stayed without a thread, so
  * that this process has no more connections than threads. */
 void ibx_attach_begins(void);
+/* Client: 0 in a thread of the program. In one of the preload's own, the number of its attempt to
+ * connect (attach_table.h): if that fails, the program goes on. */
+uint64_t ibx_attach_attempt(void);
 /* To be called with what GVirtuS writes, before the session gets it: waits for background copies
  * that the request has to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);

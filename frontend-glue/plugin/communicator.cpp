@@ -165,10 +165,15 @@ class RdmaCommunicator final : public Communicator
         return new RdmaCommunicator(peer, true);
     }
 
+    // GVirtuS ends the program if this fails. So in a thread of the preload's own, which can report
+    // the failure of a call, the first Write connects.
     void Connect() override
     {
         Inside hold;
         ibx_error err{};
+        lacks_connection = ibx_attach_attempt() != 0;
+        if (lacks_connection)
+            return;
         ibx_attach_begins();
         if (ibx_session_connect(session, &err))
             fail(err);
@@ -199,7 +204,8 @@ class RdmaCommunicator final : public Communicator
     std::size_t Write(const char *buffer, std::size_t size) override
     {
         Inside hold;
-        if (ibx_attachment_ended(attachment))
+        const bool tries = lacks_connection && last_attempt != ibx_attach_attempt();
+        if (tries || ibx_attachment_ended(attachment))
             begin_anew();
         ibx_attachment_on_write(attachment, buffer, size);
         if (pipeline)
@@ -244,6 +250,7 @@ class RdmaCommunicator final : public Communicator
         ibx_attach_begins();
         ibx_detach(attachment, false);
         attachment = nullptr;
+        last_attempt = ibx_attach_attempt();
         int rc = ibx_session_create_like(session, &fresh, &err);
         if (!rc) {
             if (ibx_pipeline_destroy(pipeline))
@@ -252,8 +259,10 @@ class RdmaCommunicator final : public Communicator
             session = fresh;
             rc = ibx_session_connect(session, &err);
         }
+        lacks_connection = rc != 0;
         if (rc) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            ibx_session_told(session);
             return;
         }
         pipeline = ibx_pipeline_create(session, mode);
@@ -312,6 +321,8 @@ class RdmaCommunicator final : public Communicator
     ibx_pipeline_mode mode;
     ibx_pipeline *pipeline = nullptr;     // of a client's session
     ibx_attachment *attachment = nullptr; // to the thread that connected
+    bool lacks_connection = false;        // a front end's, until an attempt succeeds
+    std::uint64_t last_attempt = 0;       // ibx_attach_attempt() when begin_anew() last tried
     ibx_last_requests *last = nullptr;    // of a server's thread whose client has gone
 };
 
@@ -337,7 +348,8 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     ibx_error err{};
     ibx_session *session = nullptr;
     auto config = std::make_unique<ibx_glue_config>();
-    if (ibx_glue_config_load(address.c_str(), port, config.get(), &err) ||
+    const auto load = ibx_attach_attempt() ? ibx_glue_config_load_again : ibx_glue_config_load;
+    if (load(address.c_str(), port, config.get(), &err) ||
         ibx_session_create(config->uri, &config->options, &session, &err))
         fail(err);
     if (ibx_device_copies_attach(session, &config->gpu, &err)) {

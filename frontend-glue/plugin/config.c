@@ -4,6 +4,7 @@
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/plugin/misspelt_keys.h"
 
+#include "common/fork_lock.h"
 #include "common/log.h"
 #include "common/properties.h"
 #include "gpudirect/gpudirect.h"
@@ -598,6 +599,13 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     return rc || !communicator ? rc : set_uri(config, communicator, err);
 }
 
+/* The last one that was loaded in this process. */
+static struct {
+    struct ibx_fork_lock lock;
+    bool any; /* false again while it changes */
+    struct ibx_glue_config config;
+} last = {.lock = IBX_FORK_LOCK};
+
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err)
 {
@@ -605,9 +613,26 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
     int rc = load(&found, NULL, environment("GVIRTUS_CONFIG"), NULL, err);
     if (!rc && !found.uri[0])
         rc = set_endpoint(&found, endpoint_host, endpoint_port, err);
-    if (!rc)
-        *config = found;
-    return rc;
+    if (rc)
+        return rc;
+    *config = found;
+    ibx_fork_lock_take(&last.lock);
+    last.any = false;
+    last.config = found;
+    last.any = true;
+    ibx_fork_lock_release(&last.lock);
+    return 0;
+}
+
+int ibx_glue_config_load_again(const char *endpoint_host, uint16_t endpoint_port,
+                               struct ibx_glue_config *config, struct ibx_error *err)
+{
+    ibx_fork_lock_take(&last.lock);
+    const bool any = last.any;
+    if (any)
+        *config = last.config;
+    ibx_fork_lock_release(&last.lock);
+    return any ? 0 : ibx_glue_config_load(endpoint_host, endpoint_port, config, err);
 }
 
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,

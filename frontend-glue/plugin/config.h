@@ -66,6 +66,9 @@ struct ibx_glue_config {
  * during a setenv(3). */
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err);
+/* What that has loaded last in this process; the first time, the same. Needs no descriptor then. */
+int ibx_glue_config_load_again(const char *endpoint_host, uint16_t endpoint_port,
+                               struct ibx_glue_config *config, struct ibx_error *err);
 
 /* For G1, which has read its `communicator` already. `own_file` is the file that it read, NULL if
  * not known. Errors as above. */

@@ -210,17 +210,22 @@ struct ibx_frontend_calls {
     void (*leave)(void);
 };
 
-#define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
-#define IBX_FRONTEND_BEGINS "ibx_frontend_begins"
-/* Exported by libibx-frontend.so. Both may be called from any thread, any number of times.
+#define IBX_FRONTEND_ATTACH  "ibx_frontend_attach"
+#define IBX_FRONTEND_BEGINS  "ibx_frontend_begins"
+#define IBX_FRONTEND_ATTEMPT "ibx_frontend_attempt"
+/* Exported by libibx-frontend.so. All may be called from any thread, any number of times.
  * _begins() is called before the first request of a connection: GVirtuS has made that connection.
- */
+ * _attempt() is called before a connection is made. It returns 0 in a thread of the program. A
+ * thread of the library's own counts its attempts to connect, and no number is used twice in a
+ * process. */
 #ifdef __cplusplus
 extern "C" void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 extern "C" void ibx_frontend_begins(void);
+extern "C" uint64_t ibx_frontend_attempt(void);
 #else
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 void ibx_frontend_begins(void);
+uint64_t ibx_frontend_attempt(void);
 #endif
 
 #endif

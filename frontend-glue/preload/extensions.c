@@ -62,6 +62,21 @@ void ibx_frontend_connect(void)
     CALL_NEXT(cudaGetDevice, &device);
 }
 
+static _Thread_local uint64_t attempt; /* 0: a thread of the program */
+
+__attribute__((visibility("default"))) uint64_t ibx_frontend_attempt(void)
+{
+    return attempt;
+}
+
+bool ibx_frontend_connect_own(void)
+{
+    static _Atomic uint64_t last;
+    int device;
+    attempt = atomic_fetch_add(&last, 1) + 1;
+    return CALL_NEXT(cudaGetDevice, &device) != CUDA_UNKNOWN;
+}
+
 static int not_supported(const struct extension_request *e, const char *why)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;

@@ -46,6 +46,10 @@ int ibx_frontend_request_ask(const struct extension_request *own, uint64_t *answ
 bool ibx_frontend_request_try(const struct extension_request *own, void *out, size_t n, int *code);
 /* Has GVirtuS connect the calling thread, by a cheap call of its front end: nothing else can. */
 void ibx_frontend_connect(void);
+/* The same for a thread of this library. False: it got no connection, and the plugin has logged
+ * why; GVirtuS, which ends the program if a thread of the program gets none, does not know. May be
+ * called again, which tries again. */
+bool ibx_frontend_connect_own(void);
 
 /* ------------------------------------------------------------------------------------ gvirtus.c */
 

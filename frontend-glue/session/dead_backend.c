@@ -15,6 +15,11 @@ void ibx_session_tell_end(struct ibx_session *s)
     s->answering = true;
 }
 
+void ibx_session_told(struct ibx_session *s)
+{
+    s->answering = true;
+}
+
 /* GVirtuS ignores exceptions and short reads, and would return the success of the previous call to
  * the application. Only the exit code of a reply has four bytes; zeros in the other fields mean no
  * time and no output. */

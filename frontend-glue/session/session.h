@@ -124,6 +124,8 @@ bool ibx_session_in_frame(const struct ibx_session *session);
  * (cudaErrorUnknown) for a read of four bytes, otherwise zeros. Logs why, once. In the middle of a
  * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
+/* Client: the caller has logged why the session has no connection, so that _answer() does not. */
+void ibx_session_told(struct ibx_session *session);
 /* Client, between two requests: memory that will be copied often, in both directions. Registers it
  * if registrations are kept. If both ends map the memory, the server may pin it before this
  * returns, so that no copy has to wait for that; gathered requests are sent then, and answered. */

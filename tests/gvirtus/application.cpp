@@ -437,6 +437,7 @@ int main(int argc, char **argv)
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},
         {"host-functions-at-exit", host_functions_at_exit},
+        {"own-threads-unconnected", own_threads_unconnected},
         {"host-function-for-ever", host_function_for_ever},
         {"local-library", local_library},
         {"local-driver", local_driver},

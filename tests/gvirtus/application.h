@@ -446,6 +446,7 @@ bool calls_in_host_functions();
 bool host_functions_after_reset();
 bool host_functions_lost();
 bool host_functions_at_exit();
+bool own_threads_unconnected();
 bool host_function_for_ever();
 
 // application_programs.cpp

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <thread>
 #include <vector>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -475,4 +476,32 @@ bool host_function_for_ever()
     while (!flag)
         std::this_thread::yield();
     std::exit(0);
+}
+
+// While the process has no descriptor for the connections of the library's own threads, calls that
+// need one of these fail, and the program goes on. Later they succeed.
+bool own_threads_unconnected()
+{
+    constexpr std::size_t n = 100000;
+    rlimit usual;
+    std::atomic<int> called{0};
+    void *managed = nullptr;
+    std::vector<char> memory(n);
+    const auto launch = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    const auto allocate = preloaded<int(void **, std::size_t, unsigned)>("cudaMallocManaged");
+    char *device = device_memory(n);
+    REQUIRE(device && !getrlimit(RLIMIT_NOFILE, &usual));
+    const rlimit none = {0, usual.rlim_max};
+    for (int round = 0; round < 2; round++) { // each call tries anew
+        REQUIRE(!setrlimit(RLIMIT_NOFILE, &none));
+        const int of_function = launch(nullptr, set_flag, &called);
+        const int of_memory = allocate(&managed, n, 1);
+        const bool copies = round_trip(device, memory.data(), n - 2, 5);
+        REQUIRE(!setrlimit(RLIMIT_NOFILE, &usual));
+        REQUIRE(of_function == 999 && of_memory == 2 && copies && !called && !managed);
+    }
+    REQUIRE(cudaGetLastError() == 2 && !launch(nullptr, set_flag, &called));
+    REQUIRE(!cudaDeviceSynchronize() && called == 1 && !allocate(&managed, n, 1));
+    std::memset(managed, 7, n);
+    return HOLDS(static_cast<char *>(managed)[n - 1] == 7 && !cudaFree(managed));
 }

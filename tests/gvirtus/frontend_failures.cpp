@@ -27,6 +27,15 @@ bool functions_lost(const char *test)
     return true;
 }
 
+// The library's own threads say why they get no connection, each time that a call needs one.
+bool own_threads_unconnected()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "own-threads-unconnected", "taken");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 4);
+    return HOLDS(lines_with(app.said(), "Too many open files") == 4);
+}
+
 // A failure in this process is no broken connection: it would happen again over the next one.
 bool memory_that_may_not_be_touched()
 {

@@ -181,6 +181,7 @@ bool leaves_math();
 
 // frontend_failures.cpp
 bool functions_lost(const char *test);
+bool own_threads_unconnected();
 bool memory_that_may_not_be_touched();
 bool sets_after_a_loss();
 bool mapped_for_ever();

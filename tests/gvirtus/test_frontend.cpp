@@ -506,8 +506,8 @@ void check_what_it_does_not()
     check("resets beside another program", resets_beside_another);
     check("visible devices of the program", visible_devices);
     check("calls that are not there for a remote GPU", absent);
-    check("functions that a reset has ended",
-          [] { return run("host-functions-after-reset", true); });
+    check("functions after a reset", [] { return run("host-functions-after-reset", true); });
+    check("own threads that get no connection", own_threads_unconnected);
     check("a function that never returns", function_for_ever);
     check("a thread that is cancelled", [] { return run("cancelled-thread", true); });
     check("... in its first call", [] { return run("cancelled-in-first-call", true); });

@@ -236,8 +236,11 @@ static int give(void **address, size_t n, unsigned mapped)
 
 int cudaMallocManaged(void **address, size_t n, unsigned flags)
 {
-    if (!ibx_managed_begin())
-        return CALL_NEXT(cudaMallocManaged, address, n, flags);
+    if (!ibx_managed_begin()) {
+        if (!ibx_frontend_plugin())
+            return CALL_NEXT(cudaMallocManaged, address, n, flags);
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    }
     if (address)
         *address = NULL;
     if (!address || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))

@@ -30,7 +30,7 @@
 
 enum fault_kind {
     FAULT_ACCESS,
-    FAULT_REST,      /* no access: wait for the device */
+    FAULT_REST,       /* no access: wait for the device */
     FAULT_GIVE,       /* no access: copy newer bytes to the device ... */
     FAULT_GIVE_WORKS, /* ... which works then */
     FAULT_OF_FUNCTION,
@@ -52,15 +52,22 @@ struct fault {
 #define END_MS     2000u /* how long the end of the process waits for one */
 #define CONNECT_MS 2000u /* how long the first call waits for the thread's connection */
 
+enum connection {
+    CONNECTION_COMING,
+    CONNECTION_MADE,
+    CONNECTION_REFUSED, /* until _WANTED: managed memory that there is already gets errors */
+    CONNECTION_WANTED   /* by another call: the thread is to try again */
+};
+
 /* A thread that serves. It connects before the first access: an interrupted thread may hold a lock
  * that GVirtuS takes when it connects, such as that of stdout. */
 static struct server {
     _Atomic(struct fault *) faults;
-    atomic_uint count; /* number of faults so far */
-    atomic_uint connected;
-    bool begun;  /* the thread was started; protected by `lock` */
-    bool waited; /* the first call has waited for its connection; protected by `lock` */
-} all_threads, functions; /* whose accesses */
+    atomic_uint count;      /* number of faults so far */
+    atomic_uint connection; /* an enum connection */
+    bool begun;             /* the thread was started; protected by `lock` */
+    bool waited;            /* the first call has waited for its connection; protected by `lock` */
+} all_threads, functions;   /* whose accesses */
 
 static void sleep_on(atomic_uint *word, unsigned value)
 {
@@ -70,6 +77,13 @@ static void sleep_on(atomic_uint *word, unsigned value)
 static void wake(atomic_uint *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static void make_connection(struct server *s)
+{
+    atomic_store(&s->connection, CONNECTION_COMING);
+    atomic_store(&s->connection, ibx_frontend_connect_own() ? CONNECTION_MADE : CONNECTION_REFUSED);
+    wake(&s->connection);
 }
 
 static void run(struct fault *fault)
@@ -99,11 +113,11 @@ static void *serve(void *argument)
     struct server *s = argument;
     ibx_managed_serves(s == &functions);
     ibx_frontend_is_no_caller();
-    ibx_frontend_connect();
-    atomic_store(&s->connected, 1);
-    wake(&s->connected);
+    make_connection(s);
     for (;;) {
         const unsigned seen = atomic_load(&s->count);
+        if (atomic_load(&s->connection) == CONNECTION_WANTED)
+            make_connection(s);
         struct fault *fault = atomic_exchange(&s->faults, NULL);
         if (!fault)
             sleep_on(&s->count, seen);
@@ -192,9 +206,8 @@ int ibx_managed_have_given(bool works)
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 {
     const bool of_function = ibx_frontend_in_host_function();
-    struct fault fault = {.kind = of_function ? FAULT_OF_FUNCTION : FAULT_ACCESS,
-                          .at = at,
-                          .access = access};
+    struct fault fault = {
+        .kind = of_function ? FAULT_OF_FUNCTION : FAULT_ACCESS, .at = at, .access = access};
     if (is_over()) {
         ibx_log(IBX_LOG_ERROR,
                 "the program touches managed memory at %p, which the device has, when GVirtuS's "
@@ -308,9 +321,11 @@ static bool start_thread(struct server *s)
 static void wait_until_connected(struct server *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CONNECT_MS);
-    for (int ms; !atomic_load(&s->connected) && (ms = ibx_ms_until(deadline)) > 0;) {
+    unsigned now;
+    for (int ms; (now = atomic_load(&s->connection)) != CONNECTION_MADE &&
+                 now != CONNECTION_REFUSED && (ms = ibx_ms_until(deadline)) > 0;) {
         const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
-        syscall(SYS_futex, &s->connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+        syscall(SYS_futex, &s->connection, FUTEX_WAIT_PRIVATE, now, &most, NULL, 0);
     }
 }
 
@@ -319,7 +334,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void forget(struct server *s)
 {
     s->waited = s->begun = false;
-    atomic_store(&s->connected, 0);
+    atomic_store(&s->connection, CONNECTION_COMING);
     atomic_store(&s->faults, NULL);
 }
 
@@ -332,15 +347,21 @@ static void in_child(void)
     pthread_mutex_init(&lock, NULL);
 }
 
-/* Called under the lock. */
+/* Called under the lock. False: it has no connection. */
 static bool server_begins(struct server *s)
 {
-    if (!s->begun)
+    unsigned refused = CONNECTION_REFUSED;
+    if (!s->begun) {
         s->begun = start_thread(s);
+    } else if (atomic_compare_exchange_strong(&s->connection, &refused, CONNECTION_WANTED)) {
+        s->waited = false;
+        atomic_fetch_add(&s->count, 1);
+        wake(&s->count);
+    }
     if (s->begun && !s->waited)
         wait_until_connected(s);
     s->waited = s->begun;
-    return s->begun;
+    return s->begun && atomic_load(&s->connection) != CONNECTION_REFUSED;
 }
 
 bool ibx_managed_faults_begin(void)
@@ -349,8 +370,8 @@ bool ibx_managed_faults_begin(void)
     pthread_mutex_lock(&lock);
     if (!watches)
         watches = !pthread_atfork(NULL, NULL, in_child);
-    const bool good = (all_threads.begun || ibx_managed_catch(on_fault)) &&
-                      server_begins(&all_threads);
+    const bool good =
+        (all_threads.begun || ibx_managed_catch(on_fault)) && server_begins(&all_threads);
     pthread_mutex_unlock(&lock);
     return good;
 }

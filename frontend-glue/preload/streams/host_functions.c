@@ -32,6 +32,7 @@
  *
  *   NONE -> BEGINS -> SERVES -> ENDS
  *           BEGINS -> NO_THREAD  it could not be started
+ *           BEGINS -> NONE       it gets no connection: the next call starts another one
  *           BEGINS -> REFUSED    the back end does not know such requests
  *           SERVES -> REFUSED    its connection is lost
  *                     ENDS -> LEFT   the process ends, and a function does not return
@@ -328,19 +329,24 @@ bool ibx_frontend_host_event_lost(const void *event)
 
 /* ------------------------------------------------------------------------------ the thread */
 
+/* Nobody joins a thread that has left the state NONE behind. */
 static bool open_queue(void)
 {
     struct extension_request e;
     uint64_t queue = 0;
-    ibx_frontend_connect();
-    ibx_frontend_request_begin(&e, IBX_EXT_HOST_OPEN, "cudaLaunchHostFunc");
-    const bool opened = !ibx_frontend_request_ask(&e, &queue);
+    enum server_state state = SERVER_NONE;
+    if (ibx_frontend_connect_own()) {
+        ibx_frontend_request_begin(&e, IBX_EXT_HOST_OPEN, "cudaLaunchHostFunc");
+        state = ibx_frontend_request_ask(&e, &queue) ? SERVER_REFUSED : SERVER_SERVES;
+    } else {
+        pthread_detach(pthread_self());
+    }
     pthread_mutex_lock(&lock);
     server.queue = queue;
-    server.state = opened ? SERVER_SERVES : SERVER_REFUSED;
+    server.state = state;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    return opened;
+    return state == SERVER_SERVES;
 }
 
 struct called {
@@ -672,10 +678,11 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
         add(f);
     pthread_cond_broadcast(&changed);
     const uint64_t queue = server.queue, number = f->number;
+    const int refused = server.state == SERVER_NONE ? CUDA_UNKNOWN : CUDA_NOT_SUPPORTED;
     pthread_mutex_unlock(&lock);
     if (!serves) {
         free(f);
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+        return ibx_frontend_fail(refused);
     }
     ibx_frontend_request_begin(&e, IBX_EXT_HOST_ADD, name);
     ibx_put_u64(&e.body, (uintptr_t)wish->stream);

@@ -119,7 +119,10 @@ bool ibx_frontend_request_try(const struct extension_request *e, void *out, size
     return true;
 }
 
-void ibx_frontend_connect(void) {}
+bool ibx_frontend_connect_own(void)
+{
+    return true;
+}
 
 void ibx_frontend_device_used(void) {}
 
