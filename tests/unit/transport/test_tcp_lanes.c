@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <linux/tcp.h> /* not <netinet/tcp.h>, which does not know what was received */
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,6 +71,14 @@ static void test_hello_and_terms(void **state)
 
 /* ------------------------------------------------------------------------- lanes */
 
+static unsigned open_descriptors(void)
+{
+    unsigned n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
 /* Moves `length` bytes by one chunk of each kind and compares them. */
 static void exchange(size_t length, unsigned lane)
 {
@@ -103,15 +112,51 @@ static void exchange(size_t length, unsigned lane)
     free(there);
 }
 
+/* What a connected end no longer needs is closed, and its number may be another descriptor's. */
+static void keeps_no_closed_descriptor(const struct end *end)
+{
+    assert_int_equal(end->tcp->listener, -1);
+    for (unsigned i = end->tcp->lane_count + 1; i <= IBX_TCP_LANES_MAX; i++)
+        assert_int_equal(end->tcp->lanes[i].fd, -1);
+}
+
 static void test_lanes_over_tcp(void **state)
 {
     (void)state;
     ends_open(&server, &client, sockets_tcp, 3, 4);
+    keeps_no_closed_descriptor(&server);
+    keeps_no_closed_descriptor(&client);
     assert_int_equal(end_caps(&server).lanes, 3);
     assert_int_equal(end_caps(&client).lanes, 3);
+    assert_true(server.tcp->places && client.tcp->places);
     for (unsigned lane = 0; lane <= 3; lane++) {
         exchange(1, lane);
         exchange(300000, lane);
+    }
+    ends_close(&server, &client);
+}
+
+static int option_of(const struct tcp_lane *lane, int level, int name)
+{
+    int value = -1;
+    socklen_t length = sizeof(value);
+    assert_int_equal(getsockopt(lane->fd, level, name, &value, &length), 0);
+    return value;
+}
+
+/* The kernel holds no frame back, and reports single bytes, also after the windows were opened. */
+static void test_sockets_wait_for_nothing(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 2, 4);
+    client.tcp->same_host = false;
+    const int before = option_of(&client.tcp->lanes[1], SOL_SOCKET, SO_RCVBUF);
+    ibx_provider_tcp.receive_ahead(client.tcp);
+    assert_true(option_of(&client.tcp->lanes[1], SOL_SOCKET, SO_RCVBUF) > before);
+    for (unsigned i = 0; i < 6; i++) {
+        const struct tcp_lane *lane = &(i < 3 ? &client : &server)->tcp->lanes[i % 3];
+        assert_int_equal(option_of(lane, IPPROTO_TCP, TCP_NODELAY), 1);
+        assert_int_equal(option_of(lane, SOL_SOCKET, SO_RCVLOWAT), 1);
     }
     ends_close(&server, &client);
 }
@@ -265,11 +310,57 @@ static void test_lanes_beside_a_unix_socket(void **state)
     ends_close(&server, &client);
 }
 
+/* The client wants more lanes than the server offers. */
+static void test_no_more_lanes_than_offered(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 3, 4);
+    ends_encrypt_and_connect(&server, &client);
+    assert_int_equal(end_caps(&server).lanes, 1);
+    assert_int_equal(end_caps(&client).lanes, 1);
+    exchange(300000, 1);
+    ends_close(&server, &client);
+}
+
+/* A server that has no descriptor for a listener offers none; everything goes over one socket. */
+static void test_no_descriptor_for_a_listener(void **state)
+{
+    (void)state;
+    int door[2];
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    struct rlimit usual;
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
+    ends_encrypt(&server, &client);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    const struct rlimit none = {0, usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const int rc = ibx_provider_tcp.offer(server.tcp, &offer, NULL);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_int_equal(rc, 0);
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    r = ibx_reader_of(answered, answer.length);
+    const uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, deadline, NULL), 0);
+    assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
+    assert_int_equal(end_caps(&client).lanes, 0);
+    exchange(300000, 0);
+    ends_close(&server, &client);
+}
+
 /* A server offers two lanes at a port where nobody answers, as behind a firewall. */
 static void test_without_lanes_all_goes_over_the_handshake_socket(void **state)
 {
     (void)state;
     int door[2];
+    const unsigned before = open_descriptors();
     sockets_tcp(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
     end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
@@ -278,7 +369,10 @@ static void test_without_lanes_all_goes_over_the_handshake_socket(void **state)
     assert_int_equal(end_caps(&client).lanes, 0);
     exchange(1, 0);
     exchange(3000000, 0);
+    keeps_no_closed_descriptor(&server);
+    keeps_no_closed_descriptor(&client);
     ends_close(&server, &client);
+    assert_int_equal(open_descriptors(), before);
 }
 
 /* Lanes would cost a round trip, and nobody would use them. */
@@ -297,14 +391,6 @@ static void test_no_lanes_for_messages_only(void **state)
     assert_true(end_await(&server, &client, 1));
     assert_int_equal(server.notes[0].kind, NOTE_MESSAGE);
     ends_close(&server, &client);
-}
-
-static unsigned open_descriptors(void)
-{
-    unsigned n = 0;
-    for (int fd = 0; fd < 256; fd++)
-        n += fcntl(fd, F_GETFD) >= 0;
-    return n;
 }
 
 static void *finish_server(void *rc)
@@ -340,6 +426,9 @@ static void test_many_connections_keep_no_lane_out(void **state)
     for (unsigned i = 0; i < 34; i++)
         crowd[i] = raw_lane(&r, 0);
     assert_int_equal(pthread_create(&thread, NULL, finish_server, &rc), 0);
+    /* The client goes on once the server has no place left: it closes some of the crowd then. */
+    struct pollfd closed = {.fd = crowd[1], .events = POLLIN};
+    assert_int_equal(poll(&closed, 1, (int)END_PATIENCE_MS), 1);
     int own = ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(END_PATIENCE_MS), NULL);
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
@@ -408,6 +497,24 @@ static void test_lane_is_connected_once(void **state)
         close(lanes[i]);
     close(door[1]);
     assert_int_equal(open_descriptors(), before);
+}
+
+/* The client proves a lane beyond those that it has agreed to. */
+static void test_lane_that_was_not_agreed(void **state)
+{
+    (void)state;
+    int door[2];
+    struct raw_client raw;
+    struct ibx_error err = {0};
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    raw_begin(&raw, &server);
+    const int lane = raw_lane(&raw.address, 2);
+    assert_int_equal(raw_finish(&raw, &server, 1, ibx_now_ns(), &err), -ETIMEDOUT);
+    assert_non_null(strstr(err.message, "0 of the client's 1"));
+    end_close(&server);
+    close(lane);
+    close(door[1]);
 }
 
 static void test_missing_lanes_are_an_error(void **state)
@@ -487,17 +594,21 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello_and_terms),
         cmocka_unit_test(test_lanes_over_tcp),
+        cmocka_unit_test(test_sockets_wait_for_nothing),
         cmocka_unit_test(test_padding_goes_first),
         cmocka_unit_test(test_padding_on_one_socket),
         cmocka_unit_test(test_padding_that_is_ended),
         cmocka_unit_test(test_padding_ends_where_packets_wait),
         cmocka_unit_test(test_no_padding_within_a_host),
         cmocka_unit_test(test_lanes_beside_a_unix_socket),
+        cmocka_unit_test(test_no_more_lanes_than_offered),
+        cmocka_unit_test(test_no_descriptor_for_a_listener),
         cmocka_unit_test(test_without_lanes_all_goes_over_the_handshake_socket),
         cmocka_unit_test(test_no_lanes_for_messages_only),
         cmocka_unit_test(test_many_connections_keep_no_lane_out),
         cmocka_unit_test(test_unproven_sockets_are_no_lanes),
         cmocka_unit_test(test_lane_is_connected_once),
+        cmocka_unit_test(test_lane_that_was_not_agreed),
         cmocka_unit_test(test_missing_lanes_are_an_error),
         cmocka_unit_test(test_no_descriptors_for_lanes),
         cmocka_unit_test(test_malformed_setups_are_refused),

@@ -106,6 +106,30 @@ static void test_no_room_for_a_while(void **state)
     }
 }
 
+/* The kernel has no memory for a lane until the time is over. */
+static void test_no_room_for_too_long(void **state)
+{
+    (void)state;
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    begin();
+    ends_encrypt(&server, &client);
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    no_room = 1;
+    full_until = UINT64_MAX;
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    alarm(END_PATIENCE_MS / 1000); /* of a finish that does not end */
+    assert_int_equal(
+        ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(FULL_MS), &client.err),
+        -ETIMEDOUT);
+    alarm(0);
+    full_until = 0;
+    assert_non_null(strstr(client.err.message, "lane 1 of 2"));
+    end();
+}
+
 /* Sends bytes as somebody who does not have the keys. */
 static void inject(unsigned lane, const void *bytes, size_t n)
 {
@@ -244,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_path_names_the_cipher),
         cmocka_unit_test(test_no_room_in_fresh_sockets),
         cmocka_unit_test(test_no_room_for_a_while),
+        cmocka_unit_test(test_no_room_for_too_long),
         cmocka_unit_test(test_injected_bytes_end_the_connection),
         cmocka_unit_test(test_changed_write_is_refused),
         cmocka_unit_test(test_lanes_must_be_encrypted),
