@@ -13,6 +13,9 @@ static _Thread_local unsigned depth;
  * outermost one. */
 static _Thread_local unsigned pairs;
 static _Thread_local int cancels;
+/* Pairs around the handlers that run in ibx_handlers_run(). */
+static _Thread_local unsigned outer;
+static _Thread_local bool cut_off;
 
 #ifdef __GLIBC__
 /* longjmp(3) of the C library runs what these have pushed in frames that it leaves. */
@@ -71,9 +74,17 @@ bool ibx_handlers_held(void)
     return depth;
 }
 
-static void leave(void *before)
+/* What was before a pause. */
+struct before {
+    int cancel;
+    unsigned outer;
+};
+
+static void leave(void *argument)
 {
-    ibx_thread_release_cancel(*(const int *)before);
+    const struct before *before = argument;
+    outer = before->outer;
+    ibx_thread_release_cancel(before->cancel);
 }
 
 /* A handler's calls begin at 0, and it may never return here (longjmp). AddressSanitizer may move
@@ -82,16 +93,28 @@ __attribute__((no_sanitize("address"))) void ibx_handlers_run(void)
 {
     const struct ibx_handlers_calls *calls = atomic_load(&in_use);
     const unsigned inside = depth, around = pairs;
-    int before = cancels;
+    struct before before = {cancels, outer};
     struct _pthread_cleanup_buffer buffer;
     if (!inside)
         return;
     depth = pairs = 0;
+    outer += around;
     _pthread_cleanup_push(&buffer, leave, &before);
     calls->let();
     calls->hold();
     _pthread_cleanup_pop(&buffer, 0);
     depth = inside;
     pairs = around;
-    cancels = before;
+    cancels = before.cancel;
+    outer = before.outer;
+}
+
+void ibx_inside_exits(void)
+{
+    cut_off = cut_off || pairs || outer;
+}
+
+bool ibx_inside_cut_off(void)
+{
+    return cut_off;
 }

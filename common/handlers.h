@@ -5,6 +5,9 @@
  * for it for ever. So a thread holds handlers back while it is inside. It waits in short pieces;
  * between two of them it has no lock, and handlers that are due run. A thread that is cancelled
  * ends when it is outside again.
+ *
+ * Where handlers are not held back, one may call exit(3) while its thread is inside. Nobody
+ * releases what that thread has any more, so the end of the process must leave all of that alone.
  */
 #ifndef IBX_COMMON_HANDLERS_H
 #define IBX_COMMON_HANDLERS_H
@@ -36,5 +39,10 @@ bool ibx_handlers_held(void);
  * leaves by longjmp(3), the thread's cancellation is as it was before the outermost pair, unless
  * the handler has a stack of its own (sigaltstack(2)). */
 void ibx_handlers_run(void);
+/* The calling thread has called exit(3), perhaps in a handler: notes whether that has interrupted
+ * it inside, for good. */
+void ibx_inside_exits(void);
+/* Whether that is so. The thread must not use what is inside then: no lock, no connection. */
+bool ibx_inside_cut_off(void);
 
 #endif

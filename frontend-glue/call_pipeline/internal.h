@@ -554,6 +554,10 @@ void ibx_process_add(struct ibx_pipeline *pipeline);
 void ibx_process_remove(struct ibx_pipeline *pipeline);
 /* n more requests (n < 0: fewer) are outstanding. */
 void ibx_process_count(int n);
+/* How long a wait before a connection ends may take, ns: ibx_pipeline_finish_last(). waited(): one
+ * that has begun at that time, ibx_now_ns(), is over. */
+uint64_t ibx_process_end_ns(void);
+void ibx_process_end_waited(uint64_t since);
 /* Blocks until the back end has run the requests that other threads' pipelines have answered and
  * that the scope covers. */
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope);

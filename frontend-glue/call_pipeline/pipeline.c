@@ -80,13 +80,14 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
  * a call. */
 static bool leave_process(struct ibx_pipeline *p)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    const uint64_t since = ibx_now_ns(), deadline = since + ibx_process_end_ns();
+    int busy;
     ibx_process_remove(p);
-    while (pthread_mutex_trylock(&p->lock)) {
-        if (ibx_now_ns() >= deadline)
-            return false;
+    while ((busy = pthread_mutex_trylock(&p->lock)) && ibx_now_ns() < deadline)
         nanosleep(&(struct timespec){.tv_nsec = (long)FINISH_LOOK_NS}, NULL);
-    }
+    ibx_process_end_waited(since);
+    if (busy)
+        return false;
     ibx_process_count(-(int)(p->answered - p->replied));
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_destroy(&p->lock);
@@ -98,7 +99,7 @@ bool ibx_pipeline_destroy(struct ibx_pipeline *p)
     if (!p)
         return true;
     if (!ibx_pipeline_is_inherited(p)) {
-        ibx_pipeline_finish(p, IBX_PIPELINE_END_MS);
+        ibx_pipeline_finish_last(p);
         if (!leave_process(p))
             return false;
     }
@@ -310,12 +311,11 @@ void ibx_pipeline_settled(struct ibx_pipeline *p)
         ibx_process_settled(p->effects.left);
 }
 
-bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
+static bool finish_until(struct ibx_pipeline *p, uint64_t deadline)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return true;
-    for (uint64_t deadline = ibx_deadline_in_ms(ms);
-         !ibx_pipeline_idle(p) && ibx_now_ns() < deadline;) {
+    while (!ibx_pipeline_idle(p) && ibx_now_ns() < deadline) {
         if (!pthread_mutex_trylock(&p->lock)) { /* otherwise the lock's holder is about to send */
             ibx_backlog_push(p, true);
             pthread_mutex_unlock(&p->lock);
@@ -327,6 +327,19 @@ bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
         return false;
     ibx_process_leave_failure(atomic_exchange(&p->failure, 0));
     return true;
+}
+
+bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
+{
+    return finish_until(p, ibx_deadline_in_ms(ms));
+}
+
+bool ibx_pipeline_finish_last(struct ibx_pipeline *p)
+{
+    const uint64_t since = ibx_now_ns();
+    const bool finished = finish_until(p, since + ibx_process_end_ns());
+    ibx_process_end_waited(since);
+    return finished;
 }
 
 /* The connection monitor may hold the lock for long. */

@@ -157,8 +157,11 @@ void ibx_pipeline_copy_end(struct ibx_pipeline *pipeline);
 void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
 /* To be called before the session ends: waits up to `ms` until all that was answered has been run.
  * False: that takes longer. An error that no call has returned is left for other threads' calls. */
-#define IBX_PIPELINE_END_MS 2000u /* for so long the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
+/* The same for the last time before the connection ends: waits IBX_PIPELINE_END_MS at most. Once
+ * exit(3) was called, that is the limit of all such waits together. */
+#define IBX_PIPELINE_END_MS 2000u
+bool ibx_pipeline_finish_last(struct ibx_pipeline *pipeline);
 /* As the process ends: bounds the following calls. Waits up to `ms` as _finish() does; if the
  * server does not answer a call within that time either, the session ends. True: _unlimit() is to
  * follow. False: nothing was changed, since there is more to wait for, or no connection. */

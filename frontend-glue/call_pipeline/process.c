@@ -36,6 +36,9 @@ static _Atomic unsigned number;
 static _Atomic long outstanding; /* of all pipelines */
 static _Atomic enum sender_state sender;
 static _Atomic uint32_t nap_ns; /* while it NAPS */
+/* exit(3) was called, and how long waits may take from then on, ns. */
+static atomic_bool ends;
+static _Atomic uint64_t end_ns;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 unsigned ibx_process_number(void)
@@ -85,6 +88,7 @@ static void in_child(void)
     atomic_fetch_add(&number, 1);
     atomic_store(&outstanding, 0);
     atomic_store(&sender, SENDER_NONE);
+    atomic_store(&ends, false);
 }
 
 /* Locked. Other threads may go on for ever: what they call from now on is not waited for. */
@@ -117,10 +121,22 @@ static void rest(void)
     nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
 }
 
-/* Has everything run that an application has launched before it ends. */
-static void at_exit(void)
+uint64_t ibx_process_end_ns(void)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    return atomic_load(&ends) ? atomic_load(&end_ns) : IBX_PIPELINE_END_MS * IBX_NS_PER_MS;
+}
+
+void ibx_process_end_waited(uint64_t since)
+{
+    const uint64_t left = atomic_load(&end_ns), waited = ibx_now_ns() - since;
+    if (atomic_load(&ends))
+        atomic_store(&end_ns, waited < left ? left - waited : 0);
+}
+
+/* Has everything run that an application has launched before it ends. */
+static void run_all(void)
+{
+    const uint64_t since = ibx_now_ns(), deadline = since + ibx_process_end_ns();
     pthread_mutex_lock(&process.lock);
     note_exit();
     pthread_mutex_unlock(&process.lock);
@@ -128,9 +144,25 @@ static void at_exit(void)
         pthread_mutex_lock(&process.lock);
         left = push_all();
         pthread_mutex_unlock(&process.lock);
+        ibx_handlers_run();
         if (left)
             rest();
     }
+    ibx_process_end_waited(since);
+}
+
+/* Inside, since another signal's handler may call exit(3) once more. */
+static void at_exit(void)
+{
+    ibx_inside_exits();
+    if (ibx_inside_cut_off())
+        return;
+    const struct ibx_inside inside = ibx_inside_begin();
+    if (!atomic_load(&ends))
+        atomic_store(&end_ns, IBX_PIPELINE_END_MS * IBX_NS_PER_MS);
+    atomic_store(&ends, true);
+    run_all();
+    ibx_inside_end(inside);
 }
 
 static void begin(void)

@@ -14,10 +14,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define COPIERS  4u   /* streams that copy at once */
-#define JOBS     256u /* most of one copier; beyond that the caller waits, as for a full stream */
-#define FAILURES 16u
-#define LOOK_MS  500u /* from one look at an idle copier's connection to the next */
+#define COPIERS    4u   /* streams that copy at once */
+#define JOBS       256u /* most of one copier; beyond that the caller waits, as for a full stream */
+#define FAILURES   16u
+#define CUT_OFF_MS 500u /* most that exit(3) in an interrupted thread waits for the copies */
+#define LOOK_MS    500u /* from one look at an idle copier's connection to the next */
 
 struct job {
     struct job *next;
@@ -71,12 +72,28 @@ static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 /* -------------------------------------------------------------------- exit and fork */
 
+/* A handler has interrupted this thread inside, and called exit(3): the copiers' lock may be this
+ * thread's, and then their jobs never end. */
+static void wait_without_lock(void)
+{
+    for (const uint64_t until = ibx_deadline_in_ms(CUT_OFF_MS);
+         atomic_load(&pending) && ibx_now_ns() < until;)
+        nanosleep(&(struct timespec){.tv_nsec = IBX_NS_PER_MS}, NULL);
+}
+
 /* exit(3) calls this before the destructors of objects made before the first background copy, which
  * may hold the memory of copies. */
 static void at_exit(void)
 {
+    ibx_inside_exits();
+    if (ibx_inside_cut_off()) {
+        wait_without_lock();
+        return;
+    }
+    const struct ibx_inside inside = ibx_inside_begin();
     ibx_async_copy_forbid();
     ibx_async_copy_wait(0);
+    ibx_inside_end(inside);
 }
 
 static void before_fork(void)
@@ -352,9 +369,11 @@ bool ibx_async_copy_pending(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return false;
+    const struct ibx_inside inside = ibx_inside_begin();
     pthread_mutex_lock(&async.lock);
     bool found = copier_of_stream(stream, UINT64_MAX);
     pthread_mutex_unlock(&async.lock);
+    ibx_inside_end(inside);
     return found;
 }
 
@@ -401,6 +420,7 @@ int ibx_async_copy_failure(uint64_t stream)
     int code = 0;
     if (!atomic_load(&failed))
         return 0;
+    const struct ibx_inside inside = ibx_inside_begin();
     pthread_mutex_lock(&async.lock);
     for (unsigned i = 0; i < async.failure_count && !code; i++) {
         const struct failure *failure = &async.failures[i];
@@ -411,6 +431,7 @@ int ibx_async_copy_failure(uint64_t stream)
     }
     atomic_store(&failed, async.failure_count);
     pthread_mutex_unlock(&async.lock);
+    ibx_inside_end(inside);
     return code;
 }
 

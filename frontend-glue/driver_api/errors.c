@@ -170,6 +170,8 @@ int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
     }
     if (!ibx_driver_initialized())
         return CUDA_NOT_INITIALIZED;
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     const int rc = ibx_driver_adopt();
     return in_context ? rc : CUDA_SUCCESS;
 }

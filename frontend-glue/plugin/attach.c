@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/plugin/attached.h"
 
+#include "common/handlers.h"
 #include "common/wire.h"
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/plugin/host_memory.h"
@@ -79,8 +80,13 @@ static void end_parent(void)
  * end closes all other sessions. */
 static void process_ends(void)
 {
+    ibx_inside_exits();
+    if (ibx_inside_cut_off())
+        return;
+    const struct ibx_inside inside = ibx_inside_begin();
     ibx_session_process_ends();
     ibx_last_session_close();
+    ibx_inside_end(inside);
 }
 
 static void begin(void)
@@ -311,7 +317,7 @@ bool ibx_detach(struct ibx_attachment *attachment, bool may_stay)
     bool stays = false;
     if (ours) {
         pthread_mutex_lock(&attachment->closing);
-        stays = may_stay && ibx_pipeline_finish(attachment->pipeline, IBX_PIPELINE_END_MS) &&
+        stays = may_stay && ibx_pipeline_finish_last(attachment->pipeline) &&
                 ibx_last_session_stays(attachment);
         if (stays)
             attachment->owned = atomic_load(&attachment->session);

@@ -237,8 +237,10 @@ static int reach(void *address, size_t n, bool on, int *exit_code)
 
 static void drain(const void *address, size_t n)
 {
+    const struct ibx_inside inside = ibx_inside_begin();
     ibx_host_copies_drain(address, n);
     ibx_async_copy_wait_memory(address, n);
+    ibx_inside_end(inside);
 }
 
 static void watch(const struct ibx_frontend_watch *calls)
@@ -247,23 +249,40 @@ static void watch(const struct ibx_frontend_watch *calls)
     ibx_handlers_use(calls->handlers);
 }
 
-static void leave(void)
+static void leave_inside(void)
 {
     struct ibx_session *session = ibx_attached_session();
     if (session && ibx_attached->process != getpid())
         return;
     ibx_session_process_ends(); /* process_ends() may never run, nor GVirtuS's destructors */
     if (session)
-        ibx_pipeline_finish(ibx_attached->pipeline, IBX_PIPELINE_END_MS);
+        ibx_pipeline_finish_last(ibx_attached->pipeline);
     ibx_process_leave();
     if (session && !ibx_attached->pipeline)
         ibx_session_close(session);
 }
 
+static void leave(void)
+{
+    if (ibx_inside_cut_off())
+        return;
+    const struct ibx_inside inside = ibx_inside_begin();
+    leave_inside();
+    ibx_inside_end(inside);
+}
+
+static bool exits(void)
+{
+    ibx_inside_exits();
+    return ibx_inside_cut_off();
+}
+
 static void release(void *address, size_t n)
 {
+    const struct ibx_inside inside = ibx_inside_begin();
     if (!ibx_shared_free(address))
         munmap(address, n);
+    ibx_inside_end(inside);
 }
 
 static _Atomic(ibx_attach_launch *) by_gvirtus;
@@ -307,4 +326,5 @@ const struct ibx_frontend_calls ibx_attached_calls = {
     .watch = watch,
     .last_call = make_last_call,
     .leave = leave,
+    .exits = exits,
 };

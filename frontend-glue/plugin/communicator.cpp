@@ -136,6 +136,10 @@ class RdmaCommunicator final : public Communicator
     RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
     ~RdmaCommunicator() override
     {
+        ibx_inside_exits(); // GVirtuS destroys it outside of all calls, or in exit(3)
+        if (ibx_inside_cut_off())
+            return;
+        Inside hold;
         if (!ibx_detach(attachment, true) && ibx_pipeline_destroy(pipeline))
             ibx_session_destroy(session);
         ibx_last_requests_destroy(last);
@@ -183,6 +187,10 @@ class RdmaCommunicator final : public Communicator
 
     std::size_t Read(char *buffer, std::size_t size) override
     {
+        if (ibx_inside_cut_off()) {
+            ibx_session_answer_unloading(buffer, size);
+            return size;
+        }
         Inside hold;
         if (!size || !session)
             return size ? read_last(buffer, size) : 0;
@@ -203,6 +211,8 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
+        if (ibx_inside_cut_off())
+            return size;
         Inside hold;
         const bool tries = lacks_connection && last_attempt != ibx_attach_attempt();
         if (tries || ibx_attachment_ended(attachment))
@@ -217,6 +227,8 @@ class RdmaCommunicator final : public Communicator
 
     void Sync() override
     {
+        if (ibx_inside_cut_off())
+            return;
         Inside hold;
         if (pipeline)
             ibx_pipeline_sync(pipeline);
@@ -227,8 +239,10 @@ class RdmaCommunicator final : public Communicator
 
     void Close() override
     {
+        if (ibx_inside_cut_off())
+            return;
         Inside hold;
-        ibx_pipeline_finish(pipeline, IBX_PIPELINE_END_MS);
+        ibx_pipeline_finish_last(pipeline);
         ibx_pipeline_lock(pipeline);
         if (session)
             ibx_session_close(session);

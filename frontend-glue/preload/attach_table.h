@@ -9,6 +9,7 @@
  *   gvirtus.c            the plugin's table, GVirtuS's functions, calls without these,
  *                        cudaGetLastError
  *   extensions.c         calls that GVirtuS lacks, as extension requests
+ *   unloading.c          exit(3) in a signal handler that has interrupted a call
  *   errors.c             names and descriptions of errors
  *   dlsym.c              programs that find CUDA's functions by dlsym(3)
  *   loaded_libraries.c   the libraries that are loaded in this process
@@ -208,6 +209,11 @@ struct ibx_frontend_calls {
      * launches are completed, and connections that no thread uses are closed. A thread that calls
      * any of these functions from now on sleeps until the process ends. */
     void (*leave)(void);
+    /* The calling thread has called exit(3). True: in a signal handler that has interrupted it
+     * inside of the plugin, whose locks and connections it may have there. The process then ends
+     * without their being closed, and the thread must not call any other of these functions but
+     * leave(). */
+    bool (*exits)(void);
 };
 
 #define IBX_FRONTEND_ATTACH  "ibx_frontend_attach"

@@ -129,6 +129,9 @@ bool ibx_frontend_connects(void)
 
 bool ibx_frontend_first_begins(void)
 {
+    ibx_frontend_goes_inside();
+    if (ibx_frontend_unloads())
+        return false;
     ibx_frontend_runtime_used();
     if (has_called)
         return true;
@@ -167,6 +170,7 @@ void ibx_frontend_first_is_over(void)
     if (holds)
         ibx_thread_release_cancel(cancels);
     holds = false;
+    ibx_frontend_comes_outside();
 }
 
 /* The plugin calls this when GVirtuS has connected. The rest of the first call is like any other,
@@ -184,7 +188,7 @@ static atomic_flag warned = ATOMIC_FLAG_INIT;
 
 const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 {
-    return atomic_load(&plugin);
+    return ibx_frontend_unloads() ? NULL : atomic_load(&plugin);
 }
 
 bool ibx_frontend_plugin_is(const struct ibx_frontend_calls *calls)
@@ -205,7 +209,7 @@ bool ibx_frontend_plugin_is(const struct ibx_frontend_calls *calls)
 
 int ibx_frontend_passed(int rc)
 {
-    if (!ibx_frontend_plugin() && !atomic_flag_test_and_set(&warned))
+    if (!atomic_load(&plugin) && !atomic_flag_test_and_set(&warned))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so finds no rdma communicator in this process: "
                               "GVirtuS copies as without it");
     return rc;
@@ -383,6 +387,10 @@ bool ibx_frontend_in_host_function(void)
 /* A call that waits for the stream which runs this host function would never return. */
 bool ibx_frontend_forbidden(int *rc)
 {
+    if (ibx_frontend_unloads()) {
+        *rc = CUDA_UNLOADING;
+        return true;
+    }
     if (host_function == IBX_FUNCTION_THEIRS)
         *rc = ibx_frontend_fail(CUDA_NOT_PERMITTED);
     return host_function == IBX_FUNCTION_THEIRS;

@@ -53,7 +53,7 @@ bool ibx_frontend_connect_own(void);
 
 /* ------------------------------------------------------------------------------------ gvirtus.c */
 
-/* The table of the plugin; NULL before a plugin has attached. */
+/* The table of the plugin; NULL before a plugin has attached, and in a thread that unloads. */
 const struct ibx_frontend_calls *ibx_frontend_plugin(void);
 /* Takes the table of a plugin that attaches, if it has this library's version. True for the first
  * one. */
@@ -71,7 +71,8 @@ enum ibx_host_function { IBX_FUNCTION_NONE, IBX_FUNCTION_OURS, IBX_FUNCTION_THEI
 void ibx_frontend_host_function_is(enum ibx_host_function is);
 bool ibx_frontend_in_host_function(void);
 /* Whether a host function of the program runs in this thread. CUDA permits no call there that works
- * on the device, allocates or waits: *rc is the error that such a call returns. */
+ * on the device, allocates or waits: *rc is the error that such a call returns. The same in a
+ * thread that unloads. */
 bool ibx_frontend_forbidden(int *rc);
 /* Whether the plugin knows `fact` to be true without a request (attach_table.h). */
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
@@ -121,6 +122,31 @@ void ibx_frontend_runtime_used(void);
 bool ibx_frontend_runtime_ever(void);
 /* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);
+/* ---------------------------------------------------------------------------------- unloading.c */
+
+/* The calling thread. In one variable, since a lock costs a look-up of it more. */
+struct ibx_frontend_thread {
+    unsigned inside; /* locks of this library that it has or waits for, and calls of GVirtuS */
+    bool unloads;
+};
+extern _Thread_local struct ibx_frontend_thread ibx_frontend_thread
+    __attribute__((visibility("hidden")));
+/* Whether the thread has called exit(3) in a signal handler that had interrupted it inside of this
+ * library, of the plugin or of a call of GVirtuS's. From then on its calls of CUDA return
+ * CUDA_UNLOADING, it takes no lock of this library, and ibx_frontend_plugin() is NULL there. */
+static inline bool ibx_frontend_unloads(void)
+{
+    return ibx_frontend_thread.unloads;
+}
+/* Around a call of GVirtuS's. */
+void ibx_frontend_goes_inside(void);
+void ibx_frontend_comes_outside(void);
+/* Called by the thread that ends the process, at the latest before the first of its destructors:
+ * ibx_frontend_unloads() says the truth from then on. */
+void ibx_frontend_exits(void);
+
+/* ---------------------------------------------------------------------- gvirtus.c, continued */
+
 /* The function of GVirtuS that has this name and type; NULL if it has none. */
 #define NEXT(function)                                                                             \
     __extension__({                                                                                \

@@ -20,12 +20,19 @@ void ibx_session_told(struct ibx_session *s)
     s->answering = true;
 }
 
+/* Only the exit code of a reply has four bytes; zeros in the other fields mean no time and no
+ * output. */
+static void answer(void *buffer, size_t n, int32_t exit_code)
+{
+    memset(buffer, 0, n);
+    if (n == sizeof(exit_code))
+        memcpy(buffer, &exit_code, sizeof(exit_code));
+}
+
 /* GVirtuS ignores exceptions and short reads, and would return the success of the previous call to
- * the application. Only the exit code of a reply has four bytes; zeros in the other fields mean no
- * time and no output. */
+ * the application. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
-    const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;
     bool told = s->answering;
     ibx_session_tell_end(s);
     if (!told && s->in_frame) {
@@ -33,7 +40,10 @@ void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
                                "since GVirtuS cannot report it");
         abort();
     }
-    memset(buffer, 0, n);
-    if (n == sizeof(exit_code))
-        memcpy(buffer, &exit_code, sizeof(exit_code));
+    answer(buffer, n, IBX_CUDA_ERROR_UNKNOWN);
+}
+
+void ibx_session_answer_unloading(void *buffer, size_t n)
+{
+    answer(buffer, n, IBX_CUDA_ERROR_UNLOADING);
 }

@@ -16,7 +16,8 @@
 #include "frontend-glue/session/session.h"
 #include "gpudirect/gpudirect.h"
 
-#define IBX_CUDA_ERROR_UNKNOWN 999 /* the result of every call once the back end is gone */
+#define IBX_CUDA_ERROR_UNLOADING 4   /* the result once exit(3) has cut a call off */
+#define IBX_CUDA_ERROR_UNKNOWN   999 /* the result of every call once the back end is gone */
 
 /* Server: a request at the beginning of the stream, not consumed yet. */
 struct ibx_request {

@@ -110,6 +110,10 @@ static const struct ibx_frontend_calls calls = {.version = IBX_FRONTEND_VERSION,
                                                 .unseen = unseen,
                                                 .launch = make_launch};
 
+_Thread_local struct ibx_frontend_thread ibx_frontend_thread;
+
+void ibx_frontend_exits(void) {}
+
 const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 {
     return &calls;

@@ -506,6 +506,9 @@ int main(int argc, char **argv)
         {"exits-in-function-alone", [] { return exits_in_host_function(Meanwhile::pauses); }},
         {"calls-as-threads-end", calls_as_threads_end},
         {"calls-as-process-ends", calls_as_process_ends},
+        {"exits-in-handler", exits_in_handler},
+        {"exits-in-wait", exits_in_wait},
+        {"ends-beside-standstill", ends_beside_standstill},
         {"stock", stock},
         {"other-version", other_version},
     };

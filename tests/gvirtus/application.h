@@ -466,6 +466,15 @@ bool exits_in_host_function(Meanwhile what);
 bool calls_as_threads_end();
 bool calls_as_process_ends();
 
+// application_exits.cpp
+
+// exit(3) in handlers of signals.
+bool exits_in_handler();
+bool exits_in_wait();
+bool ends_beside_standstill();
+// Called when the thread has got a lock, with the address to which the call of that returns.
+void got_lock(void *place);
+
 // application_processes.cpp
 
 // Memory and events of another process; pools and memory of them.

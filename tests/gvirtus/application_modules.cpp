@@ -145,7 +145,9 @@ extern "C" int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept
         reinterpret_cast<int (*)(pthread_mutex_t *)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
     if (impatient && mutex == late)
         waits_for_late = true;
-    return next(mutex);
+    const int rc = next(mutex);
+    got_lock(__builtin_return_address(0));
+    return rc;
 }
 
 extern "C" int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
@@ -153,12 +155,12 @@ extern "C" int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
 {
     using Lock = int(pthread_mutex_t *, clockid_t, const timespec *);
     static auto *next = reinterpret_cast<Lock *>(dlsym(RTLD_NEXT, "pthread_mutex_clocklock"));
-    if (!impatient)
-        return next(mutex, clock, until);
-    const int rc = pthread_mutex_trylock(mutex);
-    if (rc)
+    const int rc = impatient ? pthread_mutex_trylock(mutex) : next(mutex, clock, until);
+    if (rc && impatient)
         late = mutex;
-    return rc ? ETIMEDOUT : 0;
+    if (!rc)
+        got_lock(__builtin_return_address(0));
+    return rc && impatient ? ETIMEDOUT : rc;
 }
 
 bool modules_of_two_threads()

@@ -172,6 +172,9 @@ struct Installed {
 // frontend_nccl.cpp
 void check_nccl(bool all);
 
+// frontend_exits.cpp
+void check_exits();
+
 // frontend_math.cpp
 bool without_math();
 bool too_long_for_dnn();

@@ -406,7 +406,6 @@ void check_what_the_provider_changes()
         check("copies of registered memory in the background",
               [=] { return background("background-registered", taken); });
     }
-    check("an application that ends in the middle of them", ends_in_the_middle);
     check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
     check("modules of processes that have ended",
@@ -428,6 +427,7 @@ void check_what_the_provider_changes()
           [] { return run("thread-ends-late", true); });
     check("threads in calls as a forked child ends",
           [] { return run("threads-go-on-in-child", true); });
+    check_exits();
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
     check("a back end that is killed in the middle of asynchronous copies",
           [] { return killed("killed-background", 4, 3000); });

@@ -453,6 +453,8 @@ static int free_memory(void *address)
 
 int cudaFree(void *address)
 {
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
     int code;
     if (ibx_frontend_forbidden(&code))

@@ -385,6 +385,8 @@ static int free_host(void *address)
 
 int cudaFreeHost(void *address)
 {
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     const int rc = ibx_frontend_unsafe();
     return rc || !address ? rc : free_host(address);
 }
@@ -480,6 +482,8 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
 
 int cudaHostUnregister(void *address)
 {
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     struct range range;
     const int rc = ibx_frontend_unsafe();
     if (rc)

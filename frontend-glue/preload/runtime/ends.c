@@ -13,6 +13,8 @@
  * here to which one a handle belongs, so handles are dropped only if there is one device. */
 int cudaDeviceReset(void)
 {
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     ibx_frontend_print_all();
     ibx_frontend_managed_resets();
     const int rc = CALL_NEXT(cudaDeviceReset);
@@ -44,6 +46,8 @@ int cudaDeviceReset(void)
  * stream may get the same handle. */
 int cudaStreamDestroy(void *stream)
 {
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
     ibx_frontend_owned_gone(OWNED_STREAM, stream);
     ibx_math_settings_stream_ends((uintptr_t)stream);
     return ibx_frontend_stream_destroy(stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The end of a process by exit(3), in two situations in which GVirtuS would hang or crash.
+ * The end of a process by exit(3), in three situations in which GVirtuS would hang or crash.
  *
  * In a forked child: log4cplus, GVirtuS's logger, has threads, and its destructors wait for them. A
  * child has none of these threads, so it would wait for ever. exit(3) calls what the program has
@@ -14,7 +14,9 @@
  *
  * While other threads may be in calls of CUDA: these threads go on until the process ends, and may
  * connect. So the destructors of GVirtuS and of libfabric, which would free what they use, are
- * removed as well, and the handler closes the connections that no thread uses.
+ * removed as well, and the handler closes the connections that no thread uses. The same if
+ * exit(3) is called in a signal handler that has interrupted its thread in such a call
+ * (unloading.c).
  *
  * If a program has loaded these libraries by dlopen(3), as Python does, what they registered is
  * called earlier, among the program's own. So this library replaces __cxa_atexit() and registers
@@ -50,7 +52,7 @@ static unsigned libraries;
 static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
 static bool linked;                 /* these libraries were loaded with the program */
 static atomic_bool ends;            /* exit(3) was called */
-static atomic_bool threads;         /* other threads may be in calls */
+static atomic_bool calls_left;      /* other threads, or interrupted functions, may be in calls */
 
 static void in_child(void)
 {
@@ -85,25 +87,28 @@ static bool skip(ElfW(Dyn) * bytes)
     return true;
 }
 
-/* Runs before the first destructor that exit(3) calls. */
+/* Runs before the first destructor that exit(3) calls; once more if a signal handler calls exit(3)
+ * in the middle of all that. */
 static void begin_end(void)
 {
-    if (ends)
+    ibx_frontend_exits();
+    if (ends && (calls_left || !ibx_frontend_unloads()))
         return;
     ends = true;
-    ibx_frontend_print_last();
+    if (!ibx_frontend_unloads())
+        ibx_frontend_print_last();
     ibx_frontend_managed_ends();
     find_libraries();
     if (!libraries)
         return;
-    threads = !ibx_frontend_close();
+    calls_left = !ibx_frontend_close() || ibx_frontend_unloads();
     if (ibx_frontend_forked() && !skip(destructors[0])) {
         ibx_log(IBX_LOG_ERROR,
                 "a forked child ends here, because it would hang in exit(): mprotect: %s",
                 strerror(errno));
         _exit(EXIT_FAILURE);
     }
-    for (unsigned i = 0; threads && i < libraries; i++)
+    for (unsigned i = 0; calls_left && i < libraries; i++)
         skip(destructors[i]);
 }
 
@@ -167,8 +172,9 @@ static const char *const *owner_of(void *library)
 static void run_left(void *argument)
 {
     const struct left left = *(struct left *)argument;
-    free(argument);
-    if (!(ends && threads) && !(ibx_frontend_forked() && left.log))
+    if (!ibx_frontend_unloads()) /* else free(3) itself may be what was interrupted */
+        free(argument);
+    if (!(ends && calls_left) && !(ibx_frontend_forked() && left.log))
         left.function(left.argument);
 }
 
@@ -235,9 +241,9 @@ static void end_process(int status, void *argument)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     (void)argument;
-    if (!libraries || (!ibx_frontend_forked() && !threads))
+    if (!libraries || (!ibx_frontend_forked() && !calls_left))
         return;
-    if (threads && calls)
+    if (calls_left && calls)
         calls->leave();
     for (unsigned i = 0; end_streams && i < STREAMS_USES; i++) {
         char nobody = 0;

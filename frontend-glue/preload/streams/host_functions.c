@@ -162,7 +162,7 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     /* A different stream in each thread. */
-    if (!order || (!all && stream == CUDA_STREAM_PER_THREAD))
+    if (!order || (!all && stream == CUDA_STREAM_PER_THREAD) || ibx_frontend_unloads())
         return false;
     pthread_mutex_lock(&lock);
     const struct function *f = server.functions;
@@ -492,6 +492,9 @@ static void *serve(void *argument)
  * or libcrypto is destroyed. */
 static void at_exit(void)
 {
+    ibx_frontend_exits();
+    if (ibx_frontend_unloads()) /* the thread may wait for what this one has */
+        return;
     pthread_mutex_lock(&lock);
     const bool serves = server.state == SERVER_SERVES,
                there = serves || server.state == SERVER_REFUSED;
@@ -534,6 +537,8 @@ static void watch(void)
 static bool begin(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (ibx_frontend_unloads())
+        return false;
     pthread_once(&once, watch);
     if (server.state == SERVER_NONE) {
         atomic_store(&used, true);

@@ -180,6 +180,61 @@ static void test_program_without_handlers(void **state)
     assert_false(ibx_handlers_held());
 }
 
+/* exit(3) in a handler, which would never return: it has interrupted a call, or runs between two
+ * pieces of a wait. */
+static bool cut_off;
+
+static void release_and_exit(void)
+{
+    let();
+    ibx_inside_exits();
+    cut_off = ibx_inside_cut_off();
+}
+
+static const struct ibx_handlers_calls exiting = {hold, release_and_exit};
+
+static void *exits_outside(void *unused)
+{
+    ibx_inside_end(ibx_inside_begin());
+    ibx_inside_exits();
+    cut_off = ibx_inside_cut_off();
+    return unused;
+}
+
+static void *exits_inside(void *unused)
+{
+    const struct ibx_inside inside = ibx_inside_begin();
+    ibx_inside_exits();
+    ibx_inside_end(inside);
+    cut_off = ibx_inside_cut_off();
+    return unused;
+}
+
+static void *exits_in_pause(void *unused)
+{
+    const struct ibx_inside inside = ibx_inside_begin();
+    ibx_handlers_run();
+    ibx_inside_end(inside);
+    return unused;
+}
+
+static void test_exit_cuts_calls_off(void **state)
+{
+    (void)state;
+    void *(*const each[])(void *) = {exits_outside, exits_inside, exits_in_pause};
+    ibx_handlers_use(&exiting);
+    any = true;
+    for (unsigned i = 0; i < 3; i++) {
+        pthread_t thread;
+        held = 0;
+        cut_off = false;
+        assert_int_equal(pthread_create(&thread, NULL, each[i], NULL), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(cut_off, i > 0);
+    }
+    assert_false(ibx_inside_cut_off()); /* another thread's call */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_handler_leaves_by_longjmp),
         cmocka_unit_test(test_program_without_handlers),
         cmocka_unit_test(test_cancellation_is_off_inside_a_call),
+        cmocka_unit_test(test_exit_cuts_calls_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -125,6 +125,10 @@ bool ibx_frontend_connect_own(void)
     return true;
 }
 
+_Thread_local struct ibx_frontend_thread ibx_frontend_thread;
+
+void ibx_frontend_exits(void) {}
+
 void ibx_frontend_device_used(void) {}
 
 void ibx_frontend_graph_behind_trim(void) {}

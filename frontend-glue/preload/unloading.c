@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * exit(3) in a signal handler that has interrupted its thread in a call of CUDA. The thread may
+ * have any lock of this library there, of the plugin or of GVirtuS, and nobody releases it any
+ * more: whatever the end of the process, or a destructor of the program, does with that lock would
+ * wait for ever. So such a thread takes no lock of this library from then on, and its calls return
+ * cudaErrorCudartUnloading, as they do natively once the runtime is unloaded.
+ *
+ * The linker (--wrap) has this library call the functions below in place of the C library's, so
+ * that no lock can be missed. They count, without a system call, what the thread has or waits for.
+ * pthread_mutex_lock() ends in a jump: what stands behind it, as a sanitizer does, still sees who
+ * has called. So this file has flags of its own.
+ */
+#include "frontend-glue/preload/preload.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* A handler that leaves locks and calls by longjmp(3) leaves the locks locked, and the calls half
+ * made: they count on. */
+_Thread_local struct ibx_frontend_thread ibx_frontend_thread;
+
+int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __real_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until);
+int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until);
+
+void ibx_frontend_goes_inside(void)
+{
+    ibx_frontend_thread.inside++;
+}
+
+void ibx_frontend_comes_outside(void)
+{
+    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
+    thread->inside -= thread->inside > 0;
+}
+
+/* The count is never too low in a handler: it changes before the lock is taken, and after that is
+ * released. */
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
+    if (thread->unloads)
+        return 0;
+    thread->inside++;
+    return __real_pthread_mutex_lock(mutex);
+}
+
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+    if (ibx_frontend_unloads())
+        return 0;
+    const int rc = __real_pthread_mutex_unlock(mutex);
+    ibx_frontend_comes_outside();
+    return rc;
+}
+
+int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until)
+{
+    if (ibx_frontend_unloads())
+        return ETIMEDOUT;
+    ibx_frontend_goes_inside();
+    const int rc = __real_pthread_mutex_clocklock(mutex, clock, until);
+    if (rc)
+        ibx_frontend_comes_outside();
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------- exit(3) */
+
+void ibx_frontend_exits(void)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    const bool in_plugin = calls && calls->exits();
+    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
+    thread->unloads = thread->unloads || in_plugin || thread->inside;
+}
+
+/* The C library's functions. Looked up once, at the start, since a handler may not do that. */
+static void (*next_exit)(int status);
+static void (*next_quick_exit)(int status);
+
+/* Ends the process if the C library has no such function. */
+static _Noreturn void end_by(void (*next)(int status), int status)
+{
+    ibx_frontend_exits();
+    if (next)
+        next(status);
+    _exit(status);
+}
+
+/* Called before everything that exit(3) calls: destructors of the program may run before any
+ * function that this library can register. */
+__attribute__((visibility("default"))) _Noreturn void exit(int status)
+{
+    end_by(next_exit, status);
+}
+
+__attribute__((visibility("default"))) _Noreturn void quick_exit(int status)
+{
+    end_by(next_quick_exit, status);
+}
+
+/* What a child's only thread has interrupted belongs to the parent: the other functions that are
+ * registered for forks release or begin anew the locks that it had. */
+static void in_child(void)
+{
+    ibx_frontend_thread.inside = 0;
+}
+
+/* Runs before this library's other constructors, so that in_child() runs before their functions. */
+__attribute__((constructor(101))) static void begin(void)
+{
+    *(void **)&next_exit = dlsym(RTLD_NEXT, "exit");
+    *(void **)&next_quick_exit = dlsym(RTLD_NEXT, "quick_exit");
+    pthread_atfork(NULL, NULL, in_child);
+}

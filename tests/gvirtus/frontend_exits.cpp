@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Programs whose handlers of signals end them in the middle of a call, at each moment at which the
+// call has got a lock (application_exits.cpp).
+#include "tests/gvirtus/frontend_scene.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace
+{
+
+constexpr int interrupted_status = 42;
+constexpr unsigned moments_most = 500;
+
+// Sets it for the applications of a test.
+struct Wish {
+    const char *name;
+    Wish(const char *of, const std::string &value) : name(of) { setenv(of, value.c_str(), 1); }
+    ~Wish() { unsetenv(name); }
+};
+
+int ended_at(const BackEnd &back, unsigned moment)
+{
+    const Wish wish("IBX_EXITS_MOMENT", std::to_string(moment));
+    Application app(&back, application, "exits-in-handler");
+    const int status = app.ended();
+    if (status && status != interrupted_status)
+        dprintf(report_to, "moment %u: exit status %d: %s\n", moment, status, app.said().c_str());
+    return status;
+}
+
+bool exits_in_handlers(const char *mode, const char *how)
+{
+    const bool few = !std::strcmp(how, "twice") || !std::strcmp(mode, "alone");
+    const unsigned least = few ? 10 : 30;
+    const Wish mode_wish("IBX_EXITS_MODE", mode), how_wish("IBX_EXITS_HOW", how);
+    GpuBackEnd back(true, one_process);
+    unsigned moment = 1, bad = 0;
+    for (int status; (status = ended_at(back, moment)) && moment < moments_most; moment++)
+        bad += status != interrupted_status;
+    if (bad)
+        dprintf(report_to, "%u of %u moments\n", bad, moment - 1);
+    return HOLDS(!bad && moment > least && moment < moments_most);
+}
+
+// There, GVirtuS's destructors close the connection.
+bool exits_without_preload()
+{
+    const std::string before = std::exchange(preload, "");
+    const bool good = exits_in_handlers("alone", "by exit");
+    preload = before;
+    return good;
+}
+
+bool exits_in_waits(const char *mode)
+{
+    const Wish wish("IBX_EXITS_MODE", mode);
+    GpuBackEnd back;
+    Application app(&back, application, "exits-in-wait");
+    return HOLDS(app.ended() == interrupted_status);
+}
+
+bool ends_beside_standstill()
+{
+    GpuBackEnd back(true, one_process);
+    Application app(&back, application, "ends-beside-standstill");
+    return HOLDS(app.good());
+}
+
+} // namespace
+
+void check_exits()
+{
+    check("an application that ends in the middle of copies", ends_in_the_middle);
+    for (const char *mode : {"plain", "closes", "frees", "thread", "child"})
+        check((std::string("a signal handler that calls exit: ") + mode).c_str(),
+              [=] { return exits_in_handlers(mode, "by exit"); });
+    for (const char *how : {"at once", "quickly", "twice"})
+        check((std::string("... and one that ends the process ") + how).c_str(),
+              [=] { return exits_in_handlers("closes", how); });
+    check("... without the preload library", exits_without_preload);
+    for (const char *mode : {"plain", "managed"})
+        check((std::string("... and interrupts a wait: ") + mode).c_str(),
+              [=] { return exits_in_waits(mode); });
+    check("a back end that stands still as the process ends", ends_beside_standstill);
+}
