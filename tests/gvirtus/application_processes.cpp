@@ -2,6 +2,7 @@
 //
 // Memory and events that two processes of one tenant share.
 #include "tests/gvirtus/application_driver.h"
+#include "tests/gvirtus/graph_calls.h"
 #include "tests/fixtures/patience.h"
 
 #include <cstring>
@@ -15,17 +16,13 @@
 namespace
 {
 
+using graph_calls::run;
+
 struct Handle {
     char bytes[64];
 };
 
 constexpr std::size_t shared_bytes = 300000;
-
-// A call of the preload's whose arguments have just the types that it takes.
-template <typename... T> int run(const char *name, T... arguments)
-{
-    return preloaded<int(T...)>(name)(arguments...);
-}
 
 // The two processes meet.
 struct Meeting {
