@@ -316,6 +316,10 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client);
 /* Whether all n bytes (n > 0) are in one piece of page-locked memory of the session's client that
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n);
+/* Copies between `bytes` and n bytes in pages of this process that are such memory. False: they are
+ * in none. */
+bool ibx_host_maps_copy(struct gpu_session *x, uint64_t address, void *bytes, size_t n,
+                        bool to_pages);
 void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken);
 /* Unmaps what was kept, if that work is over by now. */
 void ibx_host_maps_tidy(struct gpu_session *x);

@@ -408,6 +408,21 @@ bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n)
     return whole;
 }
 
+bool ibx_host_maps_copy(struct gpu_session *x, uint64_t address, void *bytes, size_t n,
+                        bool to_pages)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    const struct ibx_host_map *m = maps;
+    while (m && (m->client != client || !m->own || address - (uintptr_t)m->base >= m->length))
+        m = m->next;
+    const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
+    if (whole)
+        memcpy(to_pages ? pointer_to(address) : bytes, to_pages ? bytes : pointer_to(address), n);
+    pthread_mutex_unlock(&lock);
+    return whole;
+}
+
 static bool has_word(const struct ibx_host_map *m, uint64_t client, uint64_t address,
                      unsigned bytes)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies between a client and the slot of the function that it is calling (graph_slots.h), by the
- * transport alone. A graph waits meanwhile, so no CUDA call is made here.
+ * Copies between a client and the slot of the function that it is calling (graph_slots.h), or pages
+ * that stand in for its page-locked memory (clients/host_maps.c), by the transport alone. A graph
+ * or a stream waits meanwhile, so no CUDA call is made here.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/clients/graph_slots.h"
@@ -15,7 +16,10 @@ struct slot_copy {
     struct ibx_frame frame;
     uint8_t *at;
     struct ibx_mr *region; /* with `at` in it; for long payloads */
+    uint64_t map;          /* the bytes of a mapping that `at` is a copy of; 0: it is a slot */
 };
+
+#define MAP_MOST (1u << 20) /* bytes of a copy with a mapping, which are allocated */
 
 static uint64_t name_of(const struct ibx_frame *f)
 {
@@ -25,8 +29,10 @@ static uint64_t name_of(const struct ibx_frame *f)
 bool ibx_slot_is_named(const struct gpu_session *x, const struct ibx_request *q)
 {
     struct ibx_frame f;
-    return x->host_queue && q->call == IBX_FRAME_MEMCPY_ASYNC && (q->body || q->tail_length) &&
-           ibx_copies_parse(q, &f) && f.height == 1 && name_of(&f) >> 63;
+    if (q->call != IBX_FRAME_MEMCPY_ASYNC || !(q->body || q->tail_length) ||
+        !ibx_copies_parse(q, &f) || f.height != 1)
+        return false;
+    return name_of(&f) >> 63 ? x->host_queue != NULL : (name_of(&f) & IBX_EXT_PAGES) != 0;
 }
 
 /* The registration of the slot's block with the connection. NULL: it cannot be registered. */
@@ -69,8 +75,10 @@ static int take(struct gpu_session *x, const struct ibx_request *q, const struct
         rc = move(x, c, true, &q->remote);
     if (rc)
         return rc;
+    const bool there = !c->map || ibx_host_maps_copy(x, c->map, c->at, c->frame.width, true);
     ibx_session_consume(x->s, q);
-    return ibx_copies_answer(x, began, NULL, 0);
+    return there ? ibx_copies_answer(x, began, NULL, 0)
+                 : ibx_copies_write_head(x, CUDA_INVALID_VALUE, began, 0);
 }
 
 /* Copies to the client: into its memory if the request names that, else in the reply. */
@@ -110,6 +118,35 @@ static uint64_t find(struct gpu_session *x, const struct ibx_frame *f,
     return copy.slot;
 }
 
+/* The copy is made with bytes of its own, since another session of the client may end the mapping
+ * meanwhile. */
+static int copy_pages(struct gpu_session *x, const struct ibx_request *q, struct slot_copy *c,
+                      uint64_t began)
+{
+    struct ibx_error err = {0};
+    const size_t n = c->frame.width;
+    const bool to_pages = c->frame.kind == IBX_FRAME_H2D;
+    c->map = name_of(&c->frame) & ~IBX_EXT_PAGES;
+    c->at = n && n <= MAP_MOST ? malloc(n) : NULL;
+    int rc = IBX_REQUEST_PASS;
+    if (!c->at || !ibx_host_maps_hold(x, c->map, n) ||
+        (!to_pages && !ibx_host_maps_copy(x, c->map, c->at, n, false)))
+        goto done;
+    const struct ibx_span span = ibx_span_host(c->at, n);
+    if ((!q->body || q->reply_to.length) &&
+        ibx_mr_register(ibx_session_conn(x->s), &span, IBX_ACCESS_LOCAL, &c->region, &err))
+        ibx_copies_note_refusal(x, err.message);
+    if (q->body || c->region) {
+        rc = to_pages ? take(x, q, c, began) : give(x, q, c, began);
+        rc = rc ? rc : IBX_REQUEST_DONE;
+    }
+    if (c->region)
+        ibx_mr_deregister(c->region);
+done:
+    free(c->at);
+    return rc;
+}
+
 /* A copy that cannot be made is left to GVirtuS, whose handler finds no such memory. */
 int ibx_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 {
@@ -119,7 +156,10 @@ int ibx_slot_copy(struct gpu_session *x, const struct ibx_request *q)
     int rc = ibx_session_answer_delayed(x->s);
     if (rc)
         return rc;
-    const uint64_t slot = ibx_copies_parse(q, &c.frame) ? find(x, &c.frame, &memory) : 0;
+    const bool parsed = ibx_copies_parse(q, &c.frame);
+    if (parsed && !(name_of(&c.frame) >> 63))
+        return copy_pages(x, q, &c, began);
+    const uint64_t slot = parsed ? find(x, &c.frame, &memory) : 0;
     if (!slot)
         return IBX_REQUEST_PASS;
     c.at = memory.at;

@@ -234,8 +234,9 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
 #define IBX_EXT_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, after their number */
 #define IBX_EXT_COPIED        128u   /* bytes from the device in the reply to a HOST_ASK, at most */
-#define IBX_EXT_OWN_PAGES     UINT64_MAX /* in HOST_MAP: the memory is in no shared file */
-#define IBX_EXT_HANDLE        64u        /* bytes of a handle for other processes */
+#define IBX_EXT_OWN_PAGES     UINT64_MAX          /* in HOST_MAP: the memory is in no shared file */
+#define IBX_EXT_PAGES         (UINT64_C(1) << 62) /* in a copy's address: docs/protocol.md */
+#define IBX_EXT_HANDLE        64u                 /* bytes of a handle for other processes */
 #define IBX_EXT_NODE_BYTES    216u  /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_EXT_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 #define IBX_EXT_PTX_MOST      (8u << 20)  /* bytes of PTX in a COMPILE */

@@ -95,6 +95,15 @@ int ibx_frontend_devices_wait(void)
 {
     return cudaDeviceSynchronize();
 }
+bool ibx_frontend_stream_is_used(void)
+{
+    return false;
+}
+bool ibx_managed_copy_pages(uintptr_t at, uint8_t *host, size_t n, bool to_device)
+{
+    (void)at, (void)host, (void)n, (void)to_device;
+    return false;
+}
 bool ibx_frontend_gives_beside(void)
 {
     return false;

@@ -40,9 +40,9 @@
  * Locks: `pages` protects states and page protections; `list` protects lookups in the list. To
  * change the list takes both, in this order. A thread that waits for the device while it holds
  * `pages` lends the lock: the device may wait for a function that needs it. A thread that holds
- * `pages` must not access managed memory, because the handler of its fault needs the lock. Handlers of the program's signals may
- * access it, so they are held back until the thread has released the lock. They may search the list
- * while they have interrupted a search.
+ * `pages` must not access managed memory, because the handler of its fault needs the lock. Handlers
+ * of the program's signals may access it, so they are held back until the thread has released the
+ * lock. They may search the list while they have interrupted a search.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_H
@@ -134,6 +134,9 @@ int ibx_managed_check(const void *address, size_t n);
 /* managed_in_place.c: whether one of n bytes is in memory that is about to become managed. Quick.
  */
 bool ibx_managed_joins(uintptr_t at, size_t n);
+/* Copies between host memory and the back end's pages at that address, without CUDA. False: it is
+ * not done. */
+bool ibx_managed_copy_pages(uintptr_t at, uint8_t *host, size_t n, bool to_device);
 /* Waits until that is done. Makes system calls only. */
 void ibx_managed_wait_for_join(uintptr_t at);
 

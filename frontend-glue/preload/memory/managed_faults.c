@@ -11,6 +11,7 @@
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -364,6 +365,23 @@ static bool server_begins(struct server *s)
     return s->begun && atomic_load(&s->connection) != CONNECTION_REFUSED;
 }
 
+/* A function is about to be called, and may access managed memory. */
+static void function_begins(void)
+{
+    if (atomic_load_explicit(&serves_functions, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock);
+    atomic_store(&serves_functions, server_begins(&functions));
+    pthread_mutex_unlock(&lock);
+}
+
+static void function_ends(void)
+{
+    struct fault none = {.kind = FAULT_FUNCTION_OVER};
+    if (ibx_managed_any_lent() && !is_over())
+        have_served(&functions, &none);
+}
+
 bool ibx_managed_faults_begin(void)
 {
     static bool watches;
@@ -373,21 +391,7 @@ bool ibx_managed_faults_begin(void)
     const bool good =
         (all_threads.begun || ibx_managed_catch(on_fault)) && server_begins(&all_threads);
     pthread_mutex_unlock(&lock);
+    if (good)
+        ibx_frontend_around_functions(function_begins, function_ends);
     return good;
-}
-
-void ibx_frontend_managed_function_begins(void)
-{
-    if (atomic_load_explicit(&serves_functions, memory_order_relaxed) || !ibx_managed_any())
-        return;
-    pthread_mutex_lock(&lock);
-    atomic_store(&serves_functions, server_begins(&functions));
-    pthread_mutex_unlock(&lock);
-}
-
-void ibx_frontend_managed_function_ends(void)
-{
-    struct fault none = {.kind = FAULT_FUNCTION_OVER};
-    if (ibx_managed_any_lent() && !is_over())
-        have_served(&functions, &none);
 }

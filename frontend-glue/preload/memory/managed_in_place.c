@@ -21,6 +21,7 @@
 #include "common/error.h"
 #include "common/log.h"
 #include "common/thread.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,6 +33,8 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
+
+#define PIECE ((size_t)1 << 19) /* bytes of the back end's pages in one request */
 
 /* The memory that becomes managed now; one at a time, since kernel_reach.c makes one request at a
  * time. `joins_until` is set last. */
@@ -73,6 +76,24 @@ static int ask(const struct managed *m, bool on)
         rc = calls->stand_in((void *)m->begin, m->n, on, &code);
     }
     return rc ? rc : code;
+}
+
+/* In pieces of what a message may have. The pages of the back end are host memory there: between
+ * that and other host memory CUDA copies only behind functions that have been called. */
+bool ibx_managed_copy_pages(uintptr_t at, uint8_t *host, size_t n, bool to_device)
+{
+    int code = CUDA_SUCCESS;
+    for (size_t done = 0; done < n && !code; done += PIECE) {
+        const struct ibx_frontend_copy piece = {.to_device = to_device,
+                                                .async = true,
+                                                .alone = true,
+                                                .device = IBX_EXT_PAGES | (at + done),
+                                                .host = host + done,
+                                                .n = n - done < PIECE ? n - done : PIECE};
+        if (ibx_frontend_plugin()->copy(&piece, &code))
+            return false;
+    }
+    return !code;
 }
 
 /* A shared mapping that a child does not get. */

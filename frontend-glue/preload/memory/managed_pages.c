@@ -114,10 +114,16 @@ enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum page
 /* During captures the copy is made in a stream of its own, because one in the legacy stream would
  * invalidate them. The same is done beside functions of the host: the legacy stream may wait for
  * one that needs the lock. */
-static bool copied_beside(void *to, const void *from, size_t n, int kind, int device)
+static bool copied_beside(const struct managed *m, size_t at, uint8_t *host, size_t n,
+                          bool to_device)
 {
-    return serves && ibx_frontend_gives_beside() &&
-           !ibx_frontend_copy_beside(to, from, n, kind, device);
+    void *device = (void *)(m->begin + at), *to = to_device ? device : host;
+    const void *from = to_device ? (const void *)host : device;
+    const int kind = to_device ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_FROM_DEVICE;
+    if (!serves || !ibx_frontend_gives_beside())
+        return false;
+    return (m->in_place && ibx_managed_copy_pages(m->begin + at, host, n, to_device)) ||
+           !ibx_frontend_copy_beside(to, from, n, kind, m->device);
 }
 
 /* A complete copy between the device and the second mapping. In a thread without a connection
@@ -130,7 +136,7 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
     void *to = to_device ? device : host, *from = to_device ? host : device;
     const int kind = to_device ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_FROM_DEVICE;
     int rc;
-    if (copied_beside(to, from, n, kind, m->device))
+    if (copied_beside(m, at, m->other + at, n, to_device))
         return CUDA_SUCCESS;
     if (serves_functions)
         return CUDA_UNKNOWN;
@@ -332,7 +338,7 @@ static int settle(const struct managed *m)
     uint8_t byte = 0;
     const struct ibx_frontend_copy wish = {.device = m->begin + m->before, .host = &byte, .n = 1};
     int rc;
-    if (copied_beside(&byte, (void *)(m->begin + m->before), 1, CUDA_MEMCPY_FROM_DEVICE, m->device))
+    if (copied_beside(m, m->before, &byte, 1, false))
         return CUDA_SUCCESS;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;

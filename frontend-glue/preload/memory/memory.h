@@ -230,9 +230,6 @@ void ibx_frontend_managed_rests(void);
 
 /* The end of the process: nothing is fetched from the device any more. */
 void ibx_frontend_managed_ends(void);
-/* Before and after a function of the host that a stream waits for: it may access managed memory. */
-void ibx_frontend_managed_function_begins(void);
-void ibx_frontend_managed_function_ends(void);
 
 /* ------------------------------------------------------------------------------ managed_hints.c */
 

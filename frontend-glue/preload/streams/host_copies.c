@@ -25,9 +25,9 @@ static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct streams {
     void *of[IBX_HOST_COPY_DEVICES];
     unsigned resets_seen;
-} functions;                         /* of the thread that calls functions */
+} functions;                                /* of the thread that calls functions */
 static _Thread_local struct streams beside; /* of one that fetches managed memory */
-static atomic_bool slots; /* the back end has slots */
+static atomic_bool slots;                   /* the back end has slots */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 

@@ -14,7 +14,6 @@
  * there (graph_copies.c).
  */
 #include "frontend-glue/preload/preload.h"
-#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
@@ -383,20 +382,31 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     return true;
 }
 
+static void (*_Atomic function_begins)(void), (*_Atomic function_ends)(void);
+
+void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void))
+{
+    atomic_store(&function_begins, begins);
+    atomic_store(&function_ends, ends);
+}
+
 static void call(const struct function *f, struct called *called)
 {
-    const bool copied =
-        called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
-    ibx_frontend_managed_function_begins();
+    void (*const begins)(void) = atomic_load(&function_begins);
+    void (*const ends)(void) = atomic_load(&function_ends);
+    if (begins)
+        begins();
     ibx_frontend_host_function_is(f->callback || !ibx_frontend_graph_copies(f->function)
                                       ? IBX_FUNCTION_THEIRS
                                       : IBX_FUNCTION_OURS);
     if (f->callback)
         f->callback(f->stream, called->status, f->argument);
-    else if (!copied)
+    else if (!called->n ||
+             !ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n))
         f->function(f->argument);
     ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
-    ibx_frontend_managed_function_ends();
+    if (ends)
+        ends();
     pthread_mutex_lock(&lock);
     server.returned = true;
     while (server.state == SERVER_LEFT) /* from now on GVirtuS must not be called */

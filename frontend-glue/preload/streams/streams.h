@@ -75,6 +75,8 @@ bool ibx_frontend_host_functions(void);
 /* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
  * there would end a capture, or might wait for a function that accesses such memory. Quick. */
 bool ibx_frontend_gives_beside(void);
+/* These are called before and after each function, in its thread. */
+void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void));
 /* A mark, to be taken before the calling thread waits for a stream (or all streams) and passed to
  * _host_lost() afterwards. */
 uint64_t ibx_frontend_host_enqueued(void);
@@ -159,6 +161,8 @@ bool ibx_frontend_stream_blocks(const void *stream);
 void ibx_frontend_streams_reset(void);
 /* The calling thread is about to put work into the stream. */
 void ibx_frontend_stream_used(const void *stream);
+/* Whether the calling thread's own stream may have work. */
+bool ibx_frontend_stream_is_used(void);
 /* The calling thread has waited for its own stream or (NULL) for the device: the stream has no
  * work. */
 void ibx_frontend_stream_rests(const void *stream);

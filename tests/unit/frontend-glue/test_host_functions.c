@@ -4,7 +4,6 @@
  * asks gets the function that is enqueued. Each case is a process of its own, because the thread
  * is started only once. */
 #include "frontend-glue/preload/graphs/graphs.h"
-#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/patience.h"
@@ -132,10 +131,6 @@ void ibx_frontend_exits(void) {}
 void ibx_frontend_device_used(void) {}
 
 void ibx_frontend_graph_behind_trim(void) {}
-
-void ibx_frontend_managed_function_begins(void) {}
-
-void ibx_frontend_managed_function_ends(void) {}
 
 bool ibx_frontend_capturing(void)
 {
