@@ -207,10 +207,37 @@ bool rested_streams_beside_captures()
     return HOLDS(cudaFree(from) == 0 && cudaFree(to) == 0);
 }
 
+// Work of this thread's own stream is complete when the capture of a stream that waits for the
+// legacy one begins: an access behind later work of others need not wait until that has ended.
+bool own_stream_before_a_capture()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *to = managed_memory(length), *device = device_memory();
+    void *captured = nullptr, *work = nullptr, *graph = nullptr;
+    REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
+    for (unsigned i = 0; i < 2; i++) {
+        const std::vector<char> bytes = random_bytes(length, 10 + i);
+        std::memcpy(from, bytes.data(), length);
+        stub_remote()->slow(20000);
+        REQUIRE(stub_launch(to, from, length, per_thread) == 0);
+        if (i) // for which another thread waits
+            REQUIRE(has(to, bytes));
+        REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(stub_launch(device, device + length, length, captured) == 0);
+        REQUIRE(stub_launch(device, to, length, work) == 0 && has(to, bytes));
+        REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    }
+    REQUIRE(cudaStreamDestroy(captured) == 0 && cudaStreamDestroy(work) == 0);
+    return HOLDS(cudaFree(from) == 0 && cudaFree(to) == 0 && cudaFree(device) == 0);
+}
+
 } // namespace
 
 bool managed_beside_captures()
 {
+    REQUIRE(own_stream_before_a_capture());
     REQUIRE(beside_own_captures() && freed_in_a_capture() && begun_beside_captures());
     REQUIRE(rested_streams_beside_captures());
     REQUIRE(allocated_beside_captures());

@@ -437,13 +437,17 @@ void ibx_managed_rest(void)
 }
 
 /* During captures the serving thread waits: this thread may have begun the capture, and a wait of
- * its own could invalidate it. */
+ * its own could invalidate it. Otherwise this thread's own stream has no work afterwards, as
+ * accesses during the capture have to know. It may have had some from before there was managed
+ * memory, or for which the program has waited by other means. */
 void ibx_frontend_managed_rests(void)
 {
-    if (!ibx_managed_any() || !is_busy())
+    if (!ibx_managed_any())
         return;
-    if (ibx_frontend_capturing())
-        ibx_managed_have_rested();
-    else
-        ibx_managed_rest();
+    if (ibx_frontend_capturing()) {
+        if (is_busy())
+            ibx_managed_have_rested();
+    } else if ((is_busy() || ibx_frontend_stream_is_used()) && rest(false)) {
+        ibx_frontend_stream_rests(NULL);
+    }
 }

@@ -124,6 +124,11 @@ void ibx_frontend_stream_used(const void *stream)
     atomic_fetch_add(&users, 1);
 }
 
+bool ibx_frontend_stream_is_used(void)
+{
+    return uses;
+}
+
 /* The stream is a different one on each device, so this holds only if one device was used. */
 void ibx_frontend_stream_rests(const void *stream)
 {
