@@ -214,9 +214,12 @@ static bool profile_denies(void)
 
 static int seize_error(const struct injection *in, int code)
 {
-    unsigned long long tracer = 0;
+    unsigned long long tracer = 0, memory = 0;
     if (code == ESRCH)
         return ibx_error_set(in->err, -ESRCH, "there is no process %d", (int)in->pid);
+    /* The kernel says EPERM of a process that has ended and that nobody has waited for. */
+    if (!ibx_process_status(in->pid, "VmSize:", 10, &memory, NULL) && !memory)
+        return ibx_error_set(in->err, -ESRCH, "QEMU (process %d) has ended", (int)in->pid);
     if (profile_denies())
         return ibx_error_set(in->err, -code,
                              "a seccomp profile denies ptrace (%s) to this tool, which needs "

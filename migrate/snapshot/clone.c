@@ -651,9 +651,9 @@ static int make_child(struct cloning *c, struct ibx_clone_result *result, struct
     ibx_migration_stop_at("clone", "loaded");
     const uint64_t loaded = ibx_now_ns();
     result->child = !rc || (c->changed && has_vm(c));
-    if (rc && c->changed && !result->child)
+    if (rc && rc != -ESRCH && c->changed && !result->child) /* -ESRCH: it has ended */
         ibx_error_prefix(err, rc, "end this QEMU, which has lost the memory that it began with");
-    else if (rc && c->changed)
+    else if (rc && c->changed && result->child)
         ibx_error_prefix(err, rc, "this QEMU (process %d) has a VM, and is left alone",
                          (int)c->ram.pid);
     if (!rc)

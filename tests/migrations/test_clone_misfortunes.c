@@ -432,6 +432,26 @@ static void test_whole_while_a_child_is_made(void)
     child_is_right(&children[0]);
 }
 
+/* A QEMU that has ended and that nobody has waited for cannot be traced, whatever rights the tool
+ * has. */
+static void test_qemu_ends_before_its_memory_is_there(void)
+{
+    struct mover tool;
+    siginfo_t ended;
+    freeze();
+    child_start(&children[0], NULL);
+    mover_stop_next("clone:mapped");
+    mover_start(&tool, (const char *[]){"clone", snapshot, "--qmp", children[0].tool, NULL});
+    mover_await_stop(&tool);
+    assert_int_equal(kill(children[0].pid, SIGTERM), 0);
+    assert_int_equal(waitid(P_PID, (id_t)children[0].pid, &ended, WEXITED | WNOWAIT), 0);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "has ended");
+    assert_false(mover_printed(&tool, "run this tool as root"));
+    assert_false(mover_printed(&tool, "end this QEMU"));
+}
+
 /* A cache that is filled from a cache that dies: it goes on with the parent. */
 static void test_inner_node_dies(void)
 {
@@ -635,6 +655,7 @@ int main(void)
         VM_TEST(test_filler_of_a_uri_told_to_end_at_its_start),
         VM_TEST(test_filler_of_a_uri_killed_before_its_child),
         VM_TEST(test_child_ends_while_the_server_is_lost),
+        VM_TEST(test_qemu_ends_before_its_memory_is_there),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
         VM_TEST(test_filler_killed_when_whole_and_not_missed),
