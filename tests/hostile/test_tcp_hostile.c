@@ -3,6 +3,7 @@
 #include "tests/fixtures/tcp_raw.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -161,6 +162,8 @@ static void test_answers_are_asked_for_on_lanes_that_exist(void **state)
 
 /* ------------------------------------------------------------------ forged answers */
 
+#define MUCH (32u << 20) /* more than the sockets hold */
+
 static struct ibx_chunk chunk;
 static uint8_t target[BYTES];
 
@@ -274,6 +277,90 @@ static void test_data_twice(void **state)
     expect_lost(-EPROTO, "not waiting");
 }
 
+static void test_answer_to_a_request_that_cannot_be(void **state)
+{
+    (void)state;
+    send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_ACK, .id = server.tcp->mine.depth});
+    expect_lost(-EPROTO, "not waiting");
+}
+
+/* The answer comes before the first byte of the request has left. */
+static void test_answer_before_the_request(void **state)
+{
+    (void)state;
+    chunk = (struct ibx_chunk){.kind = IBX_RDMA_WRITE,
+                               .lane = 1,
+                               .local = target,
+                               .remote_keys = remote_keys,
+                               .length = BYTES};
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_ACK}); /* the first request is number 0 */
+    struct pollfd there = {.fd = server.handshake_socket, .events = POLLIN};
+    assert_int_equal(poll(&there, 1, (int)END_PATIENCE_MS), 1);
+    expect_lost(-EPROTO, "not waiting");
+    assert_int_equal(server.count, 1);
+}
+
+/* With io_uring a request may be answered before all of it has left, and a refusal stays one. Its
+ * memory is in use until all has left. */
+static void test_refusal_before_all_has_left(void **state)
+{
+    (void)state;
+    struct tcp_lane *lane = &server.tcp->lanes[1];
+    struct ibx_mr *much = end_register(&server, NULL, MUCH, IBX_ACCESS_LOCAL);
+    uint8_t header[IBX_TCP_FRAME_BYTES];
+    struct ibx_tcp_frame frame;
+    chunk = (struct ibx_chunk){.kind = IBX_RDMA_WRITE,
+                               .lane = 1,
+                               .local = much->span.address,
+                               .remote_keys = remote_keys,
+                               .length = MUCH};
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    end_settle(&server); /* the socket is full */
+    receive(1, header, sizeof(header));
+    assert_int_equal(ibx_tcp_frame_get(header, &frame), 0);
+    assert_true(ibx_tcp_lane_has_output(lane));
+    send_frame(0, (struct ibx_tcp_frame){
+                      .type = IBX_TCP_NAK, .id = frame.id, .status = IBX_TCP_STATUS_ACCESS});
+    if (!server.tcp->uring) {
+        expect_lost(-EPROTO, "not waiting");
+    } else {
+        uint8_t *bytes = malloc(MUCH);
+        const struct tcp_post *post = (const struct tcp_post *)lane->flight[0];
+        while (post->state.now != TCP_POST_ANSWERED)
+            assert_true(end_turn(&server) >= 0 && !server.count);
+        receive(1, bytes, MUCH);
+        free(bytes);
+        expect_chunk(-EACCES);
+        expect_alive();
+    }
+    end_deregister(&server, much);
+}
+
+/* A WRITE is complete, and its answer waits behind bulk. Its memory is not in use any more. */
+static void test_memory_of_an_answer_that_waits(void **state)
+{
+    (void)state;
+    struct ibx_mr *much = end_register(&server, NULL, MUCH, IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *mr = end_register(&server, region, BYTES, IBX_ACCESS_REMOTE_WRITE);
+    uint8_t *bytes = malloc(MUCH);
+    send_frame(0, request(IBX_TCP_READ, much, 0, MUCH));
+    end_settle(&server); /* the socket is full */
+    send_frame(1, request(IBX_TCP_WRITE, mr, 0, 8));
+    send_raw(1, "received", 8);
+    end_settle(&server);
+    assert_memory_equal(region, "received", 8);
+    assert_true(ibx_tcp_lane_has_output(&server.tcp->lanes[0]));
+    end_deregister(&server, mr);
+    assert_null(end_lost(&server));
+    assert_int_equal(receive_frame(0).type, IBX_TCP_DATA);
+    receive(0, bytes, MUCH);
+    assert_int_equal(receive_frame(0).type, IBX_TCP_ACK);
+    expect_alive();
+    end_deregister(&server, much);
+    free(bytes);
+}
+
 /* ------------------------------------------------------------------ broken framing */
 
 static void test_random_bytes(void **state)
@@ -343,6 +430,10 @@ int main(int argc, char **argv)
         TEST(test_unexpected_frames),
         TEST(test_answer_given_twice),
         TEST(test_data_twice),
+        TEST(test_answer_to_a_request_that_cannot_be),
+        TEST(test_answer_before_the_request),
+        TEST(test_refusal_before_all_has_left),
+        TEST(test_memory_of_an_answer_that_waits),
         TEST(test_random_bytes),
         TEST(test_message_too_long),
         TEST(test_messages_without_credit),
