@@ -9,19 +9,19 @@
 #define SEND_PIECES 15 /* longer gather lists are copied */
 
 /* The round trips of one-sided work cost more than the copies of a message up to 512 KiB
- * (docs/experiments.md), or 128 KiB where one thread would encrypt them. So messages may be longer
- * than the option `message`, by this factor and by room for the user's header; memory for a long
- * one is allocated, or lent by the program, while it exists. */
-#define BIG_FACTOR     32u
-#define BIG_FACTOR_TLS 8u
-#define BIG_BYTES      (512u << 10)
-#define BIG_EXTRA      4096u
+ * (docs/experiments.md). So messages may be longer than the option `message`: up to there by the
+ * first factor, beyond it by the second, and by room for the user's header. Memory for a long one
+ * is allocated, or lent by the program, while it exists. */
+#define BIG_FACTOR        32u
+#define BIG_FACTOR_BEYOND 8u
+#define BIG_BYTES         (512u << 10)
+#define BIG_EXTRA         4096u
 
-static size_t longest(size_t unit, bool tls)
+static size_t longest(size_t unit)
 {
-    size_t more = unit * BIG_FACTOR < BIG_BYTES ? unit * BIG_FACTOR : BIG_BYTES;
-    size_t max = unit * BIG_FACTOR_TLS;
-    max = (tls || max > more ? max : more) + BIG_EXTRA;
+    const size_t more = unit * BIG_FACTOR < BIG_BYTES ? unit * BIG_FACTOR : BIG_BYTES;
+    const size_t beyond = unit * BIG_FACTOR_BEYOND;
+    const size_t max = (beyond > more ? beyond : more) + BIG_EXTRA;
     return max < IBX_TCP_MESSAGE_MAX ? max : IBX_TCP_MESSAGE_MAX;
 }
 
@@ -29,7 +29,7 @@ static size_t longest(size_t unit, bool tls)
 size_t ibx_tcp_message_memory(const struct ibx_options *options)
 {
     return (2 * (size_t)options->slots + 1) * options->message +
-           IBX_TCP_SPARES * longest(options->message, false);
+           IBX_TCP_SPARES * longest(options->message);
 }
 
 /* Memory for one long message. The program lends one at a time, so that a peer that sends many
@@ -60,7 +60,7 @@ int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
 {
     const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer; /* both ends compute the same */
     tcp->message_unit = a->message < b->message ? a->message : b->message;
-    tcp->message_max = longest(tcp->message_unit, tcp->lanes[0].tls);
+    tcp->message_max = longest(tcp->message_unit);
     tcp->credits = b->slots;
     tcp->peer_credits = a->slots;
     tcp->inbox = malloc(tcp->mine.slots * tcp->message_unit);
