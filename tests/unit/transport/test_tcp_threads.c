@@ -207,6 +207,7 @@ static void test_deregistration_under_reads(void **state)
     end_deregister(&server, first); /* frees the memory: a later read of it would end in a signal */
     int waits = 1; /* The socket has room again, until it has nothing left to send. */
     UNTIL(ioctl(server.tcp->lanes[1].fd, SIOCOUTQ, &waits) || !waits, end_turn(&client));
+    end_settle(&client);
     UNTIL(end_lost(&server), end_turn(&server));
     assert_int_equal(end_lost(&server)->status, -ECONNABORTED);
     ibx_provider_tcp.abort(server.tcp);
@@ -380,6 +381,35 @@ static void test_sleepers_are_woken_by_threads(void **state)
     free(here);
 }
 
+/* Who is about to sleep learns of what the thread has done before, and of what it can be given. */
+static void test_nobody_sleeps_on_news(void **state)
+{
+    (void)state;
+    begin(1, 0);
+    struct ibx_chunk chunk, other;
+    uint8_t *here = calloc(1, MUCH);
+    struct ibx_mr *mr = write_arrives(here, &chunk);
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+    other = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, LENGTH);
+    other.remote_address = 0; /* refused, which is as good */
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &other), 0);
+    assert_true(ibx_provider_tcp.arm(server.tcp));
+    do
+        end_turn(&server);
+    while (ibx_tcp_thread_sends(&server.tcp->lanes[1]));
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+    const size_t left = server.tcp->lanes[1].body_left;
+    UNTIL(ibx_tcp_thread_got(&server.tcp->lanes[1]) >= left, end_turn(&client));
+    assert_true(ibx_provider_tcp.arm(server.tcp));
+    UNTIL(client.count && server.count, turn_both());
+    assert_int_equal(client.notes[0].status, 0);
+    end_deregister(&server, mr);
+    end();
+    free(here);
+}
+
 /* The thread cannot read what it is to send. It wakes the sleeper, who learns why. */
 static void test_memory_that_cannot_be_read(void **state)
 {
@@ -394,8 +424,10 @@ static void test_memory_that_cannot_be_read(void **state)
     assert_int_equal(ftruncate(file, 0), 0);
     assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
     UNTIL(server.tcp->threads, end_turn(&server));
-    if (!ibx_provider_tcp.arm(server.tcp)) /* otherwise it knows already */
+    if (!ibx_provider_tcp.arm(server.tcp)) { /* otherwise it knows already */
         UNTIL(is_readable(server.tcp->threads_fd), end_turn(&client));
+        assert_true(ibx_provider_tcp.arm(server.tcp));
+    }
     UNTIL(end_lost(&server), end_turn(&server));
     assert_int_equal(end_lost(&server)->status, -EFAULT);
     end_deregister(&client, mr);
@@ -467,6 +499,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_deregistration_after_a_write_has_arrived),
         cmocka_unit_test(test_abort_stops_all),
         cmocka_unit_test(test_sleepers_are_woken_by_threads),
+        cmocka_unit_test(test_nobody_sleeps_on_news),
         cmocka_unit_test(test_a_child_closes_its_part),
     };
     const struct CMUnitTest plain[] = {
