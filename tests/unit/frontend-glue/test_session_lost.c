@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -107,6 +108,46 @@ static void a_server_reads(void **state)
     await_end(pair.server);
     assert_true(ibx_session_read(pair.server, memory, LONG) < 0);
     expect_lost(pair.server);
+}
+
+/* ------------------------------------------------------------------------------- a process that
+ * ends */
+
+/* As if the peer's process, which runs on this host, had ended. */
+static void process_ends(struct ibx_session *s)
+{
+    if (s->link.peer_fd >= 0)
+        close(s->link.peer_fd);
+    s->link.peer_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+/* Nobody comes back, so the client does not try for as long as the session is kept. */
+static void a_back_end_ends(void **state)
+{
+    (void)state;
+    uint8_t byte;
+    const uint64_t deadline = ibx_deadline_in_ms(pair.client->link.agreed * 1000);
+    stop_listening();
+    vanish(pair.server);
+    process_ends(pair.client);
+    assert_true(ibx_session_read(pair.client, &byte, 1) < 0);
+    assert_true(ibx_now_ns() < deadline);
+    expect_lost(pair.client);
+    assert_non_null(strstr(ibx_session_reason(pair.client), "process has ended"));
+    assert_true(ibx_session_server_gone(pair.client));
+}
+
+/* Between two calls that is the end of the stream, and no failure. */
+static void a_client_ends(void **state)
+{
+    (void)state;
+    uint8_t byte;
+    const uint64_t deadline = ibx_deadline_in_ms(pair.server->link.seconds * 1000);
+    vanish(pair.client);
+    process_ends(pair.server);
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), 0);
+    assert_true(ibx_now_ns() < deadline);
+    assert_false(ibx_session_live(pair.server));
 }
 
 /* ------------------------------------------------------------------------------- a long request */
@@ -307,6 +348,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_client_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_reads, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_back_end_ends, setup_for_long, teardown),
+        cmocka_unit_test_setup_teardown(a_client_ends, setup_for_long, teardown),
         cmocka_unit_test_setup_teardown(client_is_gone_when_its_time_is_over, setup_for_long,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_client_that_comes_back_is_not_gone, setup_for_long,

@@ -130,6 +130,55 @@ static void another_path_than_the_uri_asks_for(void **state)
     scene_paths_change = scene_paths_in_query = false;
 }
 
+#define PIECE  1000u
+#define PIECES 90u
+
+/* Takes pieces, and answers with the last byte of each. */
+static int serve_pieces(struct ibx_session *s, void *argument)
+{
+    uint8_t bytes[PIECE];
+    (void)argument;
+    while (ibx_session_read(s, bytes, sizeof(bytes)) == PIECE) {
+        if (bytes[PIECE - 1] &&
+            (ibx_session_write(s, &bytes[PIECE - 1], 1) != 1 || ibx_session_sync(s)))
+            return -1;
+    }
+    return 0;
+}
+
+/* A client has gathered more than one message of shm can carry, and has sent none of it. The
+ * session continues over tcp, and is free to use any path afterwards. */
+static void what_is_gathered_fits(void **state)
+{
+    struct scene scene;
+    uint8_t bytes[PIECE] = {0}, byte = 0;
+    (void)state;
+    if (strcmp(scene_provider, "tcp") != 0)
+        skip();
+    scene_paths_change = true;
+    cuts_plan_nothing();
+    scene_open(&scene, SECONDS, serve_pieces, NULL);
+    for (unsigned round = 1; round <= 2; round++) {
+        for (unsigned i = 1; i <= PIECES; i++) {
+            bytes[PIECE - 1] = i == PIECES ? (uint8_t)round : 0;
+            assert_int_equal(ibx_session_write(scene.client, bytes, PIECE), PIECE);
+        }
+        assert_true(scene.client->out.length > PIECE * PIECES);
+        ibx_abort(scene.client->conn);
+        while (ibx_session_resumed(scene.client) < round)
+            assert_true(ibx_session_poll(scene.client) >= 0);
+        if (ibx_session_sync(scene.client) || ibx_session_read(scene.client, &byte, 1) != 1)
+            fail_msg("%s", ibx_session_reason(scene.client));
+        assert_int_equal(byte, round);
+        assert_int_equal(ibx_session_resumed(scene.client), round);
+        assert_int_equal(scene.client->link.only_tcp, BY_ANY_PATH);
+    }
+    ibx_session_close(scene.client);
+    assert_int_equal(scene_join(&scene), 0);
+    scene_close(&scene);
+    scene_paths_change = false;
+}
+
 static int read_on(struct ibx_session *s, void *argument)
 {
     uint8_t byte;
@@ -311,6 +360,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(at_random),
         cmocka_unit_test(another_path),
         cmocka_unit_test(another_path_than_the_uri_asks_for),
+        cmocka_unit_test(what_is_gathered_fits),
         cmocka_unit_test(no_path_for_it),
         cmocka_unit_test(the_server_forbids_its_path),
         cmocka_unit_test(a_back_end_started_again),

@@ -23,20 +23,20 @@ static struct session_pair pair;
 
 static atomic_bool unmapped;
 
-/* Serves a long request and a short one, with an answer of one byte each; the second one comes
- * over another connection. */
+/* Serves a long request, a short one and a long one, with an answer of one byte each; the second
+ * one comes over another connection. */
 static int answer(struct session_pair *of, void *argument)
 {
-    static const size_t lengths[] = {LENGTH, 1};
+    static const size_t lengths[] = {LENGTH, 1, LENGTH};
     uint8_t *bytes = malloc(LENGTH), byte = 7;
     int rc = 0;
     (void)argument;
-    for (unsigned i = 0; i < 2 && !rc; i++) {
+    for (unsigned i = 0; i < 3 && !rc; i++) {
         if (ibx_session_read(of->server, bytes, lengths[i]) != (ssize_t)lengths[i] || *bytes != 9)
             rc = -EIO;
-        while (i && !unmapped)
+        while (i == 1 && !unmapped)
             sched_yield();
-        if (i)
+        if (i == 1)
             ibx_abort(of->server->conn);
         if (!rc && (ibx_session_write(of->server, &byte, 1) != 1 || ibx_session_sync(of->server)))
             rc = -EPIPE;
@@ -77,8 +77,13 @@ static void test_unmapped_memory_does_not_end_a_session(void **state)
     unmapped = true;
     take_answer();
     assert_int_equal(ibx_session_resumed(pair.client), 1);
+    uint8_t *other = malloc(LENGTH); /* it is registered on the present connection */
+    memset(other, 9, LENGTH);
+    ask(other, LENGTH);
+    take_answer();
     assert_int_equal(session_pair_join(&pair), 0);
     session_pair_close(&pair);
+    free(other);
 }
 
 int main(void)
