@@ -361,6 +361,71 @@ static void test_memory_of_an_answer_that_waits(void **state)
     free(bytes);
 }
 
+/* Nothing of a WRITE has come but its header when its memory goes. */
+static void test_memory_of_a_write_that_does_not_come(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = end_register(&server, region, BYTES, IBX_ACCESS_REMOTE_WRITE);
+    send_frame(1, request(IBX_TCP_WRITE, mr, 0, BYTES));
+    while (!server.tcp->lanes[1].body_left)
+        end_turn(&server);
+    end_settle(&server);
+    end_deregister(&server, mr);
+    assert_null(end_lost(&server));
+    send_raw(1, target, BYTES);
+    expect_nak(42, IBX_TCP_STATUS_ACCESS);
+    expect_memory_unchanged();
+    expect_alive();
+}
+
+/* A part of the data is on its way, though no call to the kernel has returned yet. */
+static void test_memory_that_is_being_sent(void **state)
+{
+    (void)state;
+    const uint32_t length = 1u << 20;
+    const int little = 1; /* the kernel raises it to its minimum */
+    struct ibx_mr *mr = end_register(&server, NULL, length, IBX_ACCESS_REMOTE_READ);
+    struct ibx_tcp_frame frame = request(IBX_TCP_READ, mr, 0, length);
+    frame.lane = 1;
+    assert_int_equal(
+        setsockopt(server.tcp->lanes[1].fd, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
+    send_frame(0, frame);
+    end_settle(&server);
+    assert_int_equal(server.tcp->lanes[1].flight_count, 1);
+    end_deregister(&server, mr);
+    expect_lost(-ECONNABORTED, "was deregistered while the peer was reading it");
+}
+
+/* The last of the READs that wait goes with its memory; the next one takes its place in line. */
+static void test_memory_of_the_last_read_in_line(void **state)
+{
+    (void)state;
+    struct ibx_mr *much = end_register(&server, NULL, MUCH, IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *mr = end_register(&server, region, BYTES, IBX_ACCESS_REMOTE_READ);
+    struct ibx_tcp_frame first = request(IBX_TCP_READ, much, 0, MUCH),
+                         last = request(IBX_TCP_READ, mr, 0, BYTES),
+                         next = request(IBX_TCP_READ, much, 0, 8);
+    uint8_t *bytes = malloc(MUCH);
+    first.lane = last.lane = next.lane = 1;
+    last.id = 43;
+    next.id = 44;
+    send_frame(0, first);
+    end_settle(&server); /* the socket is full */
+    send_frame(0, last);
+    end_settle(&server);
+    end_deregister(&server, mr);
+    expect_nak(43, IBX_TCP_STATUS_ACCESS);
+    send_frame(0, next);
+    end_settle(&server);
+    assert_int_equal(receive_frame(1).id, 42);
+    receive(1, bytes, MUCH);
+    assert_int_equal(receive_frame(1).id, 44);
+    receive(1, bytes, 8);
+    expect_alive();
+    end_deregister(&server, much);
+    free(bytes);
+}
+
 /* ------------------------------------------------------------------ broken framing */
 
 static void test_random_bytes(void **state)
@@ -434,6 +499,9 @@ int main(int argc, char **argv)
         TEST(test_answer_before_the_request),
         TEST(test_refusal_before_all_has_left),
         TEST(test_memory_of_an_answer_that_waits),
+        TEST(test_memory_of_a_write_that_does_not_come),
+        TEST(test_memory_that_is_being_sent),
+        TEST(test_memory_of_the_last_read_in_line),
         TEST(test_random_bytes),
         TEST(test_message_too_long),
         TEST(test_messages_without_credit),

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -284,7 +285,8 @@ static void test_signaled_sends_are_reported_once(void **state)
     (void)state;
     ends_open(&server, &client, sockets_tcp, 1, 4);
     assert_int_equal(end_send(&server, "abcd", 4, IBX_SIGNALED), 0);
-    assert_int_equal(server.count, 0); /* send itself reports nothing */
+    assert_int_equal(server.count, 0);             /* send itself reports nothing */
+    assert_true(ibx_provider_tcp.arm(server.tcp)); /* nor does it wake anybody */
     assert_true(end_await(&server, &client, 1));
     assert_int_equal(server.notes[0].kind, NOTE_SEND);
     assert_int_equal(server.notes[0].status, 0);
@@ -331,6 +333,43 @@ static void test_sleepers_are_woken_by_input(void **state)
     ends_close(&server, &client);
 }
 
+/* A program takes a message, releases it, and sleeps: the peer has room for the next one. */
+static void test_room_is_given_back_before_the_sleep(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
+    assert_true(end_await(&client, &server, 4));
+    drain(&client);
+    for (unsigned i = 0; i < 4; i++)
+        release(&client, i);
+    while (ibx_provider_tcp.arm(client.tcp))
+        end_turn(&client);
+    end_settle(&server);
+    assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
+    ends_close(&server, &client);
+}
+
+/* An end that aborts tells the other one at once, and not when it closes. */
+static void test_abort_is_noticed(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    drain(&client);
+    ibx_provider_tcp.abort(server.tcp);
+    assert_true(end_await(&client, NULL, 1));
+    assert_int_equal(client.notes[0].kind, NOTE_LOST);
+    assert_int_equal(client.notes[0].status, -ECONNRESET);
+    ends_close(&server, &client);
+}
+
+static bool is_readable(int fd)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    return poll(&wait, 1, 0) > 0;
+}
+
 /* A sender whose socket is full sleeps until the socket accepts bytes again. */
 static void test_sleepers_are_woken_by_room(void **state)
 {
@@ -344,10 +383,17 @@ static void test_sleepers_are_woken_by_room(void **state)
     end_turn(&client);
     drain(&server);
     assert_false(end_wakes(&server, 0));
+    assert_false(ibx_provider_tcp.arm(server.tcp));
+    assert_null(end_lost(&server));
     uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
     while (!end_wakes(&server, 0) && ibx_now_ns() < deadline)
         end_turn(&client);
     assert_true(end_wakes(&server, 0));
+    /* That may have been a timer. io_uring and threads have wake-ups of their own. */
+    const bool by_socket = !server.tcp->uring && !server.tcp->threads;
+    while (by_socket && !is_readable(server.tcp->writable) && ibx_now_ns() < deadline)
+        end_turn(&client);
+    assert_true(!by_socket || is_readable(server.tcp->writable));
     assert_true(end_await(&client, &server, 1));
     assert_int_equal(client.notes[0].status, 0);
     end_deregister(&client, local);
@@ -561,6 +607,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_signaled_sends_are_reported_once),
         cmocka_unit_test(test_sleepers_are_woken_by_input),
         cmocka_unit_test(test_sleepers_are_woken_by_room),
+        cmocka_unit_test(test_room_is_given_back_before_the_sleep),
+        cmocka_unit_test(test_abort_is_noticed),
         cmocka_unit_test(test_memory_that_cannot_be_read),
     };
     if (argc > 1)
