@@ -17,6 +17,7 @@ static struct {
 static bool known, of_others, lacks, lent; /* the stream; the memory */
 static int capturing;                      /* the stream */
 static unsigned asked, spared;             /* about the stream */
+static uint64_t spared_stream;
 static struct gpu_session x;
 
 static int attributes_of(unsigned count, const int *attributes, void **values, uint64_t address)
@@ -79,7 +80,8 @@ void ibx_held_by_copy(struct gpu_session *of, const struct ibx_frame *f)
 
 void ibx_captures_spare(struct gpu_session *of, uint64_t stream)
 {
-    (void)of, (void)stream;
+    assert_ptr_equal(of, &x);
+    spared_stream = stream;
     spared++;
 }
 
@@ -147,6 +149,7 @@ static void test_rows(NO_STATE)
     assert_true(ibx_copies_sound(&x, &f));
     f.dst++;
     assert_false(ibx_copies_sound(&x, &f));
+    assert_int_equal(spared, 0); /* who makes a copy that is waited for spares captures itself */
 }
 
 static void test_memory(NO_STATE)
@@ -182,8 +185,14 @@ static void test_streams(NO_STATE)
     assert_false(sound(IBX_FRAME_H2D, BASE, 16, STREAM));
     assert_int_equal(asked, 2);
     assert_int_equal(spared, 0);
-    assert_true(sound(IBX_FRAME_H2D, BASE, 16, 1)); /* the legacy stream */
-    assert_int_equal(spared, 1);
+    for (unsigned legacy = 0; legacy < 2; legacy++) { /* both numbers of the legacy stream */
+        assert_true(sound(IBX_FRAME_H2D, BASE, 16, legacy));
+        assert_int_equal(spared, legacy + 1);
+        assert_int_equal(spared_stream, legacy);
+    }
+    of_others = true;
+    assert_false(sound(IBX_FRAME_H2D, BASE, 16, 1));
+    assert_int_equal(spared, 2); /* no copy, so nothing to spare */
 }
 
 int main(void)
