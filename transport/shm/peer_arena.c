@@ -12,6 +12,7 @@
 #include "transport/shm/shm.h"
 
 #include "common/clock.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <string.h>
@@ -25,6 +26,27 @@
 
 static _Atomic uint64_t mapped_bytes; /* of this process */
 
+/* Arenas are mapped where little else is: where the kernel would place them, they would be in the
+ * way of what has to have the address that it has in another process, such as memory that a program
+ * has registered. */
+#define FROM  0x110000000000u
+#define UNTIL IBX_SHARED_FROM
+#define TRIES 4u
+
+static void *map_apart(uint64_t whole, int protection, int fd)
+{
+    const int kind = MAP_SHARED | MAP_NORESERVE;
+    const uint64_t places = (UNTIL - FROM - whole) / IBX_SHM_HUGE;
+    uint64_t random;
+    for (unsigned i = 0; i < TRIES && !ibx_random(&random, sizeof(random), NULL); i++) {
+        void *wanted = (void *)(uintptr_t)(FROM + random % places * IBX_SHM_HUGE);
+        void *there = mmap(wanted, whole, protection, kind | MAP_FIXED_NOREPLACE, fd, 0);
+        if (there != MAP_FAILED) /* elsewhere, if the kernel does not know the flag */
+            return there;
+    }
+    return mmap(NULL, whole, protection, kind, fd, 0);
+}
+
 /* -ENOSPC: the process has mapped as much as it may. */
 static int arena_map(struct shm_peer_arena *arena, const struct stat *status, int protection,
                      int fd)
@@ -36,7 +58,7 @@ static int arena_map(struct shm_peer_arena *arena, const struct stat *status, in
         atomic_fetch_sub(&mapped_bytes, whole);
         return -ENOSPC;
     }
-    void *base = mmap(NULL, whole, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *base = map_apart(whole, protection, fd);
     if (base == MAP_FAILED) {
         int rc = -errno;
         atomic_fetch_sub(&mapped_bytes, whole);
