@@ -306,8 +306,9 @@ struct gpu_session {
     bool last_in_place;          /* the last reply with a payload was written into such memory */
     /* It was logged why this is not done. */
     bool told_staging, told_direct, told_pins, told_maps;
-    bool keeps_kernels;      /* kernels that it unregistered last stay: ibx_own_unload_guard() */
-    struct ibx_mr **regions; /* the pool's chunks as far as registered here */
+    unsigned maps_in_the_way; /* how often a client has named an address that was taken here */
+    bool keeps_kernels;       /* kernels that it unregistered last stay: ibx_own_unload_guard() */
+    struct ibx_mr **regions;  /* the pool's chunks as far as registered here */
     unsigned region_count;
     /* the blocks of graphs' slots that are registered here; NULL: none */
     struct ibx_mr **slot_regions;

@@ -338,7 +338,8 @@ bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint
  * ibx_host_maps_give_back() unmaps the one that has `address` in it. */
 struct ibx_host_map_wish {
     uint64_t address, length, offset;
-    bool own; /* in no file: pages of this process's */
+    bool own;      /* in no file: pages of this process's */
+    bool anywhere; /* at any address of the program's, not only where shared memory is */
 };
 int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *wish);
 void ibx_host_maps_give_back(struct gpu_session *x, uint64_t address);

@@ -9,9 +9,14 @@
  * process's own stand in for it at that address: the client copies between them and its own
  * (preload's managed_in_place.c).
  *
- * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; if this process or
- * another client has something there, the client is refused. A mapping lasts until the client gives
- * it back, or has no session any more, and no work that might still use it.
+ * Memory that a program has registered moves to such a file, and keeps its address (preload's
+ * registered.c).
+ *
+ * A client chooses the address: between IBX_SHARED_FROM and IBX_SHARED_UNTIL or, of registered
+ * memory, almost anywhere. If this process or another client has something there, the client is
+ * refused. What a client could learn so about the addresses of this process is limited: few
+ * refusals of a session are followed by others, whatever is there. A mapping lasts until the client
+ * gives it back, or has no session any more, and no work that might still use it.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -22,6 +27,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -32,6 +38,9 @@
 #define TEXT_OF(n)  TEXT(n)
 #define ENDING_MS   5000u /* for so long a new mapping waits for one that ends and is in its way */
 #define WORK_MS     2000u /* for so long the work of a client is waited for that has no session */
+#define TAKEN_MOST  8u    /* refusals of a session, because of what is at the address */
+#define LOW         ((uint64_t)16 << 20) /* below this nothing is mapped for a client */
+#define NEAR        ((uint64_t)1 << 30) /* nor so near to this process's first stack, which grows */
 
 struct ibx_host_map {
     struct ibx_host_map *next;
@@ -42,6 +51,7 @@ struct ibx_host_map {
     size_t length;
     void *context;           /* the context in which it was pinned */
     struct ibx_quota *quota; /* the quota that its bytes count in */
+    uint64_t counted;        /* how many do */
     bool own;                /* pages of this process's, in no file */
     bool unpinned;           /* and about to be unmapped */
 };
@@ -129,7 +139,7 @@ static void unmap(const struct ibx_host_map *m)
     if (m->base)
         munmap(m->base, m->length);
     if (m->quota)
-        ibx_quota_give(m->quota, m->length);
+        ibx_quota_give(m->quota, m->counted);
 }
 
 /* Unmaps and frees one that was taken out. */
@@ -275,12 +285,25 @@ static int refuse(struct gpu_session *x, const struct ibx_host_map_wish *w, cons
     return CUDA_NOT_SUPPORTED;
 }
 
+static bool is_in_place_of_shared(const struct ibx_host_map_wish *w)
+{
+    return w->address >= IBX_SHARED_FROM && w->address < IBX_SHARED_UNTIL &&
+           w->length <= IBX_SHARED_UNTIL - w->address;
+}
+
+/* The kernel's own data for a program is at the begin of its first stack. */
+static bool is_for_programs(const struct ibx_host_map_wish *w)
+{
+    const uint64_t stack = getauxval(AT_RANDOM);
+    return w->address >= LOW && w->length <= UINT64_MAX - w->address &&
+           (w->address > stack + NEAR || w->address + w->length < stack - NEAR);
+}
+
 static bool is_sound(const struct ibx_host_map_wish *w, uint64_t bytes)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     return w->length && !(w->address % page) && !(w->length % page) &&
-           w->address >= IBX_SHARED_FROM && w->address < IBX_SHARED_UNTIL &&
-           w->length <= IBX_SHARED_UNTIL - w->address &&
+           (w->anywhere ? is_for_programs(w) : is_in_place_of_shared(w)) &&
            (w->own ||
             (!(w->offset % page) && w->offset <= bytes && w->length <= bytes - w->offset));
 }
@@ -327,11 +350,16 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     m->client = client;
     m->tenant = x->isolation.tenant;
     m->own = w->own;
-    const char *why = map(m, w, fd);
-    if (!why && !ibx_quota_take(quota, m->length))
+    const char *why = NULL;
+    if (!ibx_quota_take(quota, w->length))
         why = "that is more than rdma.pins and rdma.tenant_share allow";
-    else if (!why)
+    else
         m->quota = quota;
+    m->counted = w->length;
+    if (!why)
+        why = map(m, w, fd);
+    if (why && w->anywhere && m->quota && !m->base)
+        x->maps_in_the_way++;
     if (!why)
         why = pin(x, m);
     if (!why) {
@@ -460,6 +488,8 @@ int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *w)
                       "rdma.resume_seconds is 0 at one end");
     if (!is_sound(w, bytes))
         return refuse(x, w, "this is not where such memory may be");
+    if (w->anywhere && x->maps_in_the_way >= TAKEN_MOST)
+        return refuse(x, w, "at too many such addresses the back end had something");
     if (is_there(x, client, w) || (w->own && pin_again(x, client, w)))
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w->address, w->length));)

@@ -200,7 +200,7 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
 
 /* Once kernels can reach the memory, they may write to it without a call: later copies from such
  * memory are made in the order of their streams. */
-static int reach_inside(void *address, size_t n, bool on, int *exit_code)
+static int reach_inside(const void *memory, uintptr_t at, size_t n, bool on, int *exit_code)
 {
     struct ibx_session *session = ibx_attached_session();
     uint8_t body[32];
@@ -210,15 +210,17 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (!session)
         return -ENOTCONN;
-    if (!ibx_attached_over_shm(session) || !ibx_shared_offset(address, n, &offset))
+    if (!ibx_attached_over_shm(session) || !ibx_shared_offset(memory, n, &offset))
         return -EOPNOTSUPP;
     ibx_pipeline_lock(ibx_attached->pipeline);
     const int rc = ibx_session_share(session);
     ibx_pipeline_unlock(ibx_attached->pipeline);
     if (rc)
         return rc;
-    ibx_put_u16(&w, on ? IBX_EXT_HOST_MAP : IBX_EXT_HOST_UNMAP);
-    ibx_put_u64(&w, (uintptr_t)address);
+    ibx_put_u16(&w, !on                       ? IBX_EXT_HOST_UNMAP
+                    : at == (uintptr_t)memory ? IBX_EXT_HOST_MAP
+                                              : IBX_EXT_HOST_MAP_AT);
+    ibx_put_u64(&w, at);
     if (on) {
         ibx_put_u64(&w, (n + page - 1) / page * page);
         ibx_put_u64(&w, offset);
@@ -227,10 +229,10 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
     return ask_for_map(&w, exit_code);
 }
 
-static int reach(void *address, size_t n, bool on, int *exit_code)
+static int reach(const void *memory, uintptr_t at, size_t n, bool on, int *exit_code)
 {
     const struct ibx_inside inside = ibx_inside_begin();
-    const int rc = reach_inside(address, n, on, exit_code);
+    const int rc = reach_inside(memory, at, n, on, exit_code);
     ibx_inside_end(inside);
     return rc;
 }

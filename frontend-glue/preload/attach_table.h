@@ -52,8 +52,10 @@ struct ibx_frontend_copy {
     bool to_device;
     bool async; /* cudaMemcpyAsync, in `stream` */
     uint64_t device;
-    void *host; /* the host memory; not written if `to_device` */
-    size_t n;   /* bytes, not 0; with rows: of one row */
+    void *host;             /* the host memory; not written if `to_device` */
+    const void *registered; /* NULL, or the registered memory whose pages `host` has; is not for
+                               copy(), but for withheld() */
+    size_t n;               /* bytes, not 0; with rows: of one row */
     uint64_t stream;
     bool lasting; /* `host` is in memory from allocate() */
     bool pinned;  /* `host` is in such memory or in other page-locked memory */
@@ -178,10 +180,11 @@ struct ibx_frontend_calls {
      * thread's connection if that pays. Nothing has to be undone. */
     void (*prepare)(void *address, size_t n);
 
-    /* Lets kernels access n bytes of memory from allocate(), at `address`; with `on` false, ends
-     * that, as must be done before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: this connection
-     * cannot do it. -ENOTCONN: no working connection. */
-    int (*reach)(void *address, size_t n, bool on, int *exit_code);
+    /* Lets kernels access n bytes of memory from allocate() at the address `at`: its own, or that
+     * of other memory of the program, in whole pages; with `on` false, ends that, as must be done
+     * before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: this connection cannot do it.
+     * -ENOTCONN: no working connection. */
+    int (*reach)(const void *memory, uintptr_t at, size_t n, bool on, int *exit_code);
     /* The same with pages of the back end's, which it maps at `address` until they are released. A
      * copy between host and device takes such an address for one of the device. n is a multiple of
      * the page size. */

@@ -230,6 +230,8 @@ struct range {
     unsigned reach;    /* host memory: the epoch in which kernels were given access; 0: never */
     unsigned in_place; /* host memory: managed memory that is used in place (managed_in_place.c),
                           since this number of forks plus 1; 0: it is not */
+    unsigned moved;    /* registered memory: that its pages are shared with the back end
+                          (registered.c), likewise */
     const char *name;  /* the name of a kernel; NULL: unknown */
     uint64_t number;   /* unique in the process, never reused */
 };

@@ -172,6 +172,7 @@ enum ibx_extension {
     IBX_EXT_LAUNCH_QUEUED,       /* cudaLaunchKernelExC, in a stream that is not captured */
     IBX_EXT_VIRTUAL_EXPORT,      /* cuMemExportToShareableHandle */
     IBX_EXT_VIRTUAL_IMPORT,      /* cuMemImportFromShareableHandle */
+    IBX_EXT_HOST_MAP_AT,         /* shared memory at an address of the program's, for kernels */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 

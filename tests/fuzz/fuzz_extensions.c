@@ -185,7 +185,7 @@ static void put_bounded(struct ibx_writer *w, unsigned number)
     };
     if (number < IBX_EXT_REQUESTS && forms[number])
         form_put_as(w, forms[number]);
-    if (number != IBX_EXT_HOST_MAP)
+    if (number != IBX_EXT_HOST_MAP && number != IBX_EXT_HOST_MAP_AT)
         return;
     const uint64_t address = IBX_SHARED_FROM + BEHIND_DOUBLE + next_choice() * 4096;
     keep(IBX_EXT_HOST_UNMAP, address);

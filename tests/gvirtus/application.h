@@ -405,6 +405,18 @@ char *page_locked(std::size_t n);
 int asks_for_map(std::uint64_t address, std::uint64_t n, std::uint64_t offset);
 // application_in_place.cpp
 bool page_locked_in_place();
+extern void (*at_each_step)(); // called at each step in which pages of memory are replaced
+extern int steps_left;         // until a step lacks memory for a mapping; below 0: none does
+extern bool leaves_hole;       // the last step has unmapped what was there, as Linux may have it
+
+// application_registered.cpp
+
+// Registered memory as an argument of kernels.
+bool registered_in_kernels();
+bool registered_beside_others();
+bool registered_and_forks();
+bool registered_anywhere();
+bool registered_beyond_pins();
 
 // application_streams.cpp
 

@@ -23,10 +23,10 @@
 #include <unistd.h>
 #include <vector>
 
-static void (*at_each_step)(); // called at each step in which memory becomes managed where it is
+void (*at_each_step)();
 void (*at_withdrawal)(), (*at_fetch)();
-static int steps_left = -1; // until a step lacks memory for a mapping; below 0: none does
-static bool leaves_hole;    // the last step has unmapped what was there, as Linux may have it
+int steps_left = -1;
+bool leaves_hole;
 
 static bool step_fails()
 {

@@ -175,6 +175,9 @@ void check_nccl(bool all);
 // frontend_exits.cpp
 void check_exits();
 
+// frontend_registered.cpp
+void check_registered();
+
 // frontend_math.cpp
 bool without_math();
 bool too_long_for_dnn();

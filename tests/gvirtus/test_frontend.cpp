@@ -63,15 +63,6 @@ bool reach_in_place()
     return HOLDS(lines_with(app.said(), "ibx:") == told + failed);
 }
 
-// A client whose sessions are not known to be those of one program.
-bool reach_of_unknown()
-{
-    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
-    Application app(&back, application, "kernels-and-page-locked");
-    REQUIRE(app.good() && !has_maps(back));
-    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
-}
-
 // A case fails if a process of its back end crashes, even if no application notices.
 bool crash_is_heard()
 {
@@ -392,7 +383,7 @@ void check_what_the_provider_changes()
     check("... beside forks", [] { return reach("page-locked-and-forks", true); });
     check("... in short pieces", [] { return reach("page-locked-pieces", true); });
     check("... that becomes managed where it is", reach_in_place);
-    check("... of a client that is not known", reach_of_unknown);
+    check_registered();
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });

@@ -111,6 +111,12 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
     return ibx_frontend_ranges_copy(&ranges, address, range);
 }
 
+bool ibx_frontend_host_numbered(const void *address, uint64_t number)
+{
+    struct range range;
+    return ibx_frontend_host_range(address, &range) && range.number == number;
+}
+
 bool ibx_frontend_host_is_short(const void *address, size_t n)
 {
     struct range range;
@@ -118,12 +124,14 @@ bool ibx_frontend_host_is_short(const void *address, size_t n)
            n > range.begin + range.n - (uintptr_t)address;
 }
 
-void ibx_frontend_host_reached(const struct range *range, unsigned epoch)
+void ibx_frontend_host_reached(const struct range *range, unsigned epoch, unsigned forks)
 {
     ibx_frontend_ranges_lock();
     struct range *found = ibx_frontend_ranges_at(&ranges, (void *)range->begin);
-    if (found)
+    if (found) {
         found->reach = epoch;
+        found->moved = found->allocated ? 0 : forks;
+    }
     ibx_frontend_ranges_unlock();
 }
 
@@ -302,8 +310,10 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
     return allocate(calls, address, n, flags);
 }
 
-/* Memory that was freed during a capture, when a wait for the devices would invalidate the capture.
- * The next free after the capture frees it. Protected by the lock of ranges. */
+/* Memory that was freed or unregistered during a capture, when a wait for the devices would
+ * invalidate the capture. The next free after the capture frees it. Protected by the lock of
+ * ranges.
+ */
 static struct range kept[KEPT_MOST];
 static unsigned kept_count;
 
@@ -335,9 +345,11 @@ static void give_back(const struct range *range)
         ibx_frontend_in_place_end(range);
         return;
     }
-    if (ibx_frontend_small_give(address, range->n))
+    if (range->allocated && ibx_frontend_small_give(address, range->n))
         return;
     ibx_frontend_reach_ends(range);
+    if (!range->allocated)
+        return;
     ibx_frontend_plugin()->release(address, range->n);
 }
 
@@ -436,7 +448,7 @@ void ibx_frontend_host_memory_reset(int device)
             break;
         if (range.in_use)
             ibx_frontend_plugin()->finish((void *)range.begin, range.n);
-        if (range.allocated)
+        if (range.allocated || range.moved)
             give_back(&range);
     }
     keep_in_place();
@@ -490,8 +502,11 @@ int cudaHostUnregister(void *address)
         return rc;
     ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     ibx_frontend_print_all();
-    if (take_out(address, false, &range))
+    if (take_out(address, false, &range)) {
+        if (range.moved)
+            free_range(&range);
         return CUDA_SUCCESS;
+    }
     if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaHostUnregister, address);
     const bool inside = ibx_frontend_host_range(address, &range) && !range.allocated &&

@@ -8,7 +8,9 @@
  * Over another path than shm, such memory becomes managed memory at its address
  * (managed_in_place.c).
  *
- * If neither is possible (registered memory), the launch fails here: an invalid access of the
+ * Registered memory moves to memory that can be mapped so (registered.c), over shm alone.
+ *
+ * If none of this is possible, the launch fails here: an invalid access of the
  * kernel would be an error that ends the work of all clients of the back end. That still happens if
  * a kernel finds the address elsewhere than in its arguments, and no launch has named the memory
  * before.
@@ -76,15 +78,17 @@ static unsigned epoch_now(const struct ibx_frontend_calls *calls)
     return calls->reach_epoch() + atomic_load(&resets) + 1;
 }
 
-/* Requests the access, or its end. -EOPNOTSUPP, or an error of CUDA: kernels cannot access it. */
-static int ask(const struct ibx_frontend_calls *calls, const struct range *range, bool on)
+/* Requests access to n bytes of shared memory at the address `at`, or its end. -EOPNOTSUPP, or an
+ * error of CUDA: kernels cannot access it. */
+static int ask_at(const struct ibx_frontend_calls *calls, const void *shared, uintptr_t at,
+                  size_t n, bool on)
 {
     if (on && !known) /* the back end accepts this request only after a first reply */
         ibx_frontend_connect();
-    int code, rc = calls->reach((void *)range->begin, range->n, on, &code);
+    int code, rc = calls->reach(shared, at, n, on, &code);
     if (rc == -ENOTCONN) { /* it is the thread's first call, or a copy is under way */
         ibx_frontend_connect();
-        rc = calls->reach((void *)range->begin, range->n, on, &code);
+        rc = calls->reach(shared, at, n, on, &code);
     }
     rc = rc ? rc : code;
     if (on)
@@ -93,14 +97,50 @@ static int ask(const struct ibx_frontend_calls *calls, const struct range *range
     return rc;
 }
 
+static int ask(const struct ibx_frontend_calls *calls, const struct range *range, bool on)
+{
+    return ask_at(calls, (void *)range->begin, range->begin, range->n, on);
+}
+
+/* The back end maps the shared pages first: if it does not, nothing has to be undone. */
+static int ask_for_registered(const struct ibx_frontend_calls *calls, const struct range *range)
+{
+    struct ibx_registered_pages pages;
+    int rc = ibx_registered_begin(range, &pages);
+    if (rc)
+        return rc;
+    rc = ask_at(calls, pages.shared, pages.at, pages.n, true);
+    if (rc) {
+        ibx_registered_refused(range, rc == -EOPNOTSUPP);
+        return rc;
+    }
+    rc = ibx_registered_move(range);
+    if (rc)
+        ask_at(calls, pages.shared, pages.at, pages.n, false);
+    return rc;
+}
+
 bool ibx_frontend_reach_likely(void)
 {
     return !atomic_load(&out_of_reach);
 }
 
+static void registered_ends(const struct range *range)
+{
+    struct ibx_registered_pages pages;
+    pthread_mutex_lock(&asking);
+    if (ibx_registered_has(range->number, &pages)) {
+        ask_at(ibx_frontend_plugin(), pages.shared, pages.at, pages.n, false);
+        ibx_registered_back(range->number);
+    }
+    pthread_mutex_unlock(&asking);
+}
+
 void ibx_frontend_reach_ends(const struct range *range)
 {
-    if (range->reach)
+    if (!range->allocated)
+        registered_ends(range);
+    else if (range->reach)
         ask(ibx_frontend_plugin(), range, false);
 }
 
@@ -111,15 +151,18 @@ static bool is_in_place(const struct range *range)
 
 static bool is_reached(const struct range *range, unsigned epoch)
 {
-    return range->reach == epoch && known;
+    return range->reach == epoch && known &&
+           (range->allocated || range->moved == atomic_load_explicit(&forks, memory_order_relaxed));
 }
 
-/* For a piece of a slab, requests access to the whole slab. */
+/* For a piece of a slab, requests access to the whole slab; registered memory moves. */
 static int ask_for(const struct ibx_frontend_calls *calls, const struct range *range,
                    unsigned epoch)
 {
     struct range whole;
     const void *address = (void *)range->begin;
+    if (!range->allocated)
+        return ask_for_registered(calls, range);
     if (!ibx_frontend_small_whole(address, &whole))
         return ask(calls, range, true);
     const int rc = is_reached(&whole, epoch) ? 0 : ask(calls, &whole, true);
@@ -135,14 +178,12 @@ int ibx_frontend_host_try(const void *address, struct range *range)
     if (!calls || !ibx_frontend_host_range(address, range) || is_in_place(range) ||
         is_reached(range, epoch_now(calls)))
         return CUDA_SUCCESS;
-    if (!range->allocated)
-        return CUDA_NOT_SUPPORTED;
     pthread_mutex_lock(&asking);
     const unsigned epoch = epoch_now(calls);
     if (ibx_frontend_host_range(address, range) && !is_reached(range, epoch))
         rc = ask_for(calls, range, epoch);
     if (!rc) {
-        ibx_frontend_host_reached(range, epoch);
+        ibx_frontend_host_reached(range, epoch, atomic_load(&forks));
         atomic_store(&any_reached, true);
         atomic_store(&all_since, 0);
     }
@@ -175,7 +216,18 @@ static int put_in_place(struct range *range)
 bool ibx_frontend_host_likely(const void *address)
 {
     struct range range;
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (calls && ibx_frontend_host_range(address, &range) && !range.allocated)
+        return is_reached(&range, epoch_now(calls));
     return !ibx_frontend_host_try(address, &range) || may_be_in_place(&range);
+}
+
+bool ibx_frontend_host_can_reach(const void *address)
+{
+    struct range range;
+    return ibx_frontend_host_likely(address) ||
+           (ibx_frontend_host_range(address, &range) && !range.allocated &&
+            ibx_frontend_knows(IBX_FRONTEND_SHARED, 0, NULL) && ibx_registered_can_move(&range));
 }
 
 int ibx_frontend_host_reach(const void *address)
@@ -191,7 +243,7 @@ int ibx_frontend_host_reach(const void *address)
                 "that names them fails with cudaErrorNotSupported: give kernels memory of "
                 "cudaMallocManaged or cudaHostAllocMapped",
                 range.n, (void *)range.begin,
-                range.allocated ? "the back end cannot map them" : "they were registered");
+                range.allocated ? "the back end cannot map them" : ibx_registered_why());
     return rc;
 }
 

@@ -11,6 +11,7 @@
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
+#include "common/fork_lock.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -208,14 +209,36 @@ static struct managed *make(size_t n, enum pages_state *state, int *rc)
     return NULL;
 }
 
+/* What the plugin has been told to ask. Without managed memory it need not tell of each call. */
+static enum watch { WATCH_NOTHING, WATCH_JOINS, WATCH_ALL } watches; /* protected by `watching` */
+static struct ibx_fork_lock watching = IBX_FORK_LOCK;
+
+static void watch(enum watch wanted)
+{
+    ibx_fork_lock_take(&watching);
+    if (watches <= wanted) {
+        watches = wanted;
+        ibx_frontend_plugin()->watch(wanted == WATCH_ALL ? &ibx_managed_watch
+                                                         : &ibx_managed_joining);
+    }
+    ibx_fork_lock_release(&watching);
+}
+
 bool ibx_managed_begin(void)
 {
     if (!ibx_frontend_plugin())
         ibx_frontend_connect();
-    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    if (!calls || !ibx_managed_faults_begin())
+    if (!ibx_frontend_plugin() || !ibx_managed_faults_begin())
         return false;
-    calls->watch(&ibx_managed_watch);
+    watch(WATCH_ALL);
+    return true;
+}
+
+bool ibx_managed_begin_joins(void)
+{
+    if (!ibx_managed_faults_wait())
+        return false;
+    watch(WATCH_JOINS);
     return true;
 }
 
@@ -369,7 +392,7 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
             (struct pointer_attributes){m.mapped ? TYPE_HOST : TYPE_MANAGED, m.device, at, at};
     else if (ibx_frontend_host_known(address, &device, &flags))
         *attributes = (struct pointer_attributes){
-            TYPE_HOST, device, ibx_frontend_host_likely(address) ? at : NULL, at};
+            TYPE_HOST, device, ibx_frontend_host_can_reach(address) ? at : NULL, at};
     else if (is_device_memory(address, &device))
         *attributes =
             (struct pointer_attributes){TYPE_DEVICE, device, reached_at(at, device), NULL};

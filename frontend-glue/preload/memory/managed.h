@@ -125,20 +125,26 @@ void ibx_managed_discard(struct managed *m);
 /* Whether this library provides managed memory in this process, for which it starts what is needed.
  * If not, GVirtuS has to. */
 bool ibx_managed_begin(void);
+/* The same for ibx_managed_join_begin() alone, with neither a thread nor a connection. */
+bool ibx_managed_begin_joins(void);
 
 /* managed_hints.c: forgets hints about freed memory. */
 void ibx_managed_hints_gone(uintptr_t begin, size_t n);
 /* An error of CUDA unless all n bytes are in one allocation. */
 int ibx_managed_check(const void *address, size_t n);
 
-/* managed_in_place.c: whether one of n bytes is in memory that is about to become managed. Quick.
- */
+/* managed_in_place.c: whether one of n bytes is in memory whose pages are being replaced, because
+ * it becomes managed or moves (registered.c). Quick. */
 bool ibx_managed_joins(uintptr_t at, size_t n);
 /* Copies between host memory and the back end's pages at that address, without CUDA. False: it is
  * not done. */
 bool ibx_managed_copy_pages(uintptr_t at, uint8_t *host, size_t n, bool to_device);
 /* Waits until that is done. Makes system calls only. */
 void ibx_managed_wait_for_join(uintptr_t at);
+/* Before and after that, one thread at a time: accesses that fault wait, and no copy of CUDA's is
+ * under way in these bytes. */
+void ibx_managed_join_begin(uintptr_t at, size_t n);
+void ibx_managed_join_end(void);
 
 /* What has to happen before an access of the host. */
 enum pages_answer {
@@ -176,6 +182,8 @@ void ibx_managed_wait_end(bool works);
 
 /* What the plugin calls for this process's calls. */
 extern const struct ibx_frontend_watch ibx_managed_watch;
+/* The same while there is no managed memory. */
+extern const struct ibx_frontend_watch ibx_managed_joining;
 
 /* Before and after code during which a fault of the same thread would deadlock: handlers of the
  * program's signals run after it. Signals without a handler and faults are delivered as usual. */
@@ -205,6 +213,8 @@ bool ibx_managed_marked(const sigset_t *set);
 
 /* Starts the thread that serves accesses of the host; false: there is none. */
 bool ibx_managed_faults_begin(void);
+/* Accesses of the host to memory whose pages are being replaced wait; false: they cannot. */
+bool ibx_managed_faults_wait(void);
 /* Has that thread call ibx_managed_rest(), and waits for it. */
 void ibx_managed_have_rested(void);
 /* The same with ibx_managed_give(), whose result it returns. */

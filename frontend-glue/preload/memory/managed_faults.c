@@ -382,12 +382,27 @@ static void function_ends(void)
         have_served(&functions, &none);
 }
 
-bool ibx_managed_faults_begin(void)
+/* Locked. */
+static void watch_forks(void)
 {
     static bool watches;
-    pthread_mutex_lock(&lock);
     if (!watches)
         watches = !pthread_atfork(NULL, NULL, in_child);
+}
+
+bool ibx_managed_faults_wait(void)
+{
+    pthread_mutex_lock(&lock);
+    watch_forks();
+    const bool good = ibx_managed_catch(on_fault);
+    pthread_mutex_unlock(&lock);
+    return good;
+}
+
+bool ibx_managed_faults_begin(void)
+{
+    pthread_mutex_lock(&lock);
+    watch_forks();
     const bool good =
         (all_threads.begun || ibx_managed_catch(on_fault)) && server_begins(&all_threads);
     pthread_mutex_unlock(&lock);

@@ -36,8 +36,8 @@
 
 #define PIECE ((size_t)1 << 19) /* bytes of the back end's pages in one request */
 
-/* The memory that becomes managed now; one at a time, since kernel_reach.c makes one request at a
- * time. `joins_until` is set last. */
+/* The memory whose pages are replaced now (registered.c, too); one at a time, since kernel_reach.c
+ * makes one request at a time. `joins_until` is set last. */
 static _Atomic uintptr_t joins_from, joins_until;
 
 static void in_child(void)
@@ -168,6 +168,18 @@ static int move(struct managed *m)
     return rc;
 }
 
+void ibx_managed_join_begin(uintptr_t at, size_t n)
+{
+    atomic_store(&joins_from, at);
+    atomic_store(&joins_until, at + n);
+    ibx_frontend_plugin()->drain((void *)at, n);
+}
+
+void ibx_managed_join_end(void)
+{
+    atomic_store(&joins_until, 0);
+}
+
 /* A handler of the program's that writes there would wait in this thread, for this thread; others
  * wait for it, too, and it may be cancelled. */
 static int join(struct managed *m)
@@ -175,14 +187,12 @@ static int join(struct managed *m)
     sigset_t all, before;
     const int cancel = ibx_thread_hold_cancel();
     sigfillset(&all);
-    atomic_store(&joins_from, m->begin);
-    atomic_store(&joins_until, m->begin + m->n);
-    ibx_frontend_plugin()->drain((void *)m->begin, m->n);
+    ibx_managed_join_begin(m->begin, m->n);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int rc = move(m);
     if (!rc)
         ibx_managed_add(m, PAGES_NEWER);
-    atomic_store(&joins_until, 0);
+    ibx_managed_join_end();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     ibx_thread_release_cancel(cancel);
     return rc;

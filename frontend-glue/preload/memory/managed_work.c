@@ -392,13 +392,21 @@ static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
     return *begun ? work_begins() : CUDA_SUCCESS;
 }
 
+/* Its pages are being replaced, or were since the copy was described. */
+static bool joins(const struct ibx_frontend_copy *copy)
+{
+    const size_t n = ibx_frontend_copy_extent(copy);
+    return ibx_managed_joins((uintptr_t)copy->host, n) ||
+           (copy->registered && ibx_registered_shared(copy->registered, n) != copy->host);
+}
+
 /* The memory is managed, or is becoming so: the copy may have begun before. This library's own
  * copies use the second mapping. */
 static bool withheld(const struct ibx_frontend_copy *copy)
 {
     const size_t n = ibx_frontend_copy_extent(copy);
     uintptr_t at = (uintptr_t)copy->host, last;
-    return ibx_managed_joins(at, n) || ibx_managed_within(&at, at + n, &last);
+    return joins(copy) || ibx_managed_within(&at, at + n, &last);
 }
 
 const struct ibx_frontend_watch ibx_managed_watch = {.request = request_begins,
@@ -406,6 +414,25 @@ const struct ibx_frontend_watch ibx_managed_watch = {.request = request_begins,
                                                      .over = work_has_begun,
                                                      .withheld = withheld,
                                                      .handlers = &ibx_managed_handlers};
+
+static int idle_request(const char *name, const void *body, size_t n, bool *begun)
+{
+    (void)name, (void)body, (void)n;
+    *begun = false;
+    return CUDA_SUCCESS;
+}
+
+static int idle_copy(const struct ibx_frontend_copy *copy, bool *begun)
+{
+    (void)copy;
+    *begun = false;
+    return CUDA_SUCCESS;
+}
+
+/* If managed memory begins in the middle of a call, over() may still be called by the other watch;
+ * this one has begun nothing. */
+const struct ibx_frontend_watch ibx_managed_joining = {
+    .request = idle_request, .copy = idle_copy, .over = work_has_begun, .withheld = joins};
 
 bool ibx_frontend_managed_captured(void *stream)
 {

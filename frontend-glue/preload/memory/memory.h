@@ -8,6 +8,8 @@
  *   sets.c           cudaMemset*
  *   kernel_reach.c   page-locked memory that kernels use
  *   small_memory.c   short page-locked memory
+ *   registered.c     registered memory that kernels use
+ *   mappings.c       what is mapped in this process
  *   pools.c, host_pools.c  memory pools
  *   handle_files.c  descriptors for other processes
  *   device_objects.c  the list of arrays, textures and surfaces, and their end at a reset
@@ -43,13 +45,14 @@ bool ibx_frontend_host_any(void);
 int ibx_frontend_host_reach(const void *address);
 int ibx_frontend_host_try(const void *address, struct range *range);
 /* Whether ibx_frontend_host_reach() would succeed, as far as is known without a request for pages
- * of the back end. */
+ * of the back end. _likely(): and nothing would move for that. */
+bool ibx_frontend_host_can_reach(const void *address);
 bool ibx_frontend_host_likely(const void *address);
 /* Whether kernels could access the memory that was allocated last. */
 bool ibx_frontend_reach_likely(void);
 /* Notes memory that was allocated or registered. */
 void ibx_frontend_reach_begins(uintptr_t begin, size_t n);
-/* Ends the access of kernels to memory that is about to be freed. */
+/* Ends the access of kernels to memory that is about to be freed, or is not registered any more. */
 void ibx_frontend_reach_ends(const struct range *range);
 /* After cudaDeviceReset. */
 void ibx_frontend_reach_reset(void);
@@ -61,9 +64,9 @@ void ibx_frontend_reach_reset(void);
  * and not waited for. */
 int ibx_frontend_was_set(int rc, const void *address, void *stream);
 /* The page-locked memory that contains the address; false: none. _reached() notes that kernels have
- * access to it since an epoch. */
+ * access to it since an epoch and, if it is registered, in the process after so many forks. */
 bool ibx_frontend_host_range(const void *address, struct range *range);
-void ibx_frontend_host_reached(const struct range *range, unsigned epoch);
+void ibx_frontend_host_reached(const struct range *range, unsigned epoch, unsigned forks);
 /* Notes that it has become managed memory in place. */
 void ibx_frontend_host_in_place(const struct range *range, unsigned forks);
 /* Page-locked memory to which kernels had access, but not since that epoch. False: there is none.
@@ -78,6 +81,8 @@ int ibx_frontend_host_make(void **address, size_t n);
 void ibx_frontend_host_drop(void *address);
 /* A device was reset, which frees or unregisters page-locked memory of its context. */
 void ibx_frontend_host_memory_reset(int device);
+/* Whether the range of page-locked memory there is the one with that number. */
+bool ibx_frontend_host_numbered(const void *address, uint64_t number);
 /* Whether all of it is page-locked memory that this library has allocated. */
 bool ibx_frontend_host_ours(const void *address, size_t n);
 /* Whether all of it is mapped in this process. */
@@ -117,6 +122,33 @@ void ibx_frontend_small_refuse(void);
  * piece. _reached() notes the access. */
 bool ibx_frontend_small_whole(const void *address, struct range *whole);
 void ibx_frontend_small_reached(const void *address, unsigned epoch);
+
+/* --------------------------------------------------------------------------------- registered.c */
+
+/* For kernel_reach.c, one thread at a time. The whole pages around a registered range, and shared
+ * memory for their bytes. */
+struct ibx_registered_pages {
+    uintptr_t at;
+    size_t n;
+    uint8_t *shared;
+};
+/* Gets shared memory for a registered range, or finds what it has. Then the back end is asked to
+ * map that, and if it does, _move() moves the program's bytes there; otherwise _refused() frees it,
+ * if nothing has moved yet. `path`: the connection cannot do it. Both return a CUDA error. */
+int ibx_registered_begin(const struct range *range, struct ibx_registered_pages *pages);
+int ibx_registered_move(const struct range *range);
+void ibx_registered_refused(const struct range *range, bool path);
+/* Whether the memory is such that it can move. */
+bool ibx_registered_can_move(const struct range *range);
+/* Why this thread's last such call has failed: a part of a sentence. */
+const char *ibx_registered_why(void);
+/* The pages of the registered range of that number, if it has shared memory. */
+bool ibx_registered_has(uint64_t range, struct ibx_registered_pages *pages);
+/* Moves the bytes back to private pages, after the back end has unmapped the others. */
+void ibx_registered_back(uint64_t range);
+/* From any thread: the shared memory of these bytes, which copies can use instead; NULL: they have
+ * not moved. */
+uint8_t *ibx_registered_shared(const void *address, size_t n);
 
 /* ------------------------------------------------------------------------------ device_memory.c */
 

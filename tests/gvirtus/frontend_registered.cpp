@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Page-locked memory as arguments of kernels, above all what the program has registered: what is
+// said, and what is left.
+#include "tests/gvirtus/frontend_scene.h"
+
+namespace
+{
+
+// A client whose sessions are not known to be those of one program.
+bool of_unknown()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, "kernels-and-page-locked");
+    REQUIRE(app.good() && !has_maps(back));
+    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
+}
+
+// Nothing of it stays.
+bool used(const char *test, bool taken)
+{
+    GpuBackEnd back(taken);
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    REQUIRE(app.good());
+    while (has_maps(back)) // the test's limit ends it otherwise
+        usleep(1000);
+    REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
+    return HOLDS(lines_with(app.said(), "ibx:") <= 1);
+}
+
+// There is no memory for mappings at times, which is said once for each direction.
+bool beside_others()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "registered-beside-others", "taken");
+    REQUIRE(app.good());
+    const std::size_t told = lines_with(app.said(), "kernels do not reach");
+    const std::size_t left = lines_with(app.said(), "stay in memory that is shared");
+    REQUIRE(told == 1 && left == (provider == "shm"));
+    return HOLDS(lines_with(app.said(), "ibx:") == told + left);
+}
+
+// The back end pins no more than it may.
+bool beyond_pins()
+{
+    GpuBackEnd back(true, "rdma.pins : 6M\n");
+    Application app(&back, application, "registered-beyond-pins", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
+}
+
+} // namespace
+
+void check_registered()
+{
+    check("... of a client that is not known", of_unknown);
+    for (const bool taken : {true, false})
+        check("registered memory in kernels", [=] { return used("registered-in-kernels", taken); });
+    check("registered memory that threads write to", beside_others);
+    check("registered memory and forks", [] { return used("registered-and-forks", true); });
+    check("registered memory where the back end has something",
+          [] { return used("registered-anywhere", true); });
+    check("registered memory beyond pins", beyond_pins);
+}
