@@ -26,6 +26,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* ------------------------------------------------------------ replaced functions of other files */
 
+bool ibx_managed_faults_wait(void)
+{
+    return true;
+}
+
 bool ibx_managed_faults_begin(void)
 {
     return true;
@@ -44,6 +49,18 @@ static bool hold_none(void)
 static void let_none(void) {}
 
 const struct ibx_handlers_calls ibx_managed_handlers = {hold_none, let_none};
+
+bool ibx_frontend_host_can_reach(const void *address)
+{
+    (void)address;
+    return false;
+}
+
+uint8_t *ibx_registered_shared(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return NULL;
+}
 
 void ibx_managed_hold_handlers(struct held_handlers *held)
 {
