@@ -485,6 +485,7 @@ int main(int argc, char **argv)
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"variables", variables},
+        {"variables-in-children", variables_in_children},
         {"modules-of-ended", modules_of_ended},
         {"modules-of-ended-alone", modules_of_ended_alone},
         {"daemon-launches", daemon_launches},

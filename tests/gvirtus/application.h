@@ -429,6 +429,7 @@ bool destroyed_beside_wait();
 
 // Variables of the device, plain and managed.
 bool variables();
+bool variables_in_children();
 
 // application_modules.cpp
 bool modules_of_two_threads();

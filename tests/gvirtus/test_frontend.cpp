@@ -586,6 +586,7 @@ void check_what_it_does_not()
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);
+    check("... and of children", [] { return run("variables-in-children", true); });
     check("modules of a child with two threads", modules_of_two_threads);
     check("... that is forked while one is looked at",
           [] { return run("modules-and-forks", true); });
