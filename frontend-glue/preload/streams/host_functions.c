@@ -276,56 +276,6 @@ void ibx_frontend_host_reset(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---------------------------------------------------------------------------------- events */
-
-/* An event that was recorded after host functions. */
-struct event {
-    struct event *next;
-    void *event, *stream;
-    uint64_t order;
-};
-static struct event *events; /* under the lock */
-
-/* Called under the lock. The pointer in the list that points to the entry, or to NULL at the end.
- */
-static struct event **place_of(const void *event)
-{
-    struct event **at = &events;
-    while (*at && (*at)->event != event)
-        at = &(*at)->next;
-    return at;
-}
-
-void ibx_frontend_host_event(void *event, void *stream)
-{
-    static atomic_bool any;
-    if (!ibx_frontend_host_functions() && !atomic_load_explicit(&any, memory_order_relaxed))
-        return;
-    pthread_mutex_lock(&lock);
-    struct event **at = place_of(event), *found = *at;
-    if (!ibx_frontend_host_functions() && found) {
-        *at = found->next;
-        free(found);
-    } else if (ibx_frontend_host_functions() && (found || (found = malloc(sizeof(*found))))) {
-        struct event *next = *at ? found->next : NULL;
-        *found = (struct event){next, event, stream, server.last_order};
-        *at = found;
-    }
-    atomic_store(&any, events != NULL);
-    pthread_mutex_unlock(&lock);
-}
-
-bool ibx_frontend_host_event_lost(const void *event)
-{
-    if (!ibx_frontend_host_functions())
-        return false;
-    pthread_mutex_lock(&lock);
-    const struct event *found = *place_of(event);
-    const struct event copy = found ? *found : (struct event){.order = 0};
-    pthread_mutex_unlock(&lock);
-    return ibx_frontend_host_lost(copy.order, false, copy.stream);
-}
-
 /* ------------------------------------------------------------------------------ the thread */
 
 /* Nobody joins a thread that has left the state NONE behind. */
@@ -531,7 +481,7 @@ static void in_child(void)
     server.functions = NULL;
     server.by_number = server.by_call = NULL;
     server.called = 0;
-    events = NULL;
+    ibx_frontend_host_events_in_child();
     atomic_store(&outstanding, 0);
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&changed, NULL);

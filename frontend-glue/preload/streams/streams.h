@@ -9,6 +9,7 @@
  *   own_streams.c    the streams of this process, and waits for them during captures
  *   captures.c       which streams are captured
  *   host_functions.c host functions that streams and graphs call
+ *   host_events.c    events that were recorded after such functions
  *   host_copies.c    copies between host and device that are such functions
  *   printed.c        what kernels print
  */
@@ -97,6 +98,7 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for a wait for an event: _event() notes that it was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
+void ibx_frontend_host_events_in_child(void);
 /* Whether a host function that work in the stream comes after has not returned yet: one in the
  * stream, or in a stream with which it is ordered. */
 bool ibx_frontend_host_waits(const void *stream);
