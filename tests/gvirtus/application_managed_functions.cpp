@@ -166,25 +166,26 @@ bool managed_in_function()
     void *blocking = nullptr, *free_of = nullptr;
     REQUIRE(cudaStreamCreate(&blocking) == 0 && cudaStreamCreateWithFlags(&free_of, 1) == 0);
     char *memory = managed_memory(used);
-    void *mapped = nullptr, *pinned = nullptr;
-    REQUIRE(memory && cudaHostAlloc(&mapped, used, 2) == 0); // cudaHostAllocMapped
+    void *of_kernels = nullptr, *pinned = nullptr;
+    REQUIRE(memory && cudaHostAlloc(&of_kernels, used, 2) == 0); // cudaHostAllocMapped
     REQUIRE(cudaMallocHost(&pinned, used) == 0);
     void *const per_thread = reinterpret_cast<void *>(2);
     for (void *stream : {blocking, free_of, static_cast<void *>(nullptr), per_thread}) {
         REQUIRE(function_between_kernels(memory, stream, 1));
-        REQUIRE(function_between_kernels(static_cast<char *>(mapped), stream, 512));
+        REQUIRE(function_between_kernels(static_cast<char *>(of_kernels), stream, 512));
         REQUIRE(function_between_kernels(static_cast<char *>(pinned), stream, 3, false));
         REQUIRE(function_between_kernels(static_cast<char *>(pinned), stream, 24, false));
     }
     REQUIRE(function_between_kernels(memory, blocking, 24));
-    auto *const of_host = static_cast<char *>(mapped), *const more = static_cast<char *>(pinned);
+    auto *const of_host = static_cast<char *>(of_kernels), *const more =
+                                                               static_cast<char *>(pinned);
     REQUIRE(function_in_a_graph(memory, more, free_of, blocking));
     REQUIRE(function_in_a_graph(of_host, memory, blocking, free_of));
     REQUIRE(function_in_a_graph(more, of_host, free_of, nullptr));
     REQUIRE(function_beside_waits(blocking, true) && function_beside_waits(free_of, false));
     REQUIRE(function_beside_kernels(blocking, free_of) &&
             function_beside_kernels(free_of, blocking));
-    return HOLDS(cudaFree(memory) == 0 && cudaFreeHost(mapped) == 0 && cudaFreeHost(pinned) == 0 &&
-                 cudaStreamDestroy(blocking) == 0 && cudaStreamDestroy(free_of) == 0 &&
-                 cudaGetLastError() == 0);
+    return HOLDS(cudaFree(memory) == 0 && cudaFreeHost(of_kernels) == 0 &&
+                 cudaFreeHost(pinned) == 0 && cudaStreamDestroy(blocking) == 0 &&
+                 cudaStreamDestroy(free_of) == 0 && cudaGetLastError() == 0);
 }

@@ -12,9 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <linux/io_uring.h>
 #include <string>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -593,6 +595,25 @@ static bool asks_for_places(char *memory)
     return HOLDS(host_unregister(memory) == 0);
 }
 
+// While io_uring has pinned memory, pages may be among it: they stay.
+bool is_pinned_by_others()
+{
+    char *memory = new_pages(), *other = new_pages(page_bytes);
+    REQUIRE(memory && other && host_register(memory, many) == 0);
+    io_uring_params p = {};
+    const int ring = static_cast<int>(syscall(SYS_io_uring_setup, 1, &p));
+    const iovec buffer = {other, page_bytes};
+    if (ring >= 0) { // else the kernel has none, or does not allow it
+        REQUIRE(syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1) == 0);
+        REQUIRE(is_refused(memory) && !is_shared(memory));
+        REQUIRE(syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, nullptr, 0) == 0);
+        close(ring);
+    }
+    REQUIRE(!over_shm || (launches(memory, memory + 1, 1) && is_shared(memory)));
+    REQUIRE(host_unregister(memory) == 0);
+    return HOLDS(munmap(memory, many) == 0 && munmap(other, page_bytes) == 0);
+}
+
 } // namespace registered
 
 bool registered_in_kernels()
@@ -613,7 +634,7 @@ bool registered_beside_others()
     using namespace registered;
     REQUIRE(cudaGetLastError() == 0);
     return is_written_meanwhile() && is_written_by_handlers() && is_freed_alone() &&
-           is_without_mappings();
+           is_pinned_by_others() && is_without_mappings();
 }
 
 bool registered_and_forks()

@@ -97,15 +97,18 @@ bool ibx_mapping_of(uintptr_t at, struct mapping *found)
 
 /* ------------------------------------------------------------------------------------ mlock(2) */
 
-static bool any_is_locked(void)
+static bool any_is(const char *field)
 {
     struct mappings status;
     char line[LINE];
+    const size_t n = strlen(field);
     unsigned long kib = 0;
     if (!open_file(&status, "/proc/self/status"))
         return true;
-    while (next_line(&status, line) && sscanf(line, "VmLck: %lu", &kib) != 1)
-        ;
+    while (next_line(&status, line)) {
+        if (!strncmp(line, field, n))
+            kib = strtoul(line + n, NULL, 10);
+    }
     ibx_mappings_close(&status);
     return kib;
 }
@@ -118,7 +121,7 @@ static bool is_locked(uintptr_t from, uintptr_t until)
     struct mapping m = {.begin = 0}, head;
     char line[LINE];
     bool locked = false;
-    if (!any_is_locked())
+    if (!any_is("VmLck:"))
         return false;
     if (!open_file(&all, "/proc/self/smaps"))
         return true;
@@ -245,6 +248,8 @@ enum mappings_refusal ibx_mappings_movable(uintptr_t at, size_t n)
         why = MAPPINGS_NEIGHBOURS;
     if (!why && is_locked(p.from, p.until))
         why = MAPPINGS_LOCKED;
+    if (!why && any_is("VmPin:"))
+        why = MAPPINGS_PINNED;
     ibx_thread_release_cancel(cancel);
     return why;
 }

@@ -44,6 +44,8 @@ enum mappings_refusal {
     MAPPINGS_OTHER,     /* not all of it is private memory of no file that can be written */
     MAPPINGS_STACK,     /* the calling thread's, or that of the process's first thread */
     MAPPINGS_LOCKED,    /* by mlock(2) */
+    MAPPINGS_PINNED,    /* a device, or io_uring, has pinned memory of this process: which, the
+                           kernel does not say */
     MAPPINGS_NEIGHBOURS /* the first or the last page has something else, too */
 };
 /* For the whole pages around n bytes. */

@@ -83,6 +83,8 @@ static const char *const reasons[] = {
                        "that the program may write",
     [MAPPINGS_STACK] = "they were registered, and are on a stack",
     [MAPPINGS_LOCKED] = "they were registered, and are locked by mlock(2)",
+    [MAPPINGS_PINNED] = "they were registered, and a device or io_uring has pinned memory of this "
+                        "program, perhaps these pages: name them in a kernel before",
     [MAPPINGS_NEIGHBOURS] = "they were registered, and their first or last page has other bytes, "
                             "too: register whole pages",
     [REFUSAL_PATH] = "they were registered, and the back end gets such memory over shm only, "
