@@ -8,7 +8,7 @@
  *
  * The linker (--wrap) has this library call the functions below in place of the C library's, so
  * that no lock can be missed. They count, without a system call, what the thread has or waits for.
- * pthread_mutex_lock() ends in a jump: what stands behind it, as a sanitizer does, still sees who
+ * Those that take a lock end in a jump: what stands behind them, as a sanitizer does, still sees who
  * has called. So this file has flags of its own.
  */
 #include "frontend-glue/preload/preload.h"
@@ -31,6 +31,16 @@ int __real_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
                                    const struct timespec *until);
 int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
                                    const struct timespec *until);
+int __real_pthread_rwlock_rdlock(pthread_rwlock_t *lock);
+int __wrap_pthread_rwlock_rdlock(pthread_rwlock_t *lock);
+int __real_pthread_rwlock_wrlock(pthread_rwlock_t *lock);
+int __wrap_pthread_rwlock_wrlock(pthread_rwlock_t *lock);
+int __real_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
+                                      const struct timespec *until);
+int __wrap_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
+                                      const struct timespec *until);
+int __real_pthread_rwlock_unlock(pthread_rwlock_t *lock);
+int __wrap_pthread_rwlock_unlock(pthread_rwlock_t *lock);
 
 void ibx_frontend_goes_inside(void)
 {
@@ -72,6 +82,46 @@ int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
     const int rc = __real_pthread_mutex_clocklock(mutex, clock, until);
     if (rc)
         ibx_frontend_comes_outside();
+    return rc;
+}
+
+/* A handler may interrupt a search of a list, and a destructor then wants to change that list. */
+int __wrap_pthread_rwlock_rdlock(pthread_rwlock_t *lock)
+{
+    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
+    if (thread->unloads)
+        return 0;
+    thread->inside++;
+    return __real_pthread_rwlock_rdlock(lock);
+}
+
+int __wrap_pthread_rwlock_wrlock(pthread_rwlock_t *lock)
+{
+    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
+    if (thread->unloads)
+        return 0;
+    thread->inside++;
+    return __real_pthread_rwlock_wrlock(lock);
+}
+
+int __wrap_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
+                                      const struct timespec *until)
+{
+    if (ibx_frontend_unloads())
+        return ETIMEDOUT;
+    ibx_frontend_goes_inside();
+    const int rc = __real_pthread_rwlock_clockwrlock(lock, clock, until);
+    if (rc)
+        ibx_frontend_comes_outside();
+    return rc;
+}
+
+int __wrap_pthread_rwlock_unlock(pthread_rwlock_t *lock)
+{
+    if (ibx_frontend_unloads())
+        return 0;
+    const int rc = __real_pthread_rwlock_unlock(lock);
+    ibx_frontend_comes_outside();
     return rc;
 }
 

@@ -513,6 +513,7 @@ int main(int argc, char **argv)
         {"calls-as-threads-end", calls_as_threads_end},
         {"calls-as-process-ends", calls_as_process_ends},
         {"exits-in-handler", exits_in_handler},
+        {"exits-in-search", exits_in_search},
         {"exits-in-wait", exits_in_wait},
         {"ends-beside-standstill", ends_beside_standstill},
         {"stock", stock},

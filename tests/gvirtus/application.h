@@ -483,6 +483,7 @@ bool calls_as_process_ends();
 
 // exit(3) in handlers of signals.
 bool exits_in_handler();
+bool exits_in_search();
 bool exits_in_wait();
 bool ends_beside_standstill();
 // Called when the thread has got a lock, with the address to which the call of that returns.

@@ -4,8 +4,8 @@
 // CUDA, where it may have any lock of the preload library and of the plugin: natively such programs
 // end at once.
 //
-// pthread_mutex_trylock() below, and the two like it in application_modules.cpp, are called in
-// place of the C library's. The signal is raised when the thread has just got a lock at a place
+// The functions of locks below, and the two in application_modules.cpp, are called in place of the C
+// library's. The signal is raised when the thread has just got a lock at a place
 // where it has not got one before: that is a moment. frontend_exits.cpp names the number of the
 // moment.
 #include "tests/gvirtus/application.h"
@@ -79,6 +79,26 @@ extern "C" int pthread_mutex_trylock(pthread_mutex_t *lock) noexcept
 {
     static auto *next =
         reinterpret_cast<int (*)(pthread_mutex_t *)>(dlsym(RTLD_NEXT, "pthread_mutex_trylock"));
+    const int rc = next(lock);
+    if (!rc)
+        got_lock(__builtin_return_address(0));
+    return rc;
+}
+
+extern "C" int pthread_rwlock_rdlock(pthread_rwlock_t *lock) noexcept
+{
+    static auto *next =
+        reinterpret_cast<int (*)(pthread_rwlock_t *)>(dlsym(RTLD_NEXT, "pthread_rwlock_rdlock"));
+    const int rc = next(lock);
+    if (!rc)
+        got_lock(__builtin_return_address(0));
+    return rc;
+}
+
+extern "C" int pthread_rwlock_wrlock(pthread_rwlock_t *lock) noexcept
+{
+    static auto *next =
+        reinterpret_cast<int (*)(pthread_rwlock_t *)>(dlsym(RTLD_NEXT, "pthread_rwlock_wrlock"));
     const int rc = next(lock);
     if (!rc)
         got_lock(__builtin_return_address(0));
@@ -258,6 +278,29 @@ bool exits_in_handler()
     bool good = false;
     std::thread([&] { good = works_and_frees(mode); }).join();
     return good;
+}
+
+// The handler interrupts a search among the managed memory, some of which a destructor frees.
+bool exits_in_search()
+{
+    using namespace in_handlers;
+    static struct Managed {
+        char *memory = nullptr;
+        ~Managed()
+        {
+            if (const int rc = cudaFree(memory); rc && rc != unloading) {
+                std::fprintf(stderr, "cudaFree returned %d in a destructor\n", rc);
+                std::_Exit(1);
+            }
+        }
+    } managed;
+    char byte = 0;
+    REQUIRE((managed.memory = managed_memory(4096)) && signal(SIGUSR1, ends) != SIG_ERR);
+    watch("IBX_EXITS_MOMENT", SIGUSR1);
+    REQUIRE(cudaMemcpy(managed.memory, &byte, 1, H2D) == 0);
+    REQUIRE(cudaMemcpy(&byte, managed.memory, 1, D2H) == 0);
+    watched = 0;
+    return true;
 }
 
 // The device does nothing until the process ends, and the handler interrupts the thread that waits

@@ -22,10 +22,10 @@ struct Wish {
     ~Wish() { unsetenv(name); }
 };
 
-int ended_at(const BackEnd &back, unsigned moment)
+int ended_at(const BackEnd &back, unsigned moment, const char *test = "exits-in-handler")
 {
     const Wish wish("IBX_EXITS_MOMENT", std::to_string(moment));
-    Application app(&back, application, "exits-in-handler");
+    Application app(&back, application, test);
     const int status = app.ended();
     if (status && status != interrupted_status)
         dprintf(report_to, "moment %u: exit status %d: %s\n", moment, status, app.said().c_str());
@@ -55,6 +55,16 @@ bool exits_without_preload()
     return good;
 }
 
+bool exits_in_searches()
+{
+    GpuBackEnd back(true, one_process);
+    unsigned moment = 1, bad = 0;
+    for (int status; (status = ended_at(back, moment, "exits-in-search")) && moment < moments_most;
+         moment++)
+        bad += status != interrupted_status;
+    return HOLDS(!bad && moment > 1 && moment < moments_most);
+}
+
 bool exits_in_waits(const char *mode)
 {
     const Wish wish("IBX_EXITS_MODE", mode);
@@ -82,6 +92,7 @@ void check_exits()
         check((std::string("... and one that ends the process ") + how).c_str(),
               [=] { return exits_in_handlers("closes", how); });
     check("... without the preload library", exits_without_preload);
+    check("... and interrupts a search", exits_in_searches);
     for (const char *mode : {"plain", "managed"})
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
