@@ -300,6 +300,21 @@ static bool is_unregistered_in_capture(char *memory)
     return HOLDS(is_unregistered(memory, many) && cudaStreamDestroy(stream) == 0);
 }
 
+// The same, and the pages that it gets then are others than those that it had.
+static bool gets_other_pages(char *memory)
+{
+    void *stream = nullptr, *graph = nullptr, *before = nullptr;
+    REQUIRE(cudaMallocHost(&before, many) == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE(host_register(memory, many) == 0 && launches(memory, memory + 1, 1));
+    REQUIRE((graph_calls::run<void *, int>("cudaStreamBeginCapture", stream, 2)) == 0);
+    REQUIRE(host_unregister(memory) == 0 && host_register(memory, many) == 0);
+    REQUIRE(cudaFreeHost(before) == 0);
+    REQUIRE((graph_calls::run<void *, void **>("cudaStreamEndCapture", stream, &graph)) == 0);
+    memory[1] = 'd';
+    REQUIRE(launches(memory, memory + 1, 1) && (!reach() || memory[0] == 'd'));
+    return HOLDS(is_unregistered(memory, many) && cudaStreamDestroy(stream) == 0);
+}
+
 // Threads that come and go: a session of each; and a reset.
 static bool is_threads(char *memory)
 {
@@ -623,7 +638,7 @@ bool registered_in_kernels()
     char *device = device_memory(), *to = new_pages(), *from = new_pages();
     REQUIRE(is_unaligned() && device && to && from && is_registered_again(device, to, from));
     REQUIRE(has_device_pointer() && stays(device) && has_neighbours(to));
-    REQUIRE(is_unregistered_in_capture(to));
+    REQUIRE(is_unregistered_in_capture(to) && gets_other_pages(to));
     REQUIRE(is_copied_at_once(device) && is_unmapped(device) && cudaFree(device) == 0 &&
             is_threads(from));
     return HOLDS(munmap(to, many) == 0 && munmap(from, many) == 0);

@@ -102,10 +102,34 @@ static int ask(const struct ibx_frontend_calls *calls, const struct range *range
     return ask_at(calls, (void *)range->begin, range->begin, range->n, on);
 }
 
+/* Called under the lock. The back end lets go of the shared pages before they are free for others:
+ * it would take the same address for the same pages. */
+static void end_registered(uint64_t number)
+{
+    struct ibx_registered_pages pages;
+    if (!ibx_registered_has(number, &pages))
+        return;
+    ask_at(ibx_frontend_plugin(), pages.shared, pages.at, pages.n, false);
+    ibx_registered_back(number);
+}
+
+/* Registrations that have ended are in the way only if there is no memory for others. */
+static void end_older(const struct range *range)
+{
+    struct ibx_registered_pages pages;
+    uint64_t number;
+    bool gone = true;
+    while (gone && ibx_registered_in_the_way(range, &number)) {
+        end_registered(number);
+        gone = !ibx_registered_has(number, &pages);
+    }
+}
+
 /* The back end maps the shared pages first: if it does not, nothing has to be undone. */
 static int ask_for_registered(const struct ibx_frontend_calls *calls, const struct range *range)
 {
     struct ibx_registered_pages pages;
+    end_older(range);
     int rc = ibx_registered_begin(range, &pages);
     if (rc)
         return rc;
@@ -127,12 +151,8 @@ bool ibx_frontend_reach_likely(void)
 
 static void registered_ends(const struct range *range)
 {
-    struct ibx_registered_pages pages;
     pthread_mutex_lock(&asking);
-    if (ibx_registered_has(range->number, &pages)) {
-        ask_at(ibx_frontend_plugin(), pages.shared, pages.at, pages.n, false);
-        ibx_registered_back(range->number);
-    }
+    end_registered(range->number);
     pthread_mutex_unlock(&asking);
 }
 

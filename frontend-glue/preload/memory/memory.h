@@ -132,6 +132,9 @@ struct ibx_registered_pages {
     size_t n;
     uint8_t *shared;
 };
+/* The number of a range that has shared memory there, though its registration has ended or its
+ * memory was unmapped. False: there is none. */
+bool ibx_registered_in_the_way(const struct range *range, uint64_t *number);
 /* Gets shared memory for a registered range, or finds what it has. Then the back end is asked to
  * map that, and if it does, _move() moves the program's bytes there; otherwise _refused() frees it,
  * if nothing has moved yet. `path`: the connection cannot do it. Both return a CUDA error. */

@@ -274,12 +274,15 @@ static int make(const struct range *range, size_t n)
     return CUDA_SUCCESS;
 }
 
-/* Pieces whose registration has ended, or whose memory was unmapped, are not in the way. */
-static void tidy(uintptr_t at, size_t n)
+bool ibx_registered_in_the_way(const struct range *range, uint64_t *number)
 {
-    struct piece *p = overlapping(at, n);
-    if (p && !ibx_frontend_host_numbered((void *)p->begin, p->range))
-        ibx_registered_back(p->range);
+    const size_t page = page_size();
+    const uintptr_t at = range->begin / page * page;
+    const struct piece *p = overlapping(at, range->begin + range->n - at);
+    if (!p || ibx_frontend_host_numbered((void *)p->begin, p->range))
+        return false;
+    *number = p->range;
+    return true;
 }
 
 bool ibx_registered_can_move(const struct range *range)
@@ -294,7 +297,6 @@ int ibx_registered_begin(const struct range *range, struct ibx_registered_pages 
     const size_t n = (range->begin + range->n - at + page - 1) / page * page;
     const struct piece *p = find(range->number);
     if (!p) {
-        tidy(at, n);
         const enum mappings_refusal refused = ibx_mappings_movable(range->begin, range->n);
         if (overlapping(at, n))
             return refuse(REFUSAL_SHARED_PAGE);
