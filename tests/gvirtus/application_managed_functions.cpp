@@ -169,8 +169,8 @@ bool managed_in_function()
     void *of_kernels = nullptr, *pinned = nullptr;
     REQUIRE(memory && cudaHostAlloc(&of_kernels, used, 2) == 0); // cudaHostAllocMapped
     REQUIRE(cudaMallocHost(&pinned, used) == 0);
-    void *const per_thread = reinterpret_cast<void *>(2);
-    for (void *stream : {blocking, free_of, static_cast<void *>(nullptr), per_thread}) {
+    void *const threads_own = reinterpret_cast<void *>(2);
+    for (void *stream : {blocking, free_of, static_cast<void *>(nullptr), threads_own}) {
         REQUIRE(function_between_kernels(memory, stream, 1));
         REQUIRE(function_between_kernels(static_cast<char *>(of_kernels), stream, 512));
         REQUIRE(function_between_kernels(static_cast<char *>(pinned), stream, 3, false));
