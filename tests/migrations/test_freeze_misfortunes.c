@@ -473,13 +473,18 @@ static void test_settings_change_before_its_stop(void)
 #define NODE(name) "driver=null-co,size=67108864,node-name=" name
 
 /* A job that copies would write to a disk that QEMU has handed over: QEMU ends, and the VM. Also
- * when it begins after QEMU was told to save its state. */
+ * when it begins after QEMU was told to save its state, and after this tool has asked for jobs. */
 static void test_a_block_job_before_its_stop(void)
 {
-    static const char *const states[] = {"freeze:prepared", "freeze:starting", "freeze:begun"};
+    static const struct {
+        const char *at, *words;
+    } states[] = {{"freeze:prepared", "the block job copy (mirror, "},
+                  {"freeze:starting", "the block job copy (mirror, "},
+                  {"freeze:begun", "the block job copy (mirror, "},
+                  {"freeze:reading", "the block job copy began while the VM was being frozen"}};
     struct mover tool;
     for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
-        print_message("%s\n", states[i]);
+        print_message("%s\n", states[i].at);
         mover_begin();
         vm_start(&vms[0], &(struct vm_options){.append = "mib=16",
                                                .extra = {"-blockdev", NODE("disk"), "-blockdev",
@@ -487,7 +492,7 @@ static void test_a_block_job_before_its_stop(void)
                                                          "virtio-blk-pci,drive=disk,addr=5"}});
         vm_wait_beats(&vms[0], 2);
         snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
-        mover_stop_next(states[i]);
+        mover_stop_next(states[i].at);
         mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
         mover_await_stop(&tool);
         vm_do(&vms[0], "blockdev-mirror",
@@ -495,7 +500,7 @@ static void test_a_block_job_before_its_stop(void)
                         "spare", "sync", "full", "speed", 1 << 20));
         mover_kill(&tool, SIGCONT);
         mover_ends(&tool, 1);
-        mover_must_print(&tool, "the block job copy ");
+        mover_must_print(&tool, states[i].words);
         goes_on();
         mover_end_all(NULL);
     }
