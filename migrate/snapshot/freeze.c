@@ -140,7 +140,10 @@ static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
             f->sleeps = false;
         }
     }
-    return rc || f->sleeps == slept ? rc : ibx_watchdog_sleeps(&f->watchdog, f->sleeps, err);
+    if (f->sleeps == slept)
+        return rc;
+    const int told = ibx_watchdog_sleeps(&f->watchdog, f->sleeps, rc ? NULL : err);
+    return rc ? rc : told;
 }
 
 static int hear(struct freezing *f, struct ibx_error *err)
