@@ -8,8 +8,8 @@
  *
  * The linker (--wrap) has this library call the functions below in place of the C library's, so
  * that no lock can be missed. They count, without a system call, what the thread has or waits for.
- * Those that take a lock end in a jump: what stands behind them, as a sanitizer does, still sees who
- * has called. So this file has flags of its own.
+ * Those that take a lock end in a jump: what stands behind them, as a sanitizer does, still sees
+ * who has called. So this file has flags of its own.
  */
 #include "frontend-glue/preload/preload.h"
 

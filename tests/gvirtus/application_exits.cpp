@@ -4,10 +4,9 @@
 // CUDA, where it may have any lock of the preload library and of the plugin: natively such programs
 // end at once.
 //
-// The functions of locks below, and the two in application_modules.cpp, are called in place of the C
-// library's. The signal is raised when the thread has just got a lock at a place
-// where it has not got one before: that is a moment. frontend_exits.cpp names the number of the
-// moment.
+// The functions of locks below, and the two in application_modules.cpp, are called in place of the
+// C library's. The signal is raised when the thread has just got a lock at a place where it has not
+// got one before: that is a moment. frontend_exits.cpp names the number of the moment.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
