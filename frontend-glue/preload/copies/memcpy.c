@@ -134,12 +134,13 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
     enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;
-    /* Registered memory that has moved is in memory from allocate(), too. */
+    /* Registered memory that has moved is in memory from allocate(), too. What else has moved with
+     * it, or is not registered any more, may change when this call has returned. */
     uint8_t *shared = ibx_registered_shared(copy.host, ibx_frontend_copy_extent(&copy));
     if (shared) {
         copy.registered = copy.host;
         copy.host = shared;
-        copy.lasting = async;
+        copy.lasting = copy.pinned;
     }
     ibx_frontend_device_used();
     if (ibx_frontend_forbidden(exit_code))
