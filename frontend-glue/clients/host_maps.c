@@ -49,6 +49,7 @@ struct ibx_host_map {
     const void *tenant;            /* whose client it is; only to compare */
     uint8_t *base;
     size_t length;
+    uint64_t offset;         /* in the file, or that of the process's own pages */
     void *context;           /* the context in which it was pinned */
     struct ibx_quota *quota; /* the quota that its bytes count in */
     uint64_t counted;        /* how many do */
@@ -350,6 +351,7 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     m->client = client;
     m->tenant = x->isolation.tenant;
     m->own = w->own;
+    m->offset = w->offset;
     const char *why = NULL;
     if (!ibx_quota_take(quota, w->length))
         why = "that is more than rdma.pins and rdma.tenant_share allow";
@@ -373,12 +375,12 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     return refuse(x, w, why);
 }
 
-/* Locked. The client's mapping with that address and length; NULL: there is none. */
+/* Locked. The client's mapping of these pages at that address; NULL: there is none. */
 static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish *w)
 {
     struct ibx_host_map *m = maps;
-    while (m &&
-           !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
+    while (m && !(m->client == client && (uintptr_t)m->base == w->address &&
+                  m->length == w->length && m->offset == w->offset))
         m = m->next;
     return m;
 }
