@@ -515,6 +515,27 @@ bool asks_once(Scene &s, void *stream)
     return HOLDS(few && calls_of(s, stream, false, 10) == few);
 }
 
+// A prefetch is work of its stream: in the legacy one it orders blocking streams, as any other.
+bool prefetch_between(const Scene &s, void *first, void *second)
+{
+    constexpr std::uint64_t device = 1; // its type; the upper half is its number
+    auto *prefetch = preloaded<int(const void *, std::size_t, std::uint64_t, unsigned, void *)>(
+        "cudaMemPrefetchAsync_v2");
+    char *managed = managed_memory(bytes);
+    static Gate gate{s.memory, 0, true};
+    gate.returned = false;
+    REQUIRE(managed && cudaDeviceSynchronize() == 0);
+    std::memset(s.memory, before, bytes);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(first, write_behind_gate, &gate) == 0);
+    bool waits = prefetch(managed, bytes, device, 0, nullptr) == 0 &&
+                 cudaMemsetAsync(s.device, set, bytes, second) == 0;
+    for (int i = 0; i < 200 && waits; i++)
+        waits = cudaStreamQuery(second) == 600;
+    gate.returned = true;
+    REQUIRE(cudaStreamSynchronize(second) == 0 && waits && s.memory[bytes - 1] == written);
+    return HOLDS(cudaFree(managed) == 0);
+}
+
 } // namespace order
 } // namespace
 
@@ -548,5 +569,7 @@ bool order_behind_legacy()
             }
     for (void *stream : {blocking, per_thread})
         good = say("a set", Work::FUNCTION, "in a stream with order", set_behind(stream)) && good;
+    good = prefetch_between(s, blocking, per_thread) && good;
+    good = prefetch_between(s, per_thread, blocking) && good;
     return HOLDS(good && cudaGetLastError() == 0);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and cudaMemRangeGetAttribute,
- * which returns them. They have no effect.
+ * which returns them. They have no effect but that a prefetch is work of its stream.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -12,10 +12,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define AT_LAST 4 /* cudaMemLocationTypeHostNumaCurrent */
-#define HOST    CUDA_CPU_DEVICE
-#define NOWHERE (-2) /* cudaInvalidDeviceId */
-#define DEVICES 63   /* devices with higher numbers are not noted */
+#define AT_LAST   4 /* cudaMemLocationTypeHostNumaCurrent */
+#define HOST      CUDA_CPU_DEVICE
+#define NO_TIMING 2u   /* cudaEventDisableTiming */
+#define NOWHERE   (-2) /* cudaInvalidDeviceId */
+#define DEVICES   63   /* devices with higher numbers are not noted */
 
 enum { /* cudaMemoryAdvise */
        ADVISE_READ_MOSTLY = 1,
@@ -209,6 +210,22 @@ int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_lo
     return rc ? ibx_frontend_fail(rc) : hint(address, n, advice, device_of(location));
 }
 
+/* Natively a prefetch is work of its stream. In the legacy stream, blocking streams wait for all
+ * work that other blocking streams had before it, and programs rely on that. An event is as good.
+ * While a stream is captured, one in the legacy stream could end the capture. */
+static int order_others(void *stream)
+{
+    void *event = NULL;
+    if ((uintptr_t)stream > 1 || ibx_frontend_capturing())
+        return CUDA_SUCCESS;
+    int rc = CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING);
+    if (rc)
+        return rc;
+    rc = cudaEventRecord(event, stream);
+    cudaEventDestroy(event);
+    return rc;
+}
+
 int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
                             unsigned flags, void *stream)
 {
@@ -221,7 +238,8 @@ int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_locatio
     rc = flags ? CUDA_INVALID_VALUE : wrong_place(location, PREFETCHED);
     if (rc)
         return ibx_frontend_fail(rc);
-    return hint(address, n, PREFETCHED, device_of(location));
+    rc = hint(address, n, PREFETCHED, device_of(location));
+    return rc ? rc : order_others(stream);
 }
 
 /* Called under the lock. The hints that all bytes have in common. */
