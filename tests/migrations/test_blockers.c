@@ -291,6 +291,7 @@ static void test_ended(void)
     memset(&blockers, 0, sizeof(blockers));
     ibx_preflight_permissions(&ram, &blockers);
     assert_true(says("has ended"));
+    memset(&blockers, 0, sizeof(blockers));
 }
 
 /* What a child that has become another user finds out about its parent, or, with `own`, about the
@@ -663,6 +664,7 @@ static void test_space(void)
 
 static void test_too_many(void)
 {
+    memset(&blockers, 0, sizeof(blockers));
     for (unsigned i = 0; i < IBX_BLOCKERS_MAX + 5; i++)
         ibx_blockers_add(&blockers, "reason %u\x1b", i);
     assert_int_equal(blockers.count, IBX_BLOCKERS_MAX + 5);
