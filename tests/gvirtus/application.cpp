@@ -395,6 +395,7 @@ int main(int argc, char **argv)
         {"pointers", pointers},
         {"managed-reads", managed_reads},
         {"managed-in-function", managed_in_function},
+        {"managed-in-function-and-child", managed_in_function_and_child},
         {"managed-at-exit", managed_at_exit},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},

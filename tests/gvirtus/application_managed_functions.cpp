@@ -2,10 +2,15 @@
 //
 // Managed memory that functions of streams (cudaLaunchHostFunc) read and write.
 #include "tests/gvirtus/graph_calls.h"
+#include "tests/fixtures/denied_call.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <thread>
 #include <vector>
 #include <unistd.h>
@@ -159,7 +164,66 @@ bool function_in_a_graph(char *memory, char *from, void *captured, void *stream)
     return HOLDS(cudaFree(to) == 0 && graph_calls::run("cudaGraphExecDestroy", exec) == 0);
 }
 
+// A function that has changed managed memory, and goes on.
+struct Stays {
+    char *memory;
+    std::atomic<bool> touched{false}, may_end{false};
+};
+
+void touch_and_stay(void *argument)
+{
+    auto *s = static_cast<Stays *>(argument);
+    s->memory[0] = 's';
+    s->touched = true;
+    while (!s->may_end)
+        std::this_thread::yield();
+}
+
+void note_call(void *argument)
+{
+    *static_cast<std::atomic<bool> *>(argument) = true;
+}
+
+// A child's own function, when no more threads begin. No thread of the child's has had managed
+// memory for a function.
+[[noreturn]] void call_in_child()
+{
+    alarm(20 * static_cast<unsigned>(patience_times()));
+    void *stream = nullptr;
+    std::atomic<bool> called{false};
+    bool good = cudaStreamCreate(&stream) == 0;
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(stream));
+    launch_function(note_call, &called, stream);
+    good = good && deny_call(SYS_clone, EAGAIN) && deny_call(SYS_clone3, EAGAIN);
+    stub_remote()->hold_stream(0);
+    good = good && cudaStreamSynchronize(stream) == 0 && called && device_memory();
+    std::_Exit(good ? 0 : 1);
+}
+
 } // namespace
+
+// A fork while a function has managed memory, and functions of the child.
+bool managed_in_function_and_child()
+{
+    void *stream = nullptr;
+    char *memory = managed_memory(used), *from = managed_memory(used);
+    REQUIRE(memory && from && cudaStreamCreate(&stream) == 0);
+    std::memset(from, 'f', used);
+    REQUIRE(stub_launch(memory, from, used, stream) == 0);
+    Stays s{memory};
+    launch_function(touch_and_stay, &s, stream);
+    while (!s.touched)
+        std::this_thread::yield();
+    const pid_t child = fork();
+    if (!child)
+        call_in_child();
+    int status = -1;
+    const bool waited = waitpid(child, &status, 0) == child;
+    s.may_end = true;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && waited && status == 0);
+    REQUIRE(memory[0] == 's' && memory[1] == 'f' && memory[used - 1] == 'f');
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaStreamDestroy(stream) == 0);
+}
 
 bool managed_in_function()
 {

@@ -204,10 +204,10 @@ bool driver_entry_points()
     return HOLDS(lines_with(app.said(), "ibx:") == 2);
 }
 
-bool managed_in_function()
+bool managed_in_function(const char *test)
 {
     GpuBackEnd back;
-    Application app(&back, application, "managed-in-function");
+    Application app(&back, application, test);
     return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
@@ -570,7 +570,9 @@ void check_what_it_does_not()
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory that is only read", [] { return run("managed-reads", true); });
-    check("managed memory, touched in a function of a stream", managed_in_function);
+    for (const char *test : {"managed-in-function", "managed-in-function-and-child"})
+        check("managed memory, touched in a function of a stream",
+              [=] { return managed_in_function(test); });
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });
     check("memory of the host that kernels use", mapped_memory);
     check("... that one uses without end", mapped_for_ever);

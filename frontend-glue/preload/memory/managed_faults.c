@@ -375,10 +375,11 @@ static void function_begins(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* Without such a thread no function has got blocks, and nobody would answer. */
 static void function_ends(void)
 {
     struct fault none = {.kind = FAULT_FUNCTION_OVER};
-    if (ibx_managed_any_lent() && !is_over())
+    if (ibx_managed_any_lent() && atomic_load(&serves_functions) && !is_over())
         have_served(&functions, &none);
 }
 

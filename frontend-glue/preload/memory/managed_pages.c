@@ -6,6 +6,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -193,6 +194,17 @@ struct lent {
 };
 
 static atomic_size_t lent_runs; /* how many there are */
+
+/* A child has no managed memory, so its functions have no blocks of any. */
+static void in_child(void)
+{
+    atomic_store(&lent_runs, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 #define WORD       sizeof(uint32_t)
 #define PARTS_MOST 256u /* copies for what was changed in a struct lent */
