@@ -225,6 +225,30 @@ bool managed_in_function_and_child()
     return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaStreamDestroy(stream) == 0);
 }
 
+// The first managed memory of the process, which a function touches that was called before.
+bool managed_made_beside_function()
+{
+    void *stream = nullptr, *beside = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&beside, 1) == 0);
+    Touch t{nullptr, random_bytes(used, 9)};
+    t.may = false;
+    launch_function(touch, &t, stream);
+    while (!t.begun)
+        std::this_thread::yield();
+    char *memory = managed_memory(used), *from = managed_memory(used);
+    REQUIRE(memory && from);
+    std::memcpy(from, t.expected.data(), used);
+    REQUIRE(stub_launch(memory, from, used, beside) == 0 && cudaStreamSynchronize(beside) == 0);
+    REQUIRE(stub_launch(from, memory, 1, stream) == 0); // behind the function
+    t.memory = memory;
+    t.may = true;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && t.right);
+    REQUIRE(has(memory, touched(t.expected, 1)) && from[0] == memory[0]);
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaStreamDestroy(stream) == 0 &&
+                 cudaStreamDestroy(beside) == 0);
+}
+
 bool managed_in_function()
 {
     void *blocking = nullptr, *free_of = nullptr;

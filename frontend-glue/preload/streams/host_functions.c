@@ -336,14 +336,15 @@ static void (*_Atomic function_begins)(void), (*_Atomic function_ends)(void);
 
 void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void))
 {
-    atomic_store(&function_begins, begins);
     atomic_store(&function_ends, ends);
+    atomic_store(&function_begins, begins);
+    if (atomic_load(&used)) /* a function may be running, and has called nothing before it */
+        begins();
 }
 
 static void call(const struct function *f, struct called *called)
 {
     void (*const begins)(void) = atomic_load(&function_begins);
-    void (*const ends)(void) = atomic_load(&function_ends);
     if (begins)
         begins();
     ibx_frontend_host_function_is(f->callback || !ibx_frontend_graph_copies(f->function)
@@ -355,6 +356,7 @@ static void call(const struct function *f, struct called *called)
              !ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n))
         f->function(f->argument);
     ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
+    void (*const ends)(void) = atomic_load(&function_ends); /* set meanwhile, perhaps */
     if (ends)
         ends();
     pthread_mutex_lock(&lock);

@@ -76,7 +76,8 @@ bool ibx_frontend_host_functions(void);
 /* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
  * there would end a capture, or might wait for a function that accesses such memory. Quick. */
 bool ibx_frontend_gives_beside(void);
-/* These are called before and after each function, in its thread. */
+/* These are called before and after each function, in its thread. For functions that may be running
+ * already, `begins` is called at once, in the calling thread. */
 void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void));
 /* A mark, to be taken before the calling thread waits for a stream (or all streams) and passed to
  * _host_lost() afterwards. */
