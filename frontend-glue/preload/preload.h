@@ -216,6 +216,11 @@ struct place {
     uint64_t at;
     size_t n;
 };
+enum range_moves {
+    MOVES_UNKNOWN, /* not asked yet, or not at the moment */
+    MOVES_YES,
+    MOVES_NEVER
+};
 struct range {
     uintptr_t begin;
     size_t n;
@@ -232,8 +237,9 @@ struct range {
                           since this number of forks plus 1; 0: it is not */
     unsigned moved;    /* registered memory: that its pages are shared with the back end
                           (registered.c), likewise */
-    const char *name;  /* the name of a kernel; NULL: unknown */
-    uint64_t number;   /* unique in the process, never reused */
+    enum range_moves moves; /* registered memory: whether they can be, as the program was told */
+    const char *name;       /* the name of a kernel; NULL: unknown */
+    uint64_t number;        /* unique in the process, never reused */
 };
 /* Sorted by address, without overlaps. Callers of the functions below hold the lock. */
 struct ranges {

@@ -2,6 +2,7 @@
 //
 // Memory that the program has registered, as arguments of kernels.
 #include "tests/gvirtus/graph_calls.h"
+#include "tests/gvirtus/registered_memory.h"
 #include "tests/fixtures/patience.h"
 
 #include "frontend-glue/session/extensions.h"
@@ -31,41 +32,6 @@
 namespace registered
 {
 
-static constexpr std::size_t page_bytes = 4096, many = 1 << 20;
-
-// Over another path than shm a launch that names such memory is refused, and nothing else fails.
-static bool reach()
-{
-    return taken && over_shm;
-}
-
-static bool launches(char *to, const char *from, std::size_t n, void *stream = nullptr)
-{
-    const int rc = stub_launch(to, from, n, stream);
-    if (reach())
-        return HOLDS(rc == 0 && cudaStreamSynchronize(stream) == 0);
-    return fails(rc, 801) && HOLDS(cudaDeviceSynchronize() == 0);
-}
-
-static bool is_refused(char *memory)
-{
-    const char before = memory[0];
-    return fails(stub_launch(memory, memory, 1, nullptr), 801) &&
-           HOLDS(cudaDeviceSynchronize() == 0 && memory[0] == before);
-}
-
-// Where the back end has nothing: in the place that the kernel chooses it may have.
-static char *new_pages(std::size_t n = many, int kind = MAP_PRIVATE,
-                       int access = PROT_READ | PROT_WRITE)
-{
-    static std::uintptr_t next = (std::uintptr_t{5} << 44) - (std::uintptr_t{1} << 40) +
-                                 (static_cast<std::uintptr_t>(getpid() % 4096) << 24);
-    void *const wanted = reinterpret_cast<void *>(next);
-    next += (n + 2 * page_bytes - 1) / page_bytes * page_bytes; // apart from the one before
-    void *memory = mmap(wanted, n, access, kind | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    return memory == MAP_FAILED ? nullptr : static_cast<char *>(memory);
-}
-
 // Whether the back end has something in its way.
 [[maybe_unused]] static bool is_in_the_way(const char *memory, std::size_t n)
 {
@@ -78,25 +44,6 @@ static char *new_pages(std::size_t n = many, int kind = MAP_PRIVATE,
             return true;
     }
     return false;
-}
-
-// The line of the mapping that holds it.
-static std::string mapping_of(const void *memory)
-{
-    std::ifstream maps("/proc/self/maps");
-    const unsigned long long at = reinterpret_cast<std::uintptr_t>(memory);
-    for (std::string line; std::getline(maps, line);) {
-        const unsigned long long begin = std::stoull(line, nullptr, 16);
-        const unsigned long long end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
-        if (at >= begin && at < end)
-            return line;
-    }
-    return "";
-}
-
-static bool is_shared(const void *memory)
-{
-    return mapping_of(memory).find("ibx-shared") != std::string::npos;
 }
 
 // A kernel reads all of `from` and writes all of `to`, both of which are registered.
@@ -211,23 +158,42 @@ static bool is_unaligned()
     return true;
 }
 
+// The address for kernels, as far as is known.
+static bool has_attributes(const char *memory, bool reached)
+{
+    struct {
+        int type, device;
+        const void *on_device, *on_host;
+    } what = {};
+    auto *ask = preloaded<int(void *, const void *)>("cudaPointerGetAttributes");
+    REQUIRE(ask(&what, memory) == 0 && what.on_host == memory);
+    return HOLDS(what.on_device == (reached ? memory : nullptr));
+}
+
 static bool has_device_pointer()
 {
     char *memory = new_pages();
     void *there = nullptr;
-    struct {
-        int type, device;
-        void *on_device, *on_host;
-    } what = {};
     REQUIRE(memory && host_register(memory, many, 2) == 0);
     auto *get = preloaded<int(void **, void *, unsigned)>("cudaHostGetDevicePointer");
-    auto *ask = preloaded<int(void *, const void *)>("cudaPointerGetAttributes");
-    REQUIRE(ask(&what, memory) == 0 && what.on_host == memory && !is_shared(memory));
-    REQUIRE(what.on_device == (over_shm ? memory : nullptr)); // as far as is known
+    // What was answered stays so.
+    REQUIRE(has_attributes(memory, over_shm) && !is_shared(memory));
+    REQUIRE(!syscall(SYS_mlock, memory, page_bytes) && has_attributes(memory, over_shm));
+    REQUIRE(!syscall(SYS_munlock, memory, page_bytes));
     const int rc = get(&there, memory + 5, 0);
     REQUIRE(reach() ? rc == 0 && there == memory + 5 && is_shared(memory) : fails(rc, 801));
-    REQUIRE(ask(&what, memory) == 0 && what.on_device == (over_shm ? memory : nullptr));
+    REQUIRE(has_attributes(memory, over_shm));
     return HOLDS(is_unregistered(memory, many) && munmap(memory, many) == 0);
+}
+
+// While it cannot move, it is asked again: memory may be unlocked.
+static bool has_device_pointer_later()
+{
+    char *memory = new_pages();
+    REQUIRE(memory && !syscall(SYS_mlock, memory, page_bytes) && host_register(memory, many) == 0);
+    REQUIRE(has_attributes(memory, false) && !syscall(SYS_munlock, memory, page_bytes));
+    REQUIRE(has_attributes(memory, over_shm) && host_unregister(memory) == 0);
+    return HOLDS(munmap(memory, many) == 0);
 }
 
 static char variables[2 * page_bytes];
@@ -312,7 +278,10 @@ static bool is_threads(char *memory)
         for (unsigned t = 0; t < 2; t++) {
             std::thread([&] {
                 memory[t] = static_cast<char>(i);
-                good = launches(memory + 2, memory + t, 1) && (!reach() || memory[2] == memory[t]);
+                // The second thread has launched nothing when it asks.
+                good = t == 0 || has_attributes(memory, over_shm);
+                good = good && launches(memory + 2, memory + t, 1);
+                good = good && (!reach() || memory[2] == memory[t]);
             }).join();
             REQUIRE(good);
         }
@@ -656,7 +625,8 @@ bool registered_in_kernels()
     REQUIRE(cudaGetLastError() == 0);
     char *device = device_memory(), *to = new_pages(), *from = new_pages();
     REQUIRE(is_unaligned() && device && to && from && is_registered_again(device, to, from));
-    REQUIRE(has_device_pointer() && stays(device) && has_neighbours(to));
+    REQUIRE(has_device_pointer() && has_device_pointer_later());
+    REQUIRE(stays(device) && has_neighbours(to));
     REQUIRE(is_unregistered_in_capture(to, false) && is_unregistered_in_capture(to, true));
     REQUIRE(is_copied_at_once(device) && is_not_registered_beyond(device));
     REQUIRE(is_unmapped(device) && cudaFree(device) == 0 && is_threads(from));

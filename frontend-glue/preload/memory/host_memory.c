@@ -144,6 +144,15 @@ void ibx_frontend_host_in_place(const struct range *range, unsigned forks)
     ibx_frontend_ranges_unlock();
 }
 
+void ibx_frontend_host_moves(const struct range *range, enum range_moves moves)
+{
+    ibx_frontend_ranges_lock();
+    struct range *found = ibx_frontend_ranges_at(&ranges, (void *)range->begin);
+    if (found && found->number == range->number)
+        found->moves = moves;
+    ibx_frontend_ranges_unlock();
+}
+
 bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range)
 {
     bool found = false;

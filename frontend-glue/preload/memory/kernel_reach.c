@@ -242,12 +242,34 @@ bool ibx_frontend_host_likely(const void *address)
     return !ibx_frontend_host_try(address, &range) || may_be_in_place(&range);
 }
 
+/* Whether this thread's connection shares memory. A thread that has made no call gets one. */
+static bool shares(void)
+{
+    static _Thread_local bool asked;
+    if (!asked && !ibx_frontend_knows(IBX_FRONTEND_SHARED, 0, NULL))
+        ibx_frontend_connect();
+    asked = true;
+    return ibx_frontend_knows(IBX_FRONTEND_SHARED, 0, NULL);
+}
+
+/* The answer is kept: to read what is mapped takes long, and with CUDA the answer does not change.
+ * A launch looks again. Memory that another thread's launch has moved is not looked at. */
+static bool registered_can_move(const struct range *range)
+{
+    enum range_moves moves = range->moves;
+    if (range->moved == atomic_load_explicit(&forks, memory_order_relaxed))
+        return true;
+    if (moves == MOVES_UNKNOWN && shares() &&
+        (moves = ibx_registered_moves(range)) != MOVES_UNKNOWN)
+        ibx_frontend_host_moves(range, moves);
+    return moves == MOVES_YES;
+}
+
 bool ibx_frontend_host_can_reach(const void *address)
 {
     struct range range;
-    return ibx_frontend_host_likely(address) ||
-           (ibx_frontend_host_range(address, &range) && !range.allocated &&
-            ibx_frontend_knows(IBX_FRONTEND_SHARED, 0, NULL) && ibx_registered_can_move(&range));
+    return ibx_frontend_host_likely(address) || (ibx_frontend_host_range(address, &range) &&
+                                                 !range.allocated && registered_can_move(&range));
 }
 
 int ibx_frontend_host_reach(const void *address)

@@ -69,6 +69,8 @@ bool ibx_frontend_host_range(const void *address, struct range *range);
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch, unsigned forks);
 /* Notes that it has become managed memory in place. */
 void ibx_frontend_host_in_place(const struct range *range, unsigned forks);
+/* Notes whether registered memory can move, which is told from then on. */
+void ibx_frontend_host_moves(const struct range *range, enum range_moves moves);
 /* Page-locked memory to which kernels had access, but not since that epoch. False: there is none.
  */
 bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range);
@@ -141,8 +143,8 @@ bool ibx_registered_in_the_way(const struct range *range, uint64_t *number);
 int ibx_registered_begin(const struct range *range, struct ibx_registered_pages *pages);
 int ibx_registered_move(const struct range *range);
 void ibx_registered_refused(const struct range *range, bool path);
-/* Whether the memory is such that it can move. */
-bool ibx_registered_can_move(const struct range *range);
+/* Whether the memory is such that it can move. Reads what this process has mapped. */
+enum range_moves ibx_registered_moves(const struct range *range);
 /* Why this thread's last such call has failed: a part of a sentence. */
 const char *ibx_registered_why(void);
 /* The pages of the registered range of that number, if it has shared memory. */

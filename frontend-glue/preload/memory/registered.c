@@ -285,9 +285,17 @@ bool ibx_registered_in_the_way(const struct range *range, uint64_t *number)
     return true;
 }
 
-bool ibx_registered_can_move(const struct range *range)
+enum range_moves ibx_registered_moves(const struct range *range)
 {
-    return !ibx_mappings_movable(range->begin, range->n);
+    switch (ibx_mappings_movable(range->begin, range->n)) {
+    case MAPPINGS_MOVABLE:
+        return MOVES_YES;
+    case MAPPINGS_STACK:
+    case MAPPINGS_NEIGHBOURS:
+        return MOVES_NEVER;
+    default: /* the program may unlock it, or change its protection */
+        return MOVES_UNKNOWN;
+    }
 }
 
 int ibx_registered_begin(const struct range *range, struct ibx_registered_pages *pages)
