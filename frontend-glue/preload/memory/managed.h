@@ -14,6 +14,7 @@
  *   managed_io.c      system calls that access managed memory
  *   managed_hints.c   cudaMemAdvise and prefetches
  *   managed_in_place.c   page-locked memory that becomes managed
+ *   replaced_pages.c     how its pages, and those of registered memory, are replaced
  *
  * Variables that are declared __managed__ (kernels/managed_variables.c) are managed memory, too.
  *
@@ -133,18 +134,29 @@ void ibx_managed_hints_gone(uintptr_t begin, size_t n);
 /* An error of CUDA unless all n bytes are in one allocation. */
 int ibx_managed_check(const void *address, size_t n);
 
-/* managed_in_place.c: whether one of n bytes is in memory whose pages are being replaced, because
- * it becomes managed or moves (registered.c). Quick. */
-bool ibx_managed_joins(uintptr_t at, size_t n);
-/* Copies between host memory and the back end's pages at that address, without CUDA. False: it is
- * not done. */
+/* managed_in_place.c: copies between host memory and the back end's pages at that address, without
+ * CUDA. False: it is not done. */
 bool ibx_managed_copy_pages(uintptr_t at, uint8_t *host, size_t n, bool to_device);
+
+/* replaced_pages.c: whether one of n bytes is in memory whose pages are being replaced, because it
+ * becomes managed or moves (registered.c). Quick. */
+bool ibx_managed_joins(uintptr_t at, size_t n);
 /* Waits until that is done. Makes system calls only. */
 void ibx_managed_wait_for_join(uintptr_t at);
-/* Before and after that, one thread at a time: accesses that fault wait, and no copy of CUDA's is
- * under way in these bytes. */
-void ibx_managed_join_begin(uintptr_t at, size_t n);
-void ibx_managed_join_end(void);
+/* Before and after that, one thread at a time: accesses that fault wait, no copy of CUDA's is under
+ * way in these bytes, and the thread has neither signals nor a cancellation. */
+struct join {
+    sigset_t before;
+    int cancel;
+};
+void ibx_managed_join_begin(uintptr_t at, size_t n, struct join *held);
+void ibx_managed_join_end(const struct join *held);
+/* Between these: copies n bytes of whole pages from `here` to `to`, and moves the mapping `there`,
+ * which has the pages of `to`, to `here`. After an error the memory is as it was, but writable, and
+ * `there` is left; `kind` says in a message which memory it is. */
+int ibx_managed_replace(void *here, size_t n, void *there, void *to, const char *kind);
+/* memcpy(3) of whole pages. */
+void ibx_managed_copy_whole(void *to, const void *from, size_t n);
 
 /* What has to happen before an access of the host. */
 enum pages_answer {

@@ -5,64 +5,24 @@
  * which replace device memory. Memory that no kernel names stays page-locked.
  *
  * Managed memory needs its pages mapped twice, so the bytes move to a memory file, which is mapped
- * over them. No write is lost meanwhile:
- *
- * - Copies that begin are left to GVirtuS's front end (withheld()), and copies under way end.
- * - Threads that write wait in the handler of their fault until the last step is done; others read.
- * - The bytes are copied.
- * - The file is mapped there, in one step, and the memory is added to the list.
- *
- * A system call of another thread that writes there, and that began before the first step, may fail
- * with EFAULT from the second step on.
+ * over them (replaced_pages.c). Before other threads go on, the memory is added to the list.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include "common/error.h"
 #include "common/log.h"
-#include "common/thread.h"
 #include "frontend-glue/session/extensions.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PIECE ((size_t)1 << 19) /* bytes of the back end's pages in one request */
-
-/* The memory whose pages are replaced now (registered.c, too); one at a time, since kernel_reach.c
- * makes one request at a time. `joins_until` is set last. */
-static _Atomic uintptr_t joins_from, joins_until;
-
-static void in_child(void)
-{
-    atomic_store(&joins_until, 0);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-bool ibx_managed_joins(uintptr_t at, size_t n)
-{
-    const uintptr_t until = atomic_load(&joins_until);
-    return until && at < until && atomic_load(&joins_from) < at + n;
-}
-
-void ibx_managed_wait_for_join(uintptr_t at)
-{
-    const int cancel = ibx_thread_hold_cancel();
-    while (ibx_managed_joins(at, 1))
-        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-    ibx_thread_release_cancel(cancel);
-}
 
 /* Requests the back end's pages at this address, or their end. After an error it has none. */
 static int ask(const struct managed *m, bool on)
@@ -108,24 +68,6 @@ static void *map(size_t n, int fd)
     return MAP_FAILED;
 }
 
-/* Makes the old pages writable again. If Linux had unmapped them before it found that it cannot map
- * the file (no memory, or too many mappings), maps memory with a copy of the bytes. */
-static void restore(void *here, size_t n, const void *copy)
-{
-    const int access = PROT_READ | PROT_WRITE;
-    if (!copy || ibx_frontend_all_mapped(here, n))
-        mprotect(here, n, access);
-    else if (mmap(here, n, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
-        memcpy(here, copy, n);
-    else
-        ibx_log(IBX_LOG_ERROR,
-                "%zu bytes of page-locked memory at %p are lost, since this process can map no "
-                "memory there: %s: end the program; where it has more mappings than "
-                "vm.max_map_count, raise that by sysctl(8)",
-                n, here, strerror(errno));
-    madvise(here, n, MADV_DOFORK);
-}
-
 bool ibx_frontend_file_is_in_limit(size_t n)
 {
     struct rlimit limit;
@@ -138,7 +80,6 @@ bool ibx_frontend_file_is_in_limit(size_t n)
 static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
-    const void *copy = NULL;
     if (!ibx_frontend_file_is_in_limit(m->n))
         return -EFBIG;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
@@ -147,20 +88,17 @@ static int move(struct managed *m)
         rc = -ENOMEM;
     if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
         rc = -errno;
-    if (!rc && (madvise(here, m->n, MADV_DONTFORK) || mprotect(here, m->n, PROT_READ)))
+    if (!rc && madvise(here, m->n, MADV_DONTFORK))
         rc = -errno;
-    if (!rc) {
-        copy = memcpy(other, here, m->n);
-        if (mremap(there, m->n, m->n, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED)
-            rc = -errno;
-    }
+    if (!rc)
+        rc = ibx_managed_replace(here, m->n, there, other, "page-locked");
     if (fd >= 0)
         close(fd);
     if (!rc) {
         m->other = other;
         return 0;
     }
-    restore(here, m->n, copy);
+    madvise(here, m->n, MADV_DOFORK);
     if (other != MAP_FAILED)
         munmap(other, m->n);
     if (there != MAP_FAILED)
@@ -168,33 +106,14 @@ static int move(struct managed *m)
     return rc;
 }
 
-void ibx_managed_join_begin(uintptr_t at, size_t n)
-{
-    atomic_store(&joins_from, at);
-    atomic_store(&joins_until, at + n);
-    ibx_frontend_plugin()->drain((void *)at, n);
-}
-
-void ibx_managed_join_end(void)
-{
-    atomic_store(&joins_until, 0);
-}
-
-/* A handler of the program's that writes there would wait in this thread, for this thread; others
- * wait for it, too, and it may be cancelled. */
 static int join(struct managed *m)
 {
-    sigset_t all, before;
-    const int cancel = ibx_thread_hold_cancel();
-    sigfillset(&all);
-    ibx_managed_join_begin(m->begin, m->n);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    struct join held;
+    ibx_managed_join_begin(m->begin, m->n, &held);
     const int rc = move(m);
     if (!rc)
         ibx_managed_add(m, PAGES_NEWER);
-    ibx_managed_join_end();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    ibx_thread_release_cancel(cancel);
+    ibx_managed_join_end(&held);
     return rc;
 }
 

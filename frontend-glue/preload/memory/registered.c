@@ -15,10 +15,9 @@
  *                    ends, unless there is no memory for others
  *
  * Either way no write is lost. Threads that write meanwhile wait in the handler of their fault, and
- * read what was there; copies of CUDA's wait or have ended; and a fork waits. As in
- * managed_in_place.c, a system call that writes there meanwhile may fail with EFAULT. What a device
- * or another process writes by itself, to pages that it has pinned before (O_DIRECT, io_uring,
- * RDMA), is not seen any more: nothing tells that there is such a pin.
+ * read what was there; copies of CUDA's wait or have ended (replaced_pages.c); and a fork waits.
+ * What a device or another process writes by itself, to pages that it has pinned before (O_DIRECT,
+ * io_uring, RDMA), is not seen any more: nothing tells that there is such a pin.
  *
  * A child must not share memory with its parent. So it does not get the shared mappings
  * (MADV_DONTFORK), but private pages at the same addresses, with the bytes of the moment before the
@@ -157,70 +156,16 @@ static void set_state(struct piece *p, enum piece_state state)
 
 /* ------------------------------------------------------------------------- other pages */
 
-#define WORDS 8u /* of a step; pages are multiples of it */
-
-/* memcpy(3) of whole pages. An allocator may have parts of these that sanitizers let nobody read;
- * so that this does not become a call of memcpy(3), the compiler may not join the steps. */
-__attribute__((no_sanitize("address"))) static void copy_pages(void *to, const void *from, size_t n)
-{
-    const uint64_t *in = from;
-    for (uint64_t *out = to; n; n -= WORDS * sizeof(*out), in += WORDS, out += WORDS) {
-        for (unsigned i = 0; i < WORDS; i++)
-            out[i] = in[i];
-        __asm__ volatile("" ::: "memory");
-    }
-}
-
-/* Makes the old pages writable again. If Linux had unmapped them before it found that it cannot map
- * the others, maps memory with a copy of the bytes. */
-static void restore(void *here, size_t n, const void *copy)
-{
-    const int access = PROT_READ | PROT_WRITE;
-    if (!copy || ibx_frontend_all_mapped(here, n))
-        mprotect(here, n, access);
-    else if (mmap(here, n, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
-        copy_pages(here, copy, n);
-    else
-        ibx_log(IBX_LOG_ERROR,
-                "%zu bytes of registered memory at %p are lost, since this process can map no "
-                "memory there: %s: end the program; where it has more mappings than "
-                "vm.max_map_count, raise that by sysctl(8)",
-                n, here, strerror(errno));
-}
-
-/* In this step threads only read the memory. */
-static int replace_now(void *here, size_t n, void *there, void *to)
-{
-    const void *copy = NULL;
-    int rc = mprotect(here, n, PROT_READ) ? -errno : 0;
-    if (!rc) {
-        copy_pages(to, here, n);
-        copy = to;
-        if (mremap(there, n, n, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED)
-            rc = -errno;
-    }
-    if (rc)
-        restore(here, n, copy);
-    return rc;
-}
-
-/* Copies n bytes from `here` to `to`, and maps `there`, which has the pages of `to`, at `here`. A
- * handler of the program's that writes there would wait in this thread, for this thread; others
- * wait for it, too, and it may be cancelled. After an error the program's memory is as it was. */
+/* Copies n bytes from `here` to `to`, and maps `there`, which has the pages of `to`, at `here`.
+ * After an error the program's memory is as it was. */
 static int replace(void *here, size_t n, void *there, void *to)
 {
-    sigset_t all, before;
-    const int cancel = ibx_thread_hold_cancel();
-    ibx_managed_catch_again();
-    ibx_managed_join_begin((uintptr_t)here, n);
-    sigfillset(&all);
-    ibx_managed_real_mask(SIG_SETMASK, &all, &before);
+    struct join held;
+    ibx_managed_join_begin((uintptr_t)here, n, &held);
     pthread_mutex_lock(&moving);
-    const int rc = replace_now(here, n, there, to);
+    const int rc = ibx_managed_replace(here, n, there, to, "registered");
     pthread_mutex_unlock(&moving);
-    ibx_managed_join_end();
-    ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
-    ibx_thread_release_cancel(cancel);
+    ibx_managed_join_end(&held);
     if (rc)
         munmap(there, n);
     return rc;
@@ -467,7 +412,7 @@ static void copy_run(const struct mapping *m)
         tell_lost(m);
         return;
     }
-    copy_pages(copy, (void *)m->begin, n);
+    ibx_managed_copy_whole(copy, (void *)m->begin, n);
     if (m->access[1] != 'w')
         mprotect(copy, n, PROT_READ);
     runs[run_count++] = (struct child_run){(void *)m->begin, copy, n};
