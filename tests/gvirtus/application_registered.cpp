@@ -527,6 +527,28 @@ static bool is_freed_alone()
     return HOLDS(munmap(there, page_bytes) == 0);
 }
 
+// What is behind it in the shared file is other memory of this library's: neither a page that has
+// moved alone nor the last one of several can be made longer.
+static bool is_not_lengthened()
+{
+    void *(*remap)(void *, std::size_t, std::size_t, int, ...) = nullptr;
+    *reinterpret_cast<void **>(&remap) = dlsym(RTLD_NEXT, "mremap");
+    for (const std::size_t n : {page_bytes, 3 * page_bytes}) {
+        char *memory = new_pages(n), *last = memory + n - page_bytes;
+        REQUIRE(remap && memory && host_register(memory, n) == 0);
+        REQUIRE(launches(memory, memory + 1, 1));
+        if (reach()) {
+            REQUIRE(remap(last, page_bytes, 2 * page_bytes, MREMAP_MAYMOVE) == MAP_FAILED);
+            REQUIRE(errno == EFAULT && is_shared(last));
+        }
+        REQUIRE(is_unregistered(memory, n));
+        void *longer = remap(last, page_bytes, 2 * page_bytes, MREMAP_MAYMOVE);
+        REQUIRE(longer != MAP_FAILED && munmap(longer, 2 * page_bytes) == 0);
+        REQUIRE(n == page_bytes || munmap(memory, n - page_bytes) == 0);
+    }
+    return true;
+}
+
 // At each step there may be no memory for a mapping.
 static bool is_without_mappings()
 {
@@ -638,7 +660,7 @@ bool registered_beside_others()
     using namespace registered;
     REQUIRE(cudaGetLastError() == 0);
     return is_written_meanwhile() && is_written_by_handlers() && is_freed_alone() &&
-           is_pinned_by_others() && is_without_mappings();
+           is_not_lengthened() && is_pinned_by_others() && is_without_mappings();
 }
 
 bool registered_and_forks()

@@ -151,11 +151,11 @@ part_install() {
         __cxa_atexit __fread_chk __ppoll_chk __pread64_chk __pread_chk __read_chk __recv_chk \
         __recvfrom_chk __sigaction __sigsuspend __sysv_signal bsd_signal dlsym epoll_pwait \
         epoll_pwait2 exit fork fread fwrite getrandom ibx_frontend_attach ibx_frontend_attempt \
-        ibx_frontend_begins madvise ppoll pread pread64 preadv preadv2 preadv64 preadv64v2 pselect \
-        pthread_attr_setsigmask_np pthread_sigmask pwrite pwrite64 pwritev pwritev2 pwritev64 \
-        pwritev64v2 quick_exit read readv recv recvfrom recvmsg send sendmsg sendto sigaction \
-        sigblock sighold sigignore signal sigprocmask sigrelse sigset sigsetmask sigsuspend \
-        ssignal sysv_signal write writev
+        ibx_frontend_begins madvise mremap ppoll pread pread64 preadv preadv2 preadv64 preadv64v2 \
+        pselect pthread_attr_setsigmask_np pthread_sigmask pwrite pwrite64 pwritev pwritev2 \
+        pwritev64 pwritev64v2 quick_exit read readv recv recvfrom recvmsg send sendmsg sendto \
+        sigaction sigblock sighold sigignore signal sigprocmask sigrelse sigset sigsetmask \
+        sigsuspend ssignal sysv_signal write writev
     check 'ibx.pc' 60 "$itself" --inside pkg_config_works "$dest"
     check 'a moved installation is whole' 60 "$itself" \
         --inside moved_installation_is_whole "$dest"

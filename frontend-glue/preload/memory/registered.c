@@ -33,6 +33,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -172,7 +173,9 @@ static int replace(void *here, size_t n, void *there, void *to)
 }
 
 /* The last page is a mapping of its own: so mremap(2) of all of it to more bytes fails (EFAULT),
- * and realloc(3) copies. It would find other shared memory behind. */
+ * and realloc(3) copies. It would find other shared memory behind. A single page has no such
+ * limit of the kernel's, only that of mremap() below; malloc(3) maps no allocation of one page by
+ * itself, unless M_MMAP_THRESHOLD says so. */
 static void keep_length(const struct ibx_registered_pages *pages)
 {
     const size_t page = page_size();
@@ -509,4 +512,34 @@ __attribute__((visibility("default"))) int madvise(void *at, size_t n, int advic
     forget((uintptr_t)at, n);
     errno = before;
     return 0;
+}
+
+/* ------------------------------------------------------------------------------- mremap(2) */
+
+static bool has_shared_part(uintptr_t at, size_t n)
+{
+    struct search s = {.at = at, .end = at + n, .until = UINT64_MAX};
+    struct mapping part;
+    return has_moved(at, n) && ibx_mapping_of((uintptr_t)atomic_load(&shared_at), &s.whole) &&
+           next_part(&s, &part);
+}
+
+/* More bytes would be those that the shared file has behind. So this fails as for a range of
+ * several mappings, which keep_length() makes of what has several pages: an allocator calls the
+ * kernel itself. */
+__attribute__((visibility("default"))) void *mremap(void *at, size_t n, size_t now, int flags, ...)
+{
+    void *to = NULL;
+    if (flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) {
+        va_list more;
+        va_start(more, flags);
+        to = va_arg(more, void *);
+        va_end(more);
+    }
+    if (n && now > n && atomic_load_explicit(&shared_at, memory_order_relaxed) &&
+        has_shared_part((uintptr_t)at, n)) {
+        errno = EFAULT;
+        return MAP_FAILED;
+    }
+    return (void *)syscall(SYS_mremap, at, n, now, flags, to);
 }
