@@ -324,7 +324,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
     static const char name[] = "cudaMemcpy";
     const size_t body = ibx_frame_plain_bytes(IBX_FRAME_MEMCPY) + n;
     const size_t length = sizeof(name) + 8 + body;
-    ibx_process_work(IBX_WORK_ENDS);
+    ibx_process_work(IBX_LEAVES_NOTHING);
     ibx_process_order(p, &of_copies);
     pthread_mutex_lock(&p->lock);
     bool good = !atomic_load(&p->ended) && ibx_session_live(p->session) && length <= p->room &&
@@ -346,13 +346,13 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         good = !atomic_load(&p->ended);
     }
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(IBX_WORK_ENDS);
+    ibx_process_work(IBX_LEAVES_NOTHING);
     return good;
 }
 
 bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
 {
-    ibx_process_work(IBX_WORK_ENDS);
+    ibx_process_work(IBX_LEAVES_NOTHING);
     ibx_process_order(p, &of_copies);
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
@@ -373,7 +373,7 @@ void ibx_backlog_copy_end(struct ibx_pipeline *p)
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(IBX_WORK_ENDS);
+    ibx_process_work(IBX_LEAVES_NOTHING);
 }
 
 /* Locked. Whether the request in hand can be added; makes room for it. */
@@ -405,7 +405,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     const bool work = ibx_call_adds_work(p->call);
     size_t n;
     const uint8_t *body = ibx_request_body(p, &n);
-    const enum ibx_work left = ibx_request_work(p->call, body, n);
+    const enum ibx_leaves left = ibx_request_leaves(p->call, body, n);
     if (work)
         ibx_process_work(left);
     ibx_process_order(p, scope);

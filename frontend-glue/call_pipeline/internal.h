@@ -104,10 +104,17 @@ struct ibx_message {
 };
 
 /* Where a request may leave work when its call returns. */
-enum ibx_work {
-    IBX_WORK_ENDS,      /* nowhere */
-    IBX_WORK_STAYS,     /* in one stream, which is not the legacy stream */
-    IBX_WORK_IN_LEGACY, /* in the legacy stream, or nobody knows where */
+enum ibx_leaves {
+    IBX_LEAVES_NOTHING,   /* nowhere */
+    IBX_LEAVES_IN_STREAM, /* in one stream, which is not the legacy stream */
+    IBX_LEAVES_IN_LEGACY, /* in the legacy stream, or nobody knows where */
+};
+
+/* What has no work left when a request has succeeded. */
+enum ibx_settles {
+    IBX_SETTLES_NOTHING,
+    IBX_SETTLES_LEGACY,  /* the legacy stream itself */
+    IBX_SETTLES_ORDERED, /* all that is ordered with it, as after a synchronous copy */
 };
 
 /* How often a request may have left work so far: anywhere, and in the legacy stream itself. */
@@ -117,17 +124,16 @@ struct ibx_left {
 
 /* What the request in hand, or work that is enqueued without one, means for other requests. */
 struct ibx_effects {
-    uint64_t epoch;        /* ibx_process_epoch() before it is sent */
-    struct ibx_left left;  /* ibx_process_left() then */
-    unsigned breaks;       /* ibx_process_breaks() then */
-    enum ibx_work work;    /* ibx_request_work() */
-    bool settles;          /* ibx_request_settles() */
-    bool settles_legacy;   /* ibx_request_settles_legacy() */
-    bool frees;            /* it frees memory that cudaMalloc has returned */
-    bool ends_nodes;       /* it destroys a graph, or one of its nodes */
-    bool ends_handle;      /* it destroys a stream, an event or an executable graph: */
-    uint64_t ended_handle; /* ... this one */
-    uint64_t records;      /* the event that it records; 0: none */
+    uint64_t epoch;           /* ibx_process_epoch() before it is sent */
+    struct ibx_left left;     /* ibx_process_left() then */
+    unsigned breaks;          /* ibx_process_breaks() then */
+    enum ibx_leaves leaves;   /* ibx_request_leaves() */
+    enum ibx_settles settles; /* ibx_request_settles() */
+    bool frees;               /* it frees memory that cudaMalloc has returned */
+    bool ends_nodes;          /* it destroys a graph, or one of its nodes */
+    bool ends_handle;         /* it destroys a stream, an event or an executable graph: */
+    uint64_t ended_handle;    /* ... this one */
+    uint64_t records;         /* the event that it records; 0: none */
 };
 
 /* The device that the thread has selected. */
@@ -268,12 +274,8 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
 bool ibx_call_adds_work(const struct ibx_call *call);
 /* Whether the call is cudaEventRecord. */
 bool ibx_call_records(const struct ibx_call *call);
-enum ibx_work ibx_request_work(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* Whether the call waits for all work that is ordered with the legacy stream, as a synchronous copy
- * does. */
-bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* Whether a success means that the legacy stream itself has no work. */
-bool ibx_request_settles_legacy(const struct ibx_call *call, const uint8_t *body, size_t n);
+enum ibx_leaves ibx_request_leaves(const struct ibx_call *call, const uint8_t *body, size_t n);
+enum ibx_settles ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* The only event that it is about; 0: it is about none, or does not say about which. */
 uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Whether it is cudaEventDestroy. */
@@ -493,7 +495,7 @@ void ibx_process_graph(void);
 /* A counter that rises with each request that may add work to a stream, or record an event: before
  * it is sent, and before its call returns. Never 0. work() raises it. */
 uint64_t ibx_process_epoch(void);
-void ibx_process_work(enum ibx_work work);
+void ibx_process_work(enum ibx_leaves leaves);
 /* How often it was raised for work that may be left in a stream when its call returns. */
 struct ibx_left ibx_process_left(void);
 /* All such work up to this number has ended that a synchronous copy would wait for: work in the

@@ -265,8 +265,10 @@ static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
     const bool one = stream > STREAM_LEGACY;
     const struct ibx_scope scope = {
         .any = true, .all = !one, .stream = one ? stream : STREAMS_NONE, .events = true};
-    p->effects.work = !stays ? IBX_WORK_ENDS : one ? IBX_WORK_STAYS : IBX_WORK_IN_LEGACY;
-    ibx_process_work(p->effects.work);
+    p->effects.leaves = !stays ? IBX_LEAVES_NOTHING
+                        : one  ? IBX_LEAVES_IN_STREAM
+                               : IBX_LEAVES_IN_LEGACY;
+    ibx_process_work(p->effects.leaves);
     p->effects.left = ibx_process_left();
     p->effects.breaks = ibx_process_breaks();
     ibx_process_order(p, &scope);
@@ -285,8 +287,8 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    p->effects.work = IBX_WORK_ENDS; /* it belongs to a graph, whose launch may stay */
-    ibx_process_work(p->effects.work);
+    p->effects.leaves = IBX_LEAVES_NOTHING; /* it belongs to a graph, whose launch may stay */
+    ibx_process_work(p->effects.leaves);
     p->effects.breaks = ibx_process_breaks();
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
@@ -301,7 +303,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (!ibx_session_live(p->session))
         drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(p->effects.work);
+    ibx_process_work(p->effects.leaves);
     return ibx_waiting_told(p, exit_code, waits);
 }
 
@@ -375,5 +377,5 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
 
 void ibx_pipeline_elsewhere(void)
 {
-    ibx_process_work(IBX_WORK_STAYS);
+    ibx_process_work(IBX_LEAVES_IN_STREAM);
 }

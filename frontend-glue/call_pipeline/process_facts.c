@@ -81,12 +81,12 @@ uint64_t ibx_process_epoch(void)
     return atomic_load(&epoch);
 }
 
-void ibx_process_work(enum ibx_work work)
+void ibx_process_work(enum ibx_leaves leaves)
 {
     atomic_fetch_add(&epoch, 1);
-    if (work != IBX_WORK_ENDS)
+    if (leaves != IBX_LEAVES_NOTHING)
         atomic_fetch_add(&left_behind, 1);
-    if (work == IBX_WORK_IN_LEGACY)
+    if (leaves == IBX_LEAVES_IN_LEGACY)
         atomic_fetch_add(&left_in_legacy, 1);
 }
 

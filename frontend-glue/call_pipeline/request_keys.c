@@ -105,13 +105,13 @@ static bool spares_legacy(const struct ibx_call *call, const uint8_t *body, size
     }
 }
 
-enum ibx_work ibx_request_work(const struct ibx_call *call, const uint8_t *body, size_t n)
+enum ibx_leaves ibx_request_leaves(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     if (!stays(call, body, n))
-        return IBX_WORK_ENDS;
+        return IBX_LEAVES_NOTHING;
     return ibx_request_scope(call, body, n).all && !spares_legacy(call, body, n)
-               ? IBX_WORK_IN_LEGACY
-               : IBX_WORK_STAYS;
+               ? IBX_LEAVES_IN_LEGACY
+               : IBX_LEAVES_IN_STREAM;
 }
 
 /* A copy of no bytes may return without a wait. */
@@ -128,17 +128,18 @@ static bool brings_bytes(const struct ibx_call *call, const uint8_t *body, size_
     return ibx_frame_parse(copy, &bytes, &frame);
 }
 
-bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n)
+enum ibx_settles ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    return call->kind == IBX_CALL_WAITS
-               ? brings_bytes(call, body, n)
-               : call->kind == IBX_CALL_QUERIES && call->stream_at == IBX_CALL_ALL_STREAMS;
-}
-
-bool ibx_request_settles_legacy(const struct ibx_call *call, const uint8_t *body, size_t n)
-{
-    return ibx_request_settles(call, body, n) ||
-           (call->kind == IBX_CALL_QUERIES && ibx_request_scope(call, body, n).all);
+    switch (call->kind) {
+    case IBX_CALL_WAITS:
+        return brings_bytes(call, body, n) ? IBX_SETTLES_ORDERED : IBX_SETTLES_NOTHING;
+    case IBX_CALL_QUERIES:
+        return call->stream_at == IBX_CALL_ALL_STREAMS ? IBX_SETTLES_ORDERED
+               : ibx_request_scope(call, body, n).all  ? IBX_SETTLES_LEGACY
+                                                       : IBX_SETTLES_NOTHING;
+    default:
+        return IBX_SETTLES_NOTHING;
+    }
 }
 
 /* Whether the call makes an event. It has to come after destructions of events in other threads,

@@ -77,11 +77,10 @@ static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-    p->effects.work = ibx_request_work(p->call, body, n);
+    p->effects.leaves = ibx_request_leaves(p->call, body, n);
     p->effects.settles = ibx_request_settles(p->call, body, n);
-    p->effects.settles_legacy = ibx_request_settles_legacy(p->call, body, n);
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->effects.work);
+        ibx_process_work(p->effects.leaves);
     p->effects.epoch = ibx_process_epoch();
     p->effects.left = ibx_process_left();
     p->effects.breaks = ibx_process_breaks();
@@ -376,15 +375,15 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->effects.work);
+        ibx_process_work(p->effects.leaves);
     outdates(p);
 }
 
 static void note_settled(const struct ibx_effects *e)
 {
-    if (e->settles)
+    if (e->settles == IBX_SETTLES_ORDERED)
         ibx_process_settled(e->left);
-    if (e->settles_legacy)
+    else if (e->settles == IBX_SETTLES_LEGACY)
         ibx_process_legacy_settled(e->left.in_legacy);
 }
 
