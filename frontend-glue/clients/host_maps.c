@@ -52,7 +52,6 @@ struct ibx_host_map {
     uint64_t offset;         /* in the file, or that of the process's own pages */
     void *context;           /* the context in which it was pinned */
     struct ibx_quota *quota; /* the quota that its bytes count in */
-    uint64_t counted;        /* how many do */
     bool own;                /* pages of this process's, in no file */
     bool unpinned;           /* and about to be unmapped */
 };
@@ -140,7 +139,7 @@ static void unmap(const struct ibx_host_map *m)
     if (m->base)
         munmap(m->base, m->length);
     if (m->quota)
-        ibx_quota_give(m->quota, m->counted);
+        ibx_quota_give(m->quota, m->length);
 }
 
 /* Unmaps and frees one that was taken out. */
@@ -323,7 +322,6 @@ static const char *map(struct ibx_host_map *m, const struct ibx_host_map_wish *w
         return strerror(EEXIST);
     }
     m->base = there;
-    m->length = w->length;
     madvise(there, w->length, MADV_DONTDUMP);
     if (w->own)
         return NULL;
@@ -351,17 +349,16 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     m->client = client;
     m->tenant = x->isolation.tenant;
     m->own = w->own;
+    m->length = w->length;
     m->offset = w->offset;
-    const char *why = NULL;
-    if (!ibx_quota_take(quota, w->length))
-        why = "that is more than rdma.pins and rdma.tenant_share allow";
-    else
+    const char *why;
+    if (ibx_quota_take(quota, w->length)) {
         m->quota = quota;
-    m->counted = w->length;
-    if (!why)
         why = map(m, w, fd);
-    if (why && w->anywhere && m->quota && !m->base)
-        x->maps_in_the_way++;
+        x->maps_in_the_way += w->anywhere && !m->base;
+    } else {
+        why = "that is more than rdma.pins and rdma.tenant_share allow";
+    }
     if (!why)
         why = pin(x, m);
     if (!why) {
@@ -426,14 +423,26 @@ static bool pin_again(struct gpu_session *x, uint64_t client, const struct ibx_h
     return true;
 }
 
+static bool holds(const struct ibx_host_map *m, uint64_t client, uint64_t address, uint64_t n)
+{
+    const uint64_t at = address - (uintptr_t)m->base;
+    return m->client == client && !m->unpinned && at < m->length && n <= m->length - at;
+}
+
+/* Locked. The client's mapping with all n bytes; NULL: there is none. */
+static const struct ibx_host_map *holding(uint64_t client, uint64_t address, uint64_t n)
+{
+    const struct ibx_host_map *m = maps;
+    while (m && !holds(m, client, address, n))
+        m = m->next;
+    return m;
+}
+
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&lock);
-    const struct ibx_host_map *m = maps;
-    while (m && (m->client != client || address - (uintptr_t)m->base >= m->length))
-        m = m->next;
-    const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
+    const bool whole = holding(client, address, n);
     pthread_mutex_unlock(&lock);
     return whole;
 }
@@ -443,31 +452,20 @@ bool ibx_host_maps_copy(struct gpu_session *x, uint64_t address, void *bytes, si
 {
     const uint64_t client = ibx_clients_number(x);
     pthread_mutex_lock(&lock);
-    const struct ibx_host_map *m = maps;
-    while (m && (m->client != client || !m->own || address - (uintptr_t)m->base >= m->length))
-        m = m->next;
-    const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
+    const struct ibx_host_map *m = holding(client, address, n);
+    const bool whole = m && m->own;
     if (whole)
         memcpy(to_pages ? pointer_to(address) : bytes, to_pages ? bytes : pointer_to(address), n);
     pthread_mutex_unlock(&lock);
     return whole;
 }
 
-static bool has_word(const struct ibx_host_map *m, uint64_t client, uint64_t address,
-                     unsigned bytes)
-{
-    const uint64_t at = address - (uintptr_t)m->base;
-    return m->client == client && !m->unpinned && at < m->length && bytes <= m->length - at;
-}
-
 bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint64_t word)
 {
     pthread_mutex_lock(&lock);
-    const struct ibx_host_map *m = maps;
-    while (m && !has_word(m, client, address, bytes))
-        m = m->next;
+    const struct ibx_host_map *m = holding(client, address, bytes);
     if (!m)
-        for (m = ends; m && !has_word(m, client, address, bytes);)
+        for (m = ends; m && !holds(m, client, address, bytes);)
             m = m->next_end;
     if (m && bytes == sizeof(uint64_t))
         __atomic_store_n((uint64_t *)pointer_to(address), word, __ATOMIC_RELEASE);
