@@ -109,9 +109,10 @@ __attribute__((no_sanitize("address"))) void ibx_handlers_run(void)
     outer = before.outer;
 }
 
-void ibx_inside_exits(void)
+bool ibx_inside_exits(void)
 {
     cut_off = cut_off || pairs || outer;
+    return cut_off;
 }
 
 bool ibx_inside_cut_off(void)

@@ -39,10 +39,11 @@ bool ibx_handlers_held(void);
  * leaves by longjmp(3), the thread's cancellation is as it was before the outermost pair, unless
  * the handler has a stack of its own (sigaltstack(2)). */
 void ibx_handlers_run(void);
-/* The calling thread has called exit(3), perhaps in a handler: notes whether that has interrupted
- * it inside, for good. */
-void ibx_inside_exits(void);
-/* Whether that is so. The thread must not use what is inside then: no lock, no connection. */
+/* The calling thread has called exit(3), perhaps in a handler: notes for good, and returns, whether
+ * that has interrupted it inside. The thread must not use what is inside then: no lock, no
+ * connection. */
+bool ibx_inside_exits(void);
+/* Whether that was so. */
 bool ibx_inside_cut_off(void);
 
 #endif

@@ -154,8 +154,7 @@ static void run_all(void)
 /* Inside, since another signal's handler may call exit(3) once more. */
 static void at_exit(void)
 {
-    ibx_inside_exits();
-    if (ibx_inside_cut_off())
+    if (ibx_inside_exits())
         return;
     const struct ibx_inside inside = ibx_inside_begin();
     if (!atomic_load(&ends))

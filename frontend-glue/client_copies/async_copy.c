@@ -85,8 +85,7 @@ static void wait_without_lock(void)
  * may hold the memory of copies. */
 static void at_exit(void)
 {
-    ibx_inside_exits();
-    if (ibx_inside_cut_off()) {
+    if (ibx_inside_exits()) {
         wait_without_lock();
         return;
     }

@@ -80,8 +80,7 @@ static void end_parent(void)
  * end closes all other sessions. */
 static void process_ends(void)
 {
-    ibx_inside_exits();
-    if (ibx_inside_cut_off())
+    if (ibx_inside_exits())
         return;
     const struct ibx_inside inside = ibx_inside_begin();
     ibx_session_process_ends();

@@ -273,12 +273,6 @@ static void leave(void)
     ibx_inside_end(inside);
 }
 
-static bool exits(void)
-{
-    ibx_inside_exits();
-    return ibx_inside_cut_off();
-}
-
 static void release(void *address, size_t n)
 {
     const struct ibx_inside inside = ibx_inside_begin();
@@ -328,5 +322,5 @@ const struct ibx_frontend_calls ibx_attached_calls = {
     .watch = watch,
     .last_call = make_last_call,
     .leave = leave,
-    .exits = exits,
+    .exits = ibx_inside_exits,
 };

@@ -136,8 +136,7 @@ class RdmaCommunicator final : public Communicator
     RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
     ~RdmaCommunicator() override
     {
-        ibx_inside_exits(); // GVirtuS destroys it outside of all calls, or in exit(3)
-        if (ibx_inside_cut_off())
+        if (ibx_inside_exits()) // GVirtuS destroys it outside of all calls, or in exit(3)
             return;
         Inside hold;
         if (!ibx_detach(attachment, true) && ibx_pipeline_destroy(pipeline))

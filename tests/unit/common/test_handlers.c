@@ -187,8 +187,7 @@ static bool cut_off;
 static void release_and_exit(void)
 {
     let();
-    ibx_inside_exits();
-    cut_off = ibx_inside_cut_off();
+    cut_off = ibx_inside_exits();
 }
 
 static const struct ibx_handlers_calls exiting = {hold, release_and_exit};
@@ -196,8 +195,7 @@ static const struct ibx_handlers_calls exiting = {hold, release_and_exit};
 static void *exits_outside(void *unused)
 {
     ibx_inside_end(ibx_inside_begin());
-    ibx_inside_exits();
-    cut_off = ibx_inside_cut_off();
+    cut_off = ibx_inside_exits();
     return unused;
 }
 
