@@ -23,24 +23,17 @@
  * made: they count on. */
 _Thread_local struct ibx_frontend_thread ibx_frontend_thread;
 
-int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
-int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
-int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
-int __real_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
-                                   const struct timespec *until);
-int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
-                                   const struct timespec *until);
-int __real_pthread_rwlock_rdlock(pthread_rwlock_t *lock);
-int __wrap_pthread_rwlock_rdlock(pthread_rwlock_t *lock);
-int __real_pthread_rwlock_wrlock(pthread_rwlock_t *lock);
-int __wrap_pthread_rwlock_wrlock(pthread_rwlock_t *lock);
-int __real_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
-                                      const struct timespec *until);
-int __wrap_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
-                                      const struct timespec *until);
-int __real_pthread_rwlock_unlock(pthread_rwlock_t *lock);
-int __wrap_pthread_rwlock_unlock(pthread_rwlock_t *lock);
+/* What the linker calls the C library's function, and what it has this library call. */
+#define WRAPPED(function, ...)                                                                     \
+    int __real_##function(__VA_ARGS__);                                                            \
+    int __wrap_##function(__VA_ARGS__)
+WRAPPED(pthread_mutex_lock, pthread_mutex_t *);
+WRAPPED(pthread_mutex_clocklock, pthread_mutex_t *, clockid_t, const struct timespec *);
+WRAPPED(pthread_mutex_unlock, pthread_mutex_t *);
+WRAPPED(pthread_rwlock_rdlock, pthread_rwlock_t *);
+WRAPPED(pthread_rwlock_wrlock, pthread_rwlock_t *);
+WRAPPED(pthread_rwlock_clockwrlock, pthread_rwlock_t *, clockid_t, const struct timespec *);
+WRAPPED(pthread_rwlock_unlock, pthread_rwlock_t *);
 
 void ibx_frontend_goes_inside(void)
 {
@@ -54,75 +47,67 @@ void ibx_frontend_comes_outside(void)
 }
 
 /* The count is never too low in a handler: it changes before the lock is taken, and after that is
- * released. */
-int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
+ * released. False: the lock is left alone. */
+static inline bool begin_lock(void)
 {
     struct ibx_frontend_thread *thread = &ibx_frontend_thread;
     if (thread->unloads)
-        return 0;
+        return false;
     thread->inside++;
-    return __real_pthread_mutex_lock(mutex);
+    return true;
 }
 
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
+static inline int end_timed_lock(int rc)
 {
-    if (ibx_frontend_unloads())
-        return 0;
-    const int rc = __real_pthread_mutex_unlock(mutex);
+    if (rc)
+        ibx_frontend_comes_outside();
+    return rc;
+}
+
+static inline int end_unlock(int rc)
+{
     ibx_frontend_comes_outside();
     return rc;
+}
+
+int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+    return begin_lock() ? __real_pthread_mutex_lock(mutex) : 0;
 }
 
 int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
                                    const struct timespec *until)
 {
-    if (ibx_frontend_unloads())
-        return ETIMEDOUT;
-    ibx_frontend_goes_inside();
-    const int rc = __real_pthread_mutex_clocklock(mutex, clock, until);
-    if (rc)
-        ibx_frontend_comes_outside();
-    return rc;
+    return begin_lock() ? end_timed_lock(__real_pthread_mutex_clocklock(mutex, clock, until))
+                        : ETIMEDOUT;
+}
+
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+    return ibx_frontend_unloads() ? 0 : end_unlock(__real_pthread_mutex_unlock(mutex));
 }
 
 /* A handler may interrupt a search of a list, and a destructor then wants to change that list. */
 int __wrap_pthread_rwlock_rdlock(pthread_rwlock_t *lock)
 {
-    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
-    if (thread->unloads)
-        return 0;
-    thread->inside++;
-    return __real_pthread_rwlock_rdlock(lock);
+    return begin_lock() ? __real_pthread_rwlock_rdlock(lock) : 0;
 }
 
 int __wrap_pthread_rwlock_wrlock(pthread_rwlock_t *lock)
 {
-    struct ibx_frontend_thread *thread = &ibx_frontend_thread;
-    if (thread->unloads)
-        return 0;
-    thread->inside++;
-    return __real_pthread_rwlock_wrlock(lock);
+    return begin_lock() ? __real_pthread_rwlock_wrlock(lock) : 0;
 }
 
 int __wrap_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
                                       const struct timespec *until)
 {
-    if (ibx_frontend_unloads())
-        return ETIMEDOUT;
-    ibx_frontend_goes_inside();
-    const int rc = __real_pthread_rwlock_clockwrlock(lock, clock, until);
-    if (rc)
-        ibx_frontend_comes_outside();
-    return rc;
+    return begin_lock() ? end_timed_lock(__real_pthread_rwlock_clockwrlock(lock, clock, until))
+                        : ETIMEDOUT;
 }
 
 int __wrap_pthread_rwlock_unlock(pthread_rwlock_t *lock)
 {
-    if (ibx_frontend_unloads())
-        return 0;
-    const int rc = __real_pthread_rwlock_unlock(lock);
-    ibx_frontend_comes_outside();
-    return rc;
+    return ibx_frontend_unloads() ? 0 : end_unlock(__real_pthread_rwlock_unlock(lock));
 }
 
 /* ------------------------------------------------------------------------------- exit(3) */
