@@ -122,31 +122,6 @@ void ibx_frontend_runtime_used(void);
 bool ibx_frontend_runtime_ever(void);
 /* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);
-/* ---------------------------------------------------------------------------------- unloading.c */
-
-/* The calling thread. In one variable, since a lock costs a look-up of it more. */
-struct ibx_frontend_thread {
-    unsigned inside; /* locks of this library that it has or waits for, and calls of GVirtuS */
-    bool unloads;
-};
-extern _Thread_local struct ibx_frontend_thread ibx_frontend_thread
-    __attribute__((visibility("hidden")));
-/* Whether the thread has called exit(3) in a signal handler that had interrupted it inside of this
- * library, of the plugin or of a call of GVirtuS's. From then on its calls of CUDA return
- * CUDA_UNLOADING, it takes no lock of this library, and ibx_frontend_plugin() is NULL there. */
-static inline bool ibx_frontend_unloads(void)
-{
-    return ibx_frontend_thread.unloads;
-}
-/* Around a call of GVirtuS's. */
-void ibx_frontend_goes_inside(void);
-void ibx_frontend_comes_outside(void);
-/* Called by the thread that ends the process, at the latest before the first of its destructors:
- * ibx_frontend_unloads() says the truth from then on. */
-void ibx_frontend_exits(void);
-
-/* ---------------------------------------------------------------------- gvirtus.c, continued */
-
 /* The function of GVirtuS that has this name and type; NULL if it has none. */
 #define NEXT(function)                                                                             \
     __extension__({                                                                                \
@@ -175,6 +150,29 @@ void ibx_frontend_is_no_caller(void);
         ibx_frontend_first_is_over();                                                              \
         returned;                                                                                  \
     })
+
+/* ---------------------------------------------------------------------------------- unloading.c */
+
+/* The calling thread. In one variable, since a lock costs a look-up of it more. */
+struct ibx_frontend_thread {
+    unsigned inside; /* locks of this library that it has or waits for, and calls of GVirtuS */
+    bool unloads;
+};
+extern _Thread_local struct ibx_frontend_thread ibx_frontend_thread
+    __attribute__((visibility("hidden")));
+/* Whether the thread has called exit(3) in a signal handler that had interrupted it inside of this
+ * library, of the plugin or of a call of GVirtuS's. From then on its calls of CUDA return
+ * CUDA_UNLOADING, it takes no lock of this library, and ibx_frontend_plugin() is NULL there. */
+static inline bool ibx_frontend_unloads(void)
+{
+    return ibx_frontend_thread.unloads;
+}
+/* Around a call of GVirtuS's. */
+void ibx_frontend_goes_inside(void);
+void ibx_frontend_comes_outside(void);
+/* Called by the thread that ends the process, at the latest before the first of its destructors:
+ * ibx_frontend_unloads() says the truth from then on. */
+void ibx_frontend_exits(void);
 
 /* ------------------------------------------------------------------------------------- errors.c */
 
