@@ -22,7 +22,7 @@ struct Wish {
     ~Wish() { unsetenv(name); }
 };
 
-int ended_at(const BackEnd &back, unsigned moment, const char *test = "exits-in-handler")
+int ended_at(const BackEnd &back, const char *test, unsigned moment)
 {
     const Wish wish("IBX_EXITS_MOMENT", std::to_string(moment));
     Application app(&back, application, test);
@@ -32,18 +32,23 @@ int ended_at(const BackEnd &back, unsigned moment, const char *test = "exits-in-
     return status;
 }
 
-bool exits_in_handlers(const char *mode, const char *how)
+// It ends well at each moment, of which there are more than `least`.
+bool ends_at_each(const BackEnd &back, const char *test, unsigned least)
 {
-    const bool few = !std::strcmp(how, "twice") || !std::strcmp(mode, "alone");
-    const unsigned least = few ? 10 : 30;
-    const Wish mode_wish("IBX_EXITS_MODE", mode), how_wish("IBX_EXITS_HOW", how);
-    GpuBackEnd back(true, one_process);
     unsigned moment = 1, bad = 0;
-    for (int status; (status = ended_at(back, moment)) && moment < moments_most; moment++)
+    for (int status; (status = ended_at(back, test, moment)) && moment < moments_most; moment++)
         bad += status != interrupted_status;
     if (bad)
         dprintf(report_to, "%u of %u moments\n", bad, moment - 1);
     return HOLDS(!bad && moment > least && moment < moments_most);
+}
+
+bool exits_in_handlers(const char *mode, const char *how)
+{
+    const bool few = !std::strcmp(how, "twice") || !std::strcmp(mode, "alone");
+    const Wish mode_wish("IBX_EXITS_MODE", mode), how_wish("IBX_EXITS_HOW", how);
+    GpuBackEnd back(true, one_process);
+    return ends_at_each(back, "exits-in-handler", few ? 10 : 30);
 }
 
 // There, GVirtuS's destructors close the connection.
@@ -58,11 +63,7 @@ bool exits_without_preload()
 bool exits_in_searches()
 {
     GpuBackEnd back(true, one_process);
-    unsigned moment = 1, bad = 0;
-    for (int status; (status = ended_at(back, moment, "exits-in-search")) && moment < moments_most;
-         moment++)
-        bad += status != interrupted_status;
-    return HOLDS(!bad && moment > 1 && moment < moments_most);
+    return ends_at_each(back, "exits-in-search", 1);
 }
 
 bool exits_in_waits(const char *mode)
