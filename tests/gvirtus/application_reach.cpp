@@ -263,6 +263,17 @@ bool page_locked_after_resets()
     return true;
 }
 
+// What the back end has unpinned counts no more: all of it together is more than it may pin.
+bool page_locked_again()
+{
+    for (unsigned i = 0; i < 4; i++) {
+        char *memory = page_locked(std::size_t{4} << 20);
+        REQUIRE(memory && stub_launch(memory, memory + 1, 1, nullptr) == 0);
+        REQUIRE(cudaDeviceSynchronize() == 0 && cudaFreeHost(memory) == 0);
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
+
 // Waits until the back end has no memory of this process any more. Otherwise the test's alarm ends
 // the test.
 static void wait_for_ends()

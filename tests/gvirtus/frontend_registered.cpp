@@ -16,18 +16,6 @@ bool of_unknown()
     return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
 }
 
-// Nothing of it stays.
-bool used(const char *test, bool taken)
-{
-    GpuBackEnd back(taken);
-    Application app(&back, application, test, taken ? "taken" : nullptr);
-    REQUIRE(app.good());
-    while (has_maps(back)) // the test's limit ends it otherwise
-        usleep(1000);
-    REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
-    return HOLDS(lines_with(app.said(), "ibx:") <= 1);
-}
-
 // There is no memory for mappings at times, which is said once for each direction.
 bool beside_others()
 {
@@ -38,6 +26,15 @@ bool beside_others()
     const std::size_t left = lines_with(app.said(), "stay in memory that is shared");
     REQUIRE(told == 1 && left == (provider == "shm"));
     return HOLDS(lines_with(app.said(), "ibx:") == told + left);
+}
+
+// Each allocation is pinned for kernels and for copies, and what copies had of the one before may
+// be pinned still.
+bool within_pins()
+{
+    GpuBackEnd back(true, "rdma.pins : 14M\n");
+    Application app(&back, application, "page-locked-again", "taken");
+    return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
 // The back end pins no more than it may.
@@ -52,14 +49,27 @@ bool beyond_pins()
 
 } // namespace
 
+bool reach(const char *test, bool taken)
+{
+    GpuBackEnd back(taken);
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    REQUIRE(app.good());
+    while (has_maps(back)) // the test's limit ends it otherwise
+        usleep(1000);
+    REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
+    return HOLDS(lines_with(app.said(), "ibx:") <= 1);
+}
+
 void check_registered()
 {
     check("... of a client that is not known", of_unknown);
     for (const bool taken : {true, false})
-        check("registered memory in kernels", [=] { return used("registered-in-kernels", taken); });
+        check("registered memory in kernels",
+              [=] { return reach("registered-in-kernels", taken); });
     check("registered memory that threads write to", beside_others);
-    check("registered memory and forks", [] { return used("registered-and-forks", true); });
+    check("registered memory and forks", [] { return reach("registered-and-forks", true); });
     check("registered memory where the back end has something",
-          [] { return used("registered-anywhere", true); });
+          [] { return reach("registered-anywhere", true); });
     check("registered memory beyond pins", beyond_pins);
+    check("page-locked memory within pins", within_pins);
 }

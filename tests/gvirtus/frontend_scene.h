@@ -176,6 +176,8 @@ void check_nccl(bool all);
 void check_exits();
 
 // frontend_registered.cpp
+// Kernels use page-locked memory: one line says if they cannot reach it. Nothing of it stays.
+bool reach(const char *test, bool taken);
 void check_registered();
 
 // frontend_math.cpp

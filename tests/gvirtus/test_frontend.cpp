@@ -39,18 +39,6 @@ bool own_descriptors()
     return HOLDS(lines_with(app.said(), "the session continues over") == 1);
 }
 
-// Kernels use page-locked memory: one line says if they cannot reach it. Nothing of it stays.
-bool reach(const char *test, bool taken)
-{
-    GpuBackEnd back(taken);
-    Application app(&back, application, test, taken ? "taken" : nullptr);
-    REQUIRE(app.good());
-    while (has_maps(back)) // the test's limit ends it otherwise
-        usleep(1000);
-    REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
-    return HOLDS(lines_with(app.said(), "ibx:") <= 1);
-}
-
 // A child is refused and, while the child has memory in the way, its parent, too; each says so.
 bool reach_in_place()
 {
