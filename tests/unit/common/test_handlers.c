@@ -216,19 +216,40 @@ static void *exits_in_pause(void *unused)
     return unused;
 }
 
+/* The handler has returned, or has left the call by longjmp(3). */
+static void *exits_after_pause(void *unused)
+{
+    if (!setjmp(out)) {
+        const struct ibx_inside inside = ibx_inside_begin();
+        ibx_handlers_run();
+        ibx_inside_end(inside);
+    }
+    cut_off = ibx_inside_exits();
+    return unused;
+}
+
 static void test_exit_cuts_calls_off(void **state)
 {
     (void)state;
-    void *(*const each[])(void *) = {exits_outside, exits_inside, exits_in_pause};
-    ibx_handlers_use(&exiting);
+    const struct {
+        void *(*thread)(void *);
+        const struct ibx_handlers_calls *handlers;
+        bool cut_off;
+    } each[] = {{exits_outside, &exiting, false},
+                {exits_inside, &exiting, true},
+                {exits_in_pause, &exiting, true},
+                {exits_after_pause, &all, false},
+                {exits_after_pause, &leaving, false}};
     any = true;
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < sizeof(each) / sizeof(each[0]); i++) {
         pthread_t thread;
+        ibx_handlers_use(each[i].handlers);
         held = 0;
-        cut_off = false;
-        assert_int_equal(pthread_create(&thread, NULL, each[i], NULL), 0);
+        cut_off = !each[i].cut_off;
+        called = false;
+        assert_int_equal(pthread_create(&thread, NULL, each[i].thread, NULL), 0);
         assert_int_equal(pthread_join(thread, NULL), 0);
-        assert_int_equal(cut_off, i > 0);
+        assert_int_equal(cut_off, each[i].cut_off);
     }
     assert_false(ibx_inside_cut_off()); /* another thread's call */
 }
