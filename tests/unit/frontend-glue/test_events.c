@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is known of events, however many of them there are. */
+/* What is known of events, however many of them there are, and of work that is left in streams. */
 #include "frontend-glue/call_pipeline/internal.h"
 
 #include <setjmp.h>
@@ -57,10 +57,51 @@ static void very_many_events_cost_little_more_each(void **state)
     assert_true(many < 20 * few);
 }
 
+/* What is left in the legacy stream itself is known apart from the rest. */
+static void work_in_the_legacy_stream(void **state)
+{
+    (void)state;
+    ibx_process_facts_clear();
+    ibx_process_work(IBX_LEAVES_NOTHING);
+    assert_true(ibx_process_rests() && ibx_process_legacy_rests());
+    ibx_process_work(IBX_LEAVES_IN_STREAM);
+    assert_true(!ibx_process_rests() && ibx_process_legacy_rests());
+    const struct ibx_left first = ibx_process_left();
+    ibx_process_work(IBX_LEAVES_IN_LEGACY);
+    const struct ibx_left second = ibx_process_left();
+    ibx_process_legacy_settled(first.in_legacy);
+    assert_false(ibx_process_legacy_rests());
+    ibx_process_legacy_settled(second.in_legacy);
+    ibx_process_legacy_settled(first.in_legacy); /* is heard late */
+    assert_true(!ibx_process_rests() && ibx_process_legacy_rests());
+    ibx_process_settled(first);
+    assert_false(ibx_process_rests());
+    ibx_process_settled(second);
+    assert_true(ibx_process_rests());
+    ibx_process_work(IBX_LEAVES_IN_LEGACY);
+    ibx_process_settled(ibx_process_left());
+    assert_true(ibx_process_rests() && ibx_process_legacy_rests());
+}
+
+/* One of them is not that of another device. */
+static void work_in_legacy_streams_of_several_devices(void **state)
+{
+    (void)state;
+    ibx_process_facts_clear();
+    ibx_process_work(IBX_LEAVES_IN_LEGACY);
+    ibx_process_select();
+    ibx_process_settled(ibx_process_left());
+    assert_false(ibx_process_legacy_rests());
+    ibx_process_facts_clear();
+    assert_true(ibx_process_legacy_rests());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(very_many_events_cost_little_more_each),
+        cmocka_unit_test(work_in_the_legacy_stream),
+        cmocka_unit_test(work_in_legacy_streams_of_several_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
