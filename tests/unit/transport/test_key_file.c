@@ -178,6 +178,19 @@ static void keys_live_as_long_as_a_holder(void **state)
     assert_null(ibx_keys_hold(NULL));
 }
 
+/* Whoever could guess it would be let in with a name that no key has. */
+static void key_that_nobody_has(void **state)
+{
+    (void)state;
+    struct ibx_keys *keys = load(DIGITS), *again = load(DIGITS);
+    const struct ibx_key *one = ibx_keys_nobodys(keys), *other = ibx_keys_nobodys(again);
+    assert_memory_not_equal(one->bytes, other->bytes, sizeof(one->bytes));
+    assert_memory_not_equal(one->bytes, hash_of_digits, sizeof(one->bytes));
+    assert_string_equal(one->name, "");
+    ibx_keys_release(keys);
+    ibx_keys_release(again);
+}
+
 static void modes(void **state)
 {
     (void)state;
@@ -539,6 +552,7 @@ int main(void)
         cmocka_unit_test(key_is_the_hash_of_its_bytes),
         cmocka_unit_test(named_keys),
         cmocka_unit_test(keys_live_as_long_as_a_holder),
+        cmocka_unit_test(key_that_nobody_has),
         cmocka_unit_test(modes),
         cmocka_unit_test(lines_that_are_not_keys),
         cmocka_unit_test(errors_contain_no_secret),
