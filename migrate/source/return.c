@@ -21,6 +21,8 @@
 #include <sys/stat.h>
 
 #define COUNTS_MOST 4u /* tries to count the pages of the files, while pages come */
+#define CANNOT                                                                                     \
+    "it cannot return; ib-migrate send moves it when all of its pages are here (borrow --fill)"
 
 static size_t words_of(const struct source *s)
 {
@@ -59,33 +61,57 @@ static bool is_the_block(const struct ibx_journal_block *noted, const struct ibx
            noted->address == now->address && noted->dev == now->dev && noted->ino == now->ino;
 }
 
+static const struct ibx_guest_block *plugged_in(const struct ibx_guest_ram *ram,
+                                                const struct ibx_record *came)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        unsigned k = 0;
+        while (k < came->block_count && !is_the_block(&came->blocks[k], &ram->blocks[i]))
+            k++;
+        if (k == came->block_count)
+            return &ram->blocks[i];
+    }
+    return NULL;
+}
+
+static const struct ibx_journal_block *plugged_out(const struct ibx_guest_ram *ram,
+                                                   const struct ibx_record *came)
+{
+    for (unsigned k = 0; k < came->block_count; k++) {
+        size_t i = 0;
+        while (i < ram->count && !is_the_block(&came->blocks[k], &ram->blocks[i]))
+            i++;
+        if (i == ram->count)
+            return &came->blocks[k];
+    }
+    return NULL;
+}
+
 /* Memory that was plugged in here has pages of which neither the notes nor home know anything, also
  * when it is in the place of other memory. */
 static int check_memory(const struct source *s, const struct ibx_record *came,
                         struct ibx_error *err)
 {
-    const struct ibx_guest_ram *ram = &s->vm.ram;
-    unsigned there[IBX_GUEST_BLOCKS_MAX] = {0};
-    for (size_t i = 0; came->block_count && i < ram->count; i++) { /* not of an earlier version */
-        unsigned k = 0;
-        while (k < came->block_count && !is_the_block(&came->blocks[k], &ram->blocks[i]))
-            k++;
-        if (k == came->block_count)
-            return ibx_error_set(err, -EOPNOTSUPP,
-                                 "guest RAM %s (%" PRIu64 " MiB) was plugged in while the VM was "
-                                 "here, and is not at home: the VM returns when it is plugged out "
-                                 "(device_del, then object-del id=%s)",
-                                 ram->blocks[i].id, ram->blocks[i].size >> 20, ram->blocks[i].id);
-        there[k] = 1;
-    }
-    for (unsigned k = 0; k < came->block_count; k++)
-        if (!there[k])
-            return ibx_error_set(err, -EOPNOTSUPP,
-                                 "guest RAM %s (%" PRIu64 " MiB) was plugged out while the VM was "
-                                 "here: it cannot return; ib-migrate send moves it when all of its "
-                                 "pages are here (borrow --fill)",
-                                 came->blocks[k].id, came->blocks[k].size >> 20);
-    return 0;
+    if (!came->block_count) /* of an earlier version */
+        return 0;
+    const struct ibx_guest_block *in = plugged_in(&s->vm.ram, came);
+    const struct ibx_journal_block *out = plugged_out(&s->vm.ram, came);
+    if (in && !out)
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "guest RAM %s (%" PRIu64 " MiB) was plugged in while the VM was here, "
+                             "and is not at home: the VM returns when it is plugged out "
+                             "(device_del, then object-del id=%s)",
+                             in->id, in->size >> 20, in->id);
+    if (in)
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "guest RAM %s (%" PRIu64 " MiB) was plugged in while the VM was here, "
+                             "and %s (%" PRIu64 " MiB) was plugged out: " CANNOT,
+                             in->id, in->size >> 20, out->id, out->size >> 20);
+    return out ? ibx_error_set(err, -EOPNOTSUPP,
+                               "guest RAM %s (%" PRIu64 " MiB) was plugged out while the VM was "
+                               "here: " CANNOT,
+                               out->id, out->size >> 20)
+               : 0;
 }
 
 int ibx_source_return_open(struct source *s, struct ibx_error *err)
@@ -97,8 +123,7 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
         return ibx_error_set(
             err, -EOPNOTSUPP,
             "while the VM was here, a device was plugged in whose writes to its memory are not "
-            "seen, such as a vhost-user device: it cannot return; ib-migrate send moves it when "
-            "all of its pages are here (borrow --fill)");
+            "seen, such as a vhost-user device: " CANNOT);
     ibx_journal_note_path(came, IBX_NOTE_BASE, path, sizeof(path));
     int rc = check_memory(s, came, err);
     if (!rc)
