@@ -117,6 +117,18 @@ bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, uint8_t
     return false;
 }
 
+void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken)
+{
+    static volatile uint8_t sum;
+    (void)argument;
+    sum = (uint8_t)(sum + *(const uint8_t *)taken);
+}
+
+void ibx_launch_bytes_free(struct ibx_launch_bytes *taken)
+{
+    free(taken);
+}
+
 void ibx_frontend_graph_behind_trim(void) {}
 
 bool ibx_frontend_captures(void *stream)
@@ -200,12 +212,21 @@ static void make_of_graph(unsigned argument)
 static void launch_graph(unsigned argument)
 {
     uint64_t called_by_it[FUNCTIONS];
+    struct ibx_launch_copy copies[FUNCTIONS] = {{IBX_READS_LATER, NULL}};
     unsigned n = 0;
     for (unsigned i = 0; i < FUNCTIONS; i++)
         if (argument >> i & 1 && numbers[i])
             called_by_it[n++] = numbers[i];
     launched += n;
-    ibx_frontend_host_launch(called_by_it, n, (void *)(uintptr_t)(argument >> 4 & 3), launch, NULL);
+    for (unsigned i = 0; i < n; i++)
+        copies[i] = argument & 64
+                        ? (struct ibx_launch_copy){IBX_READS_TAKEN, calloc(1, 1)}
+                        : (struct ibx_launch_copy){
+                              argument >> 7 & 1 ? IBX_READS_AWAITED : IBX_READS_LATER, NULL};
+    ibx_frontend_host_launch(called_by_it, copies, n, (void *)(uintptr_t)(argument >> 4 & 3),
+                             launch, NULL);
+    for (unsigned i = 0; i < n; i++)
+        free(copies[i].taken);
 }
 
 static void ask(unsigned what, unsigned argument)

@@ -309,6 +309,9 @@ bool copies_in_graphs();
 bool copies_in_graphs_by_calls();
 bool copies_with_arrays();
 
+// application_graph_launches.cpp
+bool bytes_of_launches();
+
 // application_graphs.cpp
 
 bool graphs();

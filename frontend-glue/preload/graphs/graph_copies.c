@@ -10,6 +10,9 @@
  * If the back end has no slot for a copy, its graph calls another function of this library instead,
  * which makes the whole copy. Both functions are in host_copies.c.
  *
+ * What a graph copies from pageable memory is what this has when the graph is launched
+ * (launch_copies.c). Page-locked memory is read when the graph gets there.
+ *
  * Equal copies share one function. They are never freed here, because nothing tells this process
  * when the last graph with such a function is destroyed.
  */
@@ -330,7 +333,7 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, 
     const bool there = find_behind(copy, &b) || try_behind(copy, &b);
     if (there) {
         const unsigned called = atomic_load(&copy->called);
-        *rc = cudaGraphLaunch(b.exec, stream);
+        *rc = ibx_frontend_launch_later(b.exec, stream);
         b.stream = stream;
         if (!*rc)
             b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;

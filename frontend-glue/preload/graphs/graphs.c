@@ -400,7 +400,16 @@ static int launch_plain(void *exec, void *stream)
     return rc;
 }
 
-int cudaGraphLaunch(void *exec, void *stream)
+static int launch_later(const uint64_t *numbers, size_t count, void *stream,
+                        int (*go)(void *exec, void *stream), void *exec)
+{
+    return ibx_frontend_host_launch(numbers, NULL, count, stream, go, exec);
+}
+
+/* `with`: launches a graph that calls functions of this process. */
+static int launch_with(void *exec, void *stream,
+                       int (*with)(const uint64_t *numbers, size_t count, void *stream,
+                                   int (*go)(void *exec, void *stream), void *exec))
 {
     size_t count = 0;
     int rc = ibx_frontend_graph_reach();
@@ -412,13 +421,22 @@ int cudaGraphLaunch(void *exec, void *stream)
     uint64_t *numbers = numbers_of(exec, &count);
     if (count && !numbers)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    rc = !count || ibx_frontend_captures(stream)
-             ? launch(exec, stream)
-             : ibx_frontend_host_launch(numbers, count, stream, launch, exec);
+    rc = !count || ibx_frontend_captures(stream) ? launch(exec, stream)
+                                                 : with(numbers, count, stream, launch, exec);
     free(numbers);
     if (!rc)
         ibx_frontend_objects_launched(exec, stream);
     return rc;
+}
+
+int cudaGraphLaunch(void *exec, void *stream)
+{
+    return launch_with(exec, stream, ibx_frontend_copies_launch);
+}
+
+int ibx_frontend_launch_later(void *exec, void *stream)
+{
+    return launch_with(exec, stream, launch_later);
 }
 
 /* ------------------------------------------------------------------------ what is in a graph */

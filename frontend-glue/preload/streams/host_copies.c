@@ -18,7 +18,8 @@
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
 #define SLOT(number) ((uint64_t)1 << 63 | (number) << 32) /* see docs/protocol.md */
-#define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, as a message may have */
+#define PIECE        ((size_t)1 << 19)  /* bytes of a slot in one request, as a message may have */
+#define TAKEN_MOST   ((size_t)16 << 20) /* bytes that launches have taken; CUDA: about 2 MiB */
 
 /* Protects taken bytes: a back end may name a function that no graph calls any more. */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -30,6 +31,7 @@ static _Thread_local struct streams beside; /* of one that fetches managed memor
 static atomic_bool slots;                   /* the back end has slots */
 static _Atomic unsigned resets;
 static _Atomic int failure;
+static _Atomic size_t taken_bytes; /* by launches */
 
 static void in_child(void)
 {
@@ -37,6 +39,7 @@ static void in_child(void)
     memset(&functions, 0, sizeof(functions));
     atomic_store(&slots, false);
     atomic_store(&failure, 0);
+    atomic_store(&taken_bytes, 0);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -201,9 +204,11 @@ static bool is_whole(const struct ibx_cuda_memcpy3d *p)
 static void pack(const struct ibx_cuda_memcpy3d *p, uint8_t *bytes, bool rows_to_bytes)
 {
     for (size_t z = 0; z < p->extent.depth; z++)
-        for (size_t y = 0; y < p->extent.height; y++, bytes += p->extent.width)
-            memcpy(rows_to_bytes ? (char *)bytes : host_row(p, y, z),
-                   rows_to_bytes ? host_row(p, y, z) : (char *)bytes, p->extent.width);
+        for (size_t y = 0; y < p->extent.height; y++, bytes += p->extent.width) {
+            char *row = host_row(p, y, z);
+            memcpy(rows_to_bytes ? (char *)bytes : row, rows_to_bytes ? row : (char *)bytes,
+                   p->extent.width);
+        }
 }
 
 static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size_t n)
@@ -220,6 +225,40 @@ static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size
             code = CUDA_UNKNOWN;
     }
     return code;
+}
+
+struct ibx_launch_bytes *ibx_launch_bytes_take(const struct ibx_host_copy *copy)
+{
+    const size_t n = ibx_host_copy_bytes(&copy->bytes);
+    size_t before = atomic_load(&taken_bytes);
+    do {
+        if (n > TAKEN_MOST || before > TAKEN_MOST - n)
+            return NULL;
+    } while (!atomic_compare_exchange_weak(&taken_bytes, &before, before + n));
+    struct ibx_launch_bytes *taken = malloc(sizeof(*taken) + n);
+    if (!taken) {
+        atomic_fetch_sub(&taken_bytes, n);
+        return NULL;
+    }
+    taken->n = n;
+    pack(&copy->bytes, taken->bytes, true);
+    return taken;
+}
+
+void ibx_launch_bytes_free(struct ibx_launch_bytes *taken)
+{
+    if (taken)
+        atomic_fetch_sub(&taken_bytes, taken->n);
+    free(taken);
+}
+
+void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken)
+{
+    struct ibx_host_copy *copy = argument;
+    const int rc = exchange_bytes(copy, taken->bytes, taken->n);
+    atomic_fetch_add(&copy->called, 1);
+    if (rc)
+        note_failure(rc);
 }
 
 static int exchange_rows(const struct ibx_host_copy *copy)

@@ -21,6 +21,13 @@ struct ibx_host_copy {
 
 /* Of a copy in bytes. */
 size_t ibx_host_copy_bytes(const struct ibx_cuda_memcpy3d *p);
+/* The bytes of one copy that a launch has taken, without gaps. */
+struct ibx_launch_bytes {
+    size_t n;
+    uint8_t bytes[];
+};
+/* Takes the bytes that a copy to the device has now. NULL: there is no room. */
+struct ibx_launch_bytes *ibx_launch_bytes_take(const struct ibx_host_copy *copy);
 /* The host functions, whose argument is a struct ibx_host_copy. One makes the whole copy. The other
  * copies between the slot and this process's memory. */
 void ibx_host_copy_make(void *copy);

@@ -6,8 +6,8 @@
  * returned, and the stream goes on (clients/host_work.c). The thread asks while functions are
  * outstanding, and sleeps otherwise.
  *
- * A function in a graph keeps its number. It is outstanding once for each launch of a graph that
- * calls it.
+ * A function in a graph keeps its number (repeated_functions.c). It is outstanding once for each
+ * launch of a graph that calls it, with the bytes that launch_copies.c has taken for it.
  *
  * An asynchronous copy may read bytes that such a function writes. So while one is outstanding, a
  * copy to the device waits for what precedes it in its stream, or is made when the stream gets
@@ -21,7 +21,6 @@
 #include "common/thread.h"
 
 #include <pthread.h>
-#include <search.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -47,6 +46,7 @@ enum server_state {
 };
 
 #define END_MS  2000u   /* how long the end of the process waits for a function */
+#define ASK_MS  100u    /* between questions about a stream that a launch waits for */
 #define POLL_NS 100000u /* to poll for the next function, if there are processors for it */
 
 struct function {
@@ -56,6 +56,7 @@ struct function {
     uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
     bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
     bool blocking;   /* its stream and the legacy stream wait for each other */
+    struct ibx_launch_copy copy; /* if it copies for a graph */
     void *stream, *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
@@ -76,7 +77,8 @@ static struct {
         bool blocking;
     } called_in;
     bool returned;                   /* it has returned */
-    void *by_number, *by_call;       /* trees of the functions of graphs */
+    struct host_node runs;           /* what was called and has not returned; {0}: nothing */
+    uint64_t runs_for;               /* the launch that awaits this; 0: none */
 } server;                            /* under the lock */
 static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
 
@@ -93,39 +95,25 @@ bool ibx_frontend_host_functions(void)
     return atomic_load_explicit(&outstanding, memory_order_acquire);
 }
 
-/* Called under the lock. Removes it from the list. */
+/* Called under the lock. Removes the oldest one with this number from the list: launches of a graph
+ * call it in their order. One that a reset has left there has no launch to be called for. */
 static struct function *take(uint64_t number)
 {
-    struct function **at = &server.functions;
-    while (*at && (*at)->number != number)
-        at = &(*at)->next;
-    struct function *found = *at;
-    if (found)
-        *at = found->next;
-    return found;
+    struct function **found = NULL;
+    for (struct function **at = &server.functions; *at && (!found || (*found)->abandoned);
+         at = &(*at)->next)
+        if ((*at)->number == number && (!found || !(*at)->abandoned))
+            found = at;
+    struct function *taken = found ? *found : NULL;
+    if (taken)
+        *found = taken->next;
+    return taken;
 }
 
-static int compare_numbers(const void *a, const void *b)
+static void discard(struct function *f)
 {
-    const struct function *left = a, *right = b;
-    return (left->number > right->number) - (left->number < right->number);
-}
-
-static int compare_calls(const void *a, const void *b)
-{
-    const struct function *left = a, *right = b;
-    const uintptr_t of_left = (uintptr_t)left->function, of_right = (uintptr_t)right->function;
-    const uintptr_t on_left = (uintptr_t)left->argument, on_right = (uintptr_t)right->argument;
-    return of_left != of_right ? (of_left > of_right) - (of_left < of_right)
-                               : (on_left > on_right) - (on_left < on_right);
-}
-
-/* Called under the lock. NULL: there is none with this number. */
-static const struct function *find_repeated(uint64_t number)
-{
-    const struct function wanted = {.number = number};
-    struct function *const *found = tfind(&wanted, &server.by_number, compare_numbers);
-    return found ? *found : NULL;
+    ibx_launch_bytes_free(f ? f->copy.taken : NULL);
+    free(f);
 }
 
 /* Called under the lock. For a function of a graph that is not outstanding, because the graph was
@@ -133,17 +121,19 @@ static const struct function *find_repeated(uint64_t number)
  * functions than the launched graphs have. NULL: there is none. */
 static struct function *take_instead(uint64_t number)
 {
-    const struct function *f = find_repeated(number);
+    struct host_node host;
     struct function **at = &server.functions;
     while (*at && !(*at)->launch)
         at = &(*at)->next;
-    struct function *instead = f ? *at : NULL;
+    struct function *instead = ibx_repeated_find(number, &host) ? *at : NULL;
     if (!instead)
         return NULL;
     *at = instead->next;
-    instead->number = f->number;
-    instead->function = f->function;
-    instead->argument = f->argument;
+    instead->number = number;
+    instead->function = host.function;
+    instead->argument = host.argument;
+    ibx_launch_bytes_free(instead->copy.taken);
+    instead->copy.taken = NULL;
     return instead;
 }
 
@@ -271,8 +261,11 @@ void ibx_frontend_host_reset(void)
         if (!f->order || f->abandoned) /* not enqueued yet, so after the reset */
             continue;
         f->abandoned = true;
+        ibx_launch_bytes_free(f->copy.taken);
+        f->copy.taken = NULL;
         atomic_fetch_sub(&outstanding, 1);
     }
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
@@ -352,6 +345,8 @@ static void call(const struct function *f, struct called *called)
                                       : IBX_FUNCTION_OURS);
     if (f->callback)
         f->callback(f->stream, called->status, f->argument);
+    else if (f->copy.taken)
+        ibx_frontend_graph_give(f->argument, f->copy.taken);
     else if (!called->n ||
              !ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n))
         f->function(f->argument);
@@ -361,6 +356,10 @@ static void call(const struct function *f, struct called *called)
         ends();
     pthread_mutex_lock(&lock);
     server.returned = true;
+    server.runs = (struct host_node){0};
+    if (server.runs_for)
+        pthread_cond_broadcast(&changed);
+    server.runs_for = 0;
     while (server.state == SERVER_LEFT) /* from now on GVirtuS must not be called */
         ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
@@ -400,6 +399,8 @@ static bool call_named(struct called *called)
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? (struct stream){f->stream, f->blocking} : (struct stream){0};
     server.returned = false;
+    server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
+    server.runs_for = f && f->copy.reads == IBX_READS_AWAITED ? f->launch : 0;
     server.answers++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -410,7 +411,7 @@ static bool call_named(struct called *called)
                 "a stream has got to function %llu of the host, which is none of this process's, "
                 "or of no graph that was launched: it goes on without it",
                 (unsigned long long)called->number);
-    free(f);
+    discard(f);
     return was_outstanding;
 }
 
@@ -481,8 +482,9 @@ static void in_child(void)
     server.state = SERVER_NONE;
     atomic_store(&used, false);
     server.functions = NULL;
-    server.by_number = server.by_call = NULL;
-    server.called = 0;
+    server.called = server.runs_for = 0;
+    server.runs = (struct host_node){0};
+    ibx_repeated_in_child();
     ibx_frontend_host_events_in_child();
     atomic_store(&outstanding, 0);
     pthread_mutex_init(&lock, NULL);
@@ -528,33 +530,13 @@ static void add(struct function *f)
 
 /* ------------------------------------------------------------------------------ of graphs */
 
-/* Called under the lock. The entry for this function and argument, made if needed; NULL: no memory.
- */
-static const struct function *repeat(const struct function *wanted)
-{
-    struct function *const *found = tfind(wanted, &server.by_call, compare_calls);
-    struct function *made = found ? NULL : malloc(sizeof(*made));
-    if (!made)
-        return found ? *found : NULL;
-    *made = *wanted;
-    made->number = ++server.last_number;
-    if (tsearch(made, &server.by_number, compare_numbers)) {
-        if (tsearch(made, &server.by_call, compare_calls))
-            return made;
-        tdelete(made, &server.by_number, compare_numbers);
-    }
-    free(made);
-    return NULL;
-}
-
 uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
                                     uint64_t *queue)
 {
-    const struct function wanted = {.function = function, .argument = argument};
+    const struct host_node wanted = {function, argument};
     pthread_mutex_lock(&lock);
-    const struct function *f = begin() ? repeat(&wanted) : NULL;
+    const uint64_t number = begin() ? ibx_repeated_number(&wanted, &server.last_number) : 0;
     *queue = server.queue;
-    const uint64_t number = f ? f->number : 0;
     pthread_mutex_unlock(&lock);
     return number;
 }
@@ -562,27 +544,41 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
 {
     pthread_mutex_lock(&lock);
-    const struct function *f = find_repeated(number);
-    if (f)
-        *host = (struct host_node){f->function, f->argument};
+    const bool found = ibx_repeated_find(number, host);
     pthread_mutex_unlock(&lock);
-    return f;
+    return found;
 }
 
-/* Called under the lock. Makes the function outstanding; false: there is no memory, or no such
- * function. */
-static bool add_repeated(uint64_t number, const struct stream *in, uint64_t launch)
+void ibx_frontend_host_outstanding(void (*visit)(const struct host_node *host, void *context),
+                                   void *context)
 {
-    const struct function *f = find_repeated(number);
-    struct function *made = malloc(sizeof(*made));
-    if (!made || !f) {
-        free(made);
+    pthread_mutex_lock(&lock);
+    visit(&server.runs, context);
+    for (const struct function *f = server.functions; f; f = f->next)
+        if (!f->abandoned)
+            visit(&(struct host_node){f->function, f->argument}, context);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Called under the lock. Makes the function outstanding, which has what `copy` has taken from then
+ * on; false: there is no memory, or no such function. */
+static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy, const struct stream *in,
+                         uint64_t launch)
+{
+    struct host_node host;
+    struct function *made = ibx_repeated_find(number, &host) ? malloc(sizeof(*made)) : NULL;
+    if (!made)
         return false;
+    *made = (struct function){.number = number,
+                              .launch = launch,
+                              .blocking = in->blocking,
+                              .stream = (void *)(uintptr_t)in->handle,
+                              .argument = host.argument,
+                              .function = host.function};
+    if (copy) {
+        made->copy = *copy;
+        copy->taken = NULL;
     }
-    *made = *f;
-    made->stream = (void *)(uintptr_t)in->handle;
-    made->blocking = in->blocking;
-    made->launch = launch;
     add(made);
     return true;
 }
@@ -594,7 +590,7 @@ static void settle(uint64_t launch, bool launched)
     for (struct function **at = &server.functions, *f; (f = *at);) {
         if (f->launch == launch && !launched) {
             *at = f->next;
-            free(f);
+            discard(f);
             atomic_fetch_sub(&outstanding, 1);
             continue;
         }
@@ -604,15 +600,42 @@ static void settle(uint64_t launch, bool launched)
     }
 }
 
-int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
-                             int (*launch)(void *exec, void *stream), void *exec)
+/* Called under the lock. Whether a copy that the launch awaits has not been made yet. */
+static bool is_awaited(uint64_t launch)
+{
+    const struct function *f = server.functions;
+    while (f && (f->launch != launch || f->abandoned || f->copy.reads != IBX_READS_AWAITED))
+        f = f->next;
+    return f || server.runs_for == launch;
+}
+
+/* Called under the lock. Waits for the copies that the launch awaits. After an error CUDA calls no
+ * function: the stream, which is asked now and then, has that error. */
+static void await_copies(uint64_t launch, void *stream)
+{
+    int code = CUDA_NOT_READY;
+    const int cancel = ibx_thread_hold_cancel();
+    while (code == CUDA_NOT_READY && server.state == SERVER_SERVES && is_awaited(launch)) {
+        const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ASK_MS));
+        if (!pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until) ||
+            ibx_frontend_capturing())
+            continue;
+        pthread_mutex_unlock(&lock);
+        code = ibx_frontend_stream_ask(stream);
+        pthread_mutex_lock(&lock);
+    }
+    ibx_thread_release_cancel(cancel);
+}
+
+int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *copies, size_t count,
+                             void *stream, int (*launch)(void *exec, void *stream), void *exec)
 {
     const struct stream in = stream_of(stream);
     size_t n = 0;
     pthread_mutex_lock(&lock);
     const uint64_t id = ++server.last_launch;
     const bool serves = server.state == SERVER_SERVES;
-    while (serves && n < count && add_repeated(numbers[n], &in, id))
+    while (serves && n < count && add_repeated(numbers[n], copies ? copies + n : NULL, &in, id))
         n++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -620,6 +643,8 @@ int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream
     const int rc = ready ? launch(exec, stream) : serves ? CUDA_MEMORY_ALLOCATION : CUDA_UNKNOWN;
     pthread_mutex_lock(&lock);
     settle(id, !rc);
+    if (copies && !rc)
+        await_copies(id, stream);
     pthread_mutex_unlock(&lock);
     return ready ? rc : ibx_frontend_fail(rc);
 }

@@ -9,6 +9,7 @@
  *   own_streams.c    the streams of this process, and waits for them during captures
  *   captures.c       which streams are captured
  *   host_functions.c host functions that streams and graphs call
+ *   repeated_functions.c  the numbers of those that graphs call
  *   host_events.c    events that were recorded after such functions
  *   host_copies.c    copies between host and device that are such functions
  *   printed.c        what kernels print
@@ -89,10 +90,25 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
                                     uint64_t *queue);
 /* The function of a number; false: there is none. */
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host);
+/* How a launch of a graph reads this process's memory for one function of the graph. */
+enum ibx_launch_reads {
+    IBX_READS_LATER,  /* not at all, or when the graph gets there */
+    IBX_READS_TAKEN,  /* it has taken the bytes */
+    IBX_READS_AWAITED /* when the graph gets there, for which it waits */
+};
+struct ibx_launch_bytes;
+struct ibx_launch_copy {
+    enum ibx_launch_reads reads;
+    struct ibx_launch_bytes *taken; /* of IBX_READS_TAKEN */
+};
 /* Calls launch(exec, stream) for a graph that calls these functions, which are outstanding from
- * then on. Returns a CUDA error. */
-int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
-                             int (*launch)(void *exec, void *stream), void *exec);
+ * then on, and waits for those that it awaits. `copies`: for each function; what it has taken is
+ * the function's then. NULL: it reads nothing. Returns a CUDA error. */
+int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *copies, size_t count,
+                             void *stream, int (*launch)(void *exec, void *stream), void *exec);
+/* Calls `visit`, which makes no call, for each function that is outstanding or is being called. */
+void ibx_frontend_host_outstanding(void (*visit)(const struct host_node *host, void *context),
+                                   void *context);
 /* After a wait for the stream, or for all: whether functions that were enqueued before the mark
  * were not called, and never will be. */
 bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
@@ -109,6 +125,15 @@ bool ibx_frontend_host_before(const void *stream, unsigned ms);
 bool ibx_frontend_host_gone(const void *stream);
 /* A device was reset: no function is outstanding any more. */
 void ibx_frontend_host_reset(void);
+
+/* ------------------------------------------------------------------------- repeated_functions.c */
+
+/* The number of a function of graphs, a new one after *last if it has none; 0: there is no memory.
+ * _find() finds the function of a number; false: there is none. Callers hold the lock of
+ * host_functions.c. */
+uint64_t ibx_repeated_number(const struct host_node *wanted, uint64_t *last);
+bool ibx_repeated_find(uint64_t number, struct host_node *host);
+void ibx_repeated_in_child(void);
 
 /* ----------------------------------------------------------------------------------- captures.c */
 
@@ -192,6 +217,10 @@ bool ibx_frontend_graph_copies(void (*function)(void *argument));
 /* Such bytes have arrived for a function. False: it is no function that takes them. */
 bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
                                size_t n);
+/* Copies the bytes that a launch has taken to the back end, for a function of this kind. _free()
+ * ignores NULL. */
+void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken);
+void ibx_launch_bytes_free(struct ibx_launch_bytes *taken);
 /* A device was reset. */
 void ibx_frontend_graph_reset(void);
 /* The error of a copy in a graph since the last call, or 0. */

@@ -61,6 +61,11 @@ static struct {
     uint64_t over;   /* the first function that was reported as over since this was 0 */
 } back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
 
+static void count(void *argument)
+{
+    atomic_fetch_add((_Atomic unsigned *)argument, 1);
+}
+
 bool ibx_frontend_stream_blocks(const void *stream)
 {
     (void)stream;
@@ -164,6 +169,29 @@ bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, uint8_t
     return false;
 }
 
+static char given[8]; /* what functions have got of bytes that launches have taken */
+static _Atomic unsigned given_count, freed, asked;
+
+void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken)
+{
+    given[given_count] = *(const char *)taken;
+    atomic_fetch_add(&given_count, 1);
+    count(argument);
+}
+
+void ibx_launch_bytes_free(struct ibx_launch_bytes *taken)
+{
+    freed += taken != NULL;
+    free(taken);
+}
+
+/* The third time it has failed. */
+int ibx_frontend_stream_ask(void *stream)
+{
+    (void)stream;
+    return ++asked < 3 ? CUDA_NOT_READY : 700;
+}
+
 bool ibx_frontend_captures(void *stream)
 {
     (void)stream;
@@ -177,11 +205,6 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *), void *
 }
 
 /* ------------------------------------------------------------ scenes */
-
-static void count(void *argument)
-{
-    atomic_fetch_add((_Atomic unsigned *)argument, 1);
-}
 
 static void await(const _Atomic unsigned *figure, unsigned least)
 {
@@ -295,7 +318,7 @@ static int changed(void)
     uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
     for (unsigned i = 1; i <= 3; i++) {
         back_end.before = i == 3 ? now : 0; /* once more than it was launched */
-        if (ibx_frontend_host_launch(&of_graph, 1, NULL, launch_changed, &now))
+        if (ibx_frontend_host_launch(&of_graph, NULL, 1, NULL, launch_changed, &now))
             return 2;
         await(&second, i);
         while (ibx_frontend_host_functions())
@@ -304,6 +327,83 @@ static int changed(void)
     if (call_one(&called)) /* whatever was named before is over */
         return 1;
     return first || second != 3 ? 3 : 0;
+}
+
+static int launch_only(void *exec, void *stream)
+{
+    (void)stream;
+    return exec ? CUDA_UNKNOWN : 0;
+}
+
+static struct ibx_launch_copy taken(char byte)
+{
+    char *bytes = malloc(1);
+    if (bytes)
+        *bytes = byte;
+    return (struct ibx_launch_copy){IBX_READS_TAKEN, (struct ibx_launch_bytes *)(void *)bytes};
+}
+
+static int launch_taken(uint64_t number, char byte, void *exec)
+{
+    struct ibx_launch_copy copy = taken(byte);
+    const int rc = ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_only, exec);
+    return rc || copy.taken ? 1 : 0;
+}
+
+/* The back end names the function once. */
+static void name(uint64_t number, _Atomic unsigned *called)
+{
+    const unsigned before = *called;
+    pthread_mutex_lock(&back_end.lock);
+    back_end.number = number;
+    pthread_cond_broadcast(&back_end.more);
+    pthread_mutex_unlock(&back_end.lock);
+    await(called, before + 1);
+}
+
+/* Each launch has its bytes, which are freed; one that fails, and those from before a reset, are
+ * called for nobody. */
+static int each_launch(void)
+{
+    static _Atomic unsigned called, of_graph;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
+    if (launch_taken(number, 'a', NULL) || launch_taken(number, 'b', NULL) ||
+        !launch_taken(number, 'f', &queue))
+        return 2;
+    name(number, &of_graph);
+    name(number, &of_graph);
+    await(&freed, 3);
+    if (launch_taken(number, 'r', NULL))
+        return 3;
+    ibx_frontend_host_reset();
+    if (launch_taken(number, 'c', NULL))
+        return 4;
+    name(number, &of_graph);
+    await(&freed, 5);
+    while (ibx_frontend_host_functions())
+        sched_yield();
+    return strcmp(given, "abc") != 0 || freed != 5 ? 5 : 0;
+}
+
+/* A launch waits for the copies that it awaits, and no more when the stream has failed. */
+static int launch_awaits(void)
+{
+    static _Atomic unsigned called, first;
+    static uint64_t number;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    number = ibx_frontend_host_repeated(count, (void *)&first, &queue);
+    struct ibx_launch_copy copy = {IBX_READS_AWAITED, NULL};
+    if (ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_changed, &number) ||
+        (first != 1 && asked < 3))
+        return 2;
+    await(&first, 1);
+    asked = 0;
+    return ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_only, NULL) || asked != 3;
 }
 
 static void run(int (*scene)(void))
@@ -343,6 +443,18 @@ static void test_changed_function_of_a_graph(void **state)
     run(changed);
 }
 
+static void test_bytes_of_each_launch(void **state)
+{
+    (void)state;
+    run(each_launch);
+}
+
+static void test_launch_that_awaits(void **state)
+{
+    (void)state;
+    run(launch_awaits);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -350,6 +462,8 @@ int main(void)
         cmocka_unit_test(test_sleeps),
         cmocka_unit_test(test_function_that_is_not_outstanding),
         cmocka_unit_test(test_changed_function_of_a_graph),
+        cmocka_unit_test(test_bytes_of_each_launch),
+        cmocka_unit_test(test_launch_that_awaits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
