@@ -428,8 +428,12 @@ bool registered_beyond_pins();
 
 // A default stream for each thread.
 bool stream_of_thread();
-bool order_behind_legacy(); // of copies, and sets of memory
 bool destroyed_beside_wait();
+
+// application_stream_order.cpp
+
+// The order between the legacy stream and others.
+bool order_behind_legacy(); // of copies, and sets of memory
 
 // application_variables.cpp
 

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// The order between the legacy stream and others: work in a blocking stream, and in a thread's own,
+// begins after the work that was in the legacy stream before; in a non-blocking stream it does not.
+// The same holds for copies that the preload makes itself, or whose bytes it reads in the call.
+#include "tests/gvirtus/application_arrays.h"
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+#include <unistd.h>
+
+namespace
+{
+namespace order
+{
+
+using LaunchHost = int(void *, void (*)(void *), void *);
+using Planes = ibx_cuda_memcpy3d;
+using Rows = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int,
+                 void *);
+
+void *const threads_own = reinterpret_cast<void *>(2); // cudaStreamPerThread
+constexpr std::size_t bytes = 4000, row = 100, pitch = 200, height = bytes / pitch;
+constexpr char before = 'a', written = 'b', set = 'c';
+char variable[1]; // of the device
+
+// What the first stream is in when the call is made.
+enum class Work {
+    FUNCTION, // of the host, which writes the memory
+    KERNEL,   // that writes the memory
+};
+
+// The work in the first stream goes on when the call has returned or, unless only that counts,
+// when the caller has waited for longer than a copy waits for a function.
+struct Gate {
+    char *memory;
+    pid_t caller;
+    bool only_returned;
+    std::atomic<bool> returned{false};
+
+    void pass() const
+    {
+        for (int asleep = 0; !returned && (only_returned || asleep < 300); usleep(1000))
+            asleep = thread_state(getpid(), caller) == 'S' ? asleep + 1 : 0;
+    }
+};
+
+void write_behind_gate(void *argument)
+{
+    const auto *gate = static_cast<Gate *>(argument);
+    gate->pass();
+    std::memset(gate->memory, written, bytes);
+}
+
+struct Scene {
+    char *memory = page_locked(bytes), *device = device_memory(2 * bytes), *from = device + bytes;
+    void *array = nullptr;
+    bool symbols = false;
+    std::vector<char> copied = std::vector<char>(bytes);
+
+    bool begin()
+    {
+        REQUIRE(memory && device && malloc_array(&array, {bytes / 4, 0, 0}) == 0);
+        symbols = stub_remote()->register_var(reinterpret_cast<std::uint64_t>(variable),
+                                              reinterpret_cast<std::uint64_t>(device), bytes);
+        REQUIRE(cudaMemset(from, written, bytes) == 0);
+        // A kernel has been loaded. One that names the memory makes it managed memory, except over
+        // shm; functions of the host must not touch that.
+        return HOLDS(stub_launch(over_shm ? memory : device, from, bytes, nullptr) == 0 &&
+                     cudaDeviceSynchronize() == 0);
+    }
+    bool in_copied(char letter, std::size_t n) const
+    {
+        return std::memcmp(copied.data(), std::vector<char>(n, letter).data(), n) == 0;
+    }
+    bool on_device(char letter, std::size_t n) const
+    {
+        return device_has(device, std::vector<char>(n, letter).data(), n);
+    }
+};
+
+int rows_on_host(Scene &s, void *stream)
+{
+    return preloaded<Rows>("cudaMemcpy2DAsync")(s.copied.data(), pitch, s.memory, pitch, row,
+                                                height, 0, stream);
+}
+
+int planes_on_host(Scene &s, void *stream)
+{
+    Planes p = {};
+    p.from = {s.memory, pitch, pitch, height / 2};
+    p.to = {s.copied.data(), pitch, pitch, height / 2};
+    p.extent = {row, height / 2, 2};
+    return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, stream);
+}
+
+int to_array(Scene &s, void *stream)
+{
+    return preloaded<int(void *, std::size_t, std::size_t, const void *, std::size_t, int, void *)>(
+        "cudaMemcpyToArrayAsync")(s.array, 0, 0, s.memory, bytes, H2D, stream);
+}
+
+bool in_array(const Scene &s, char letter)
+{
+    std::vector<char> there(bytes), wanted(bytes, letter);
+    REQUIRE(preloaded<int(void *, void *, std::size_t, std::size_t, std::size_t, int)>(
+                "cudaMemcpyFromArray")(there.data(), s.array, 0, 0, bytes, D2H) == 0);
+    return HOLDS(there == wanted);
+}
+
+int to_symbol(Scene &s, void *stream)
+{
+    return preloaded<int(const void *, const void *, std::size_t, std::size_t, int, void *)>(
+        "cudaMemcpyToSymbolAsync")(variable, s.memory, bytes, 0, H2D, stream);
+}
+
+// A call that reads the memory, or writes to it.
+const struct Way {
+    const char *name;
+    int (*make)(Scene &s, void *stream);
+    bool (*has)(const Scene &s, char letter); // what the call has read
+    bool returns;                             // before the work that it comes after is over
+    bool in_own; // it is made in its own stream, and not in the legacy one
+    bool symbols;
+} ways[] = {
+    {"bytes on the host",
+     [](Scene &s, void *stream) {
+         return cudaMemcpyAsync(s.copied.data(), s.memory, bytes, 0, stream);
+     },
+     [](const Scene &s, char letter) { return s.in_copied(letter, bytes); }, false, true, false},
+    {"rows on the host", rows_on_host,
+     [](const Scene &s, char letter) { return s.in_copied(letter, row); }, false, true, false},
+    {"planes on the host", planes_on_host,
+     [](const Scene &s, char letter) { return s.in_copied(letter, row); }, false, true, false},
+    {"few bytes to the device",
+     [](Scene &s, void *stream) { return cudaMemcpyAsync(s.device, s.memory, 4, H2D, stream); },
+     [](const Scene &s, char letter) { return s.on_device(letter, 4); }, true, true, false},
+    {"many bytes to the device",
+     [](Scene &s, void *stream) { return cudaMemcpyAsync(s.device, s.memory, bytes, H2D, stream); },
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, true, true, false},
+    {"rows to the device",
+     [](Scene &s, void *stream) {
+         return preloaded<Rows>("cudaMemcpy2DAsync")(s.device, row, s.memory, pitch, row, height,
+                                                     H2D, stream);
+     },
+     [](const Scene &s, char letter) { return s.on_device(letter, row * height); }, false, false,
+     false},
+    {"to an array", to_array, in_array, false, false, false},
+    {"to a variable", to_symbol,
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, false, false, true},
+};
+
+// Two streams, and whether work in the second one comes after what is in the first.
+struct Pair {
+    const char *name;
+    void *first, *then;
+    bool ordered;
+};
+
+// Makes the call in the second stream while the first one is in work that will write the memory.
+bool made_behind(Scene &s, const Way &way, Work work, const Pair &streams)
+{
+    const bool held = work == Work::KERNEL;
+    Gate gate{s.memory, gettid(), !streams.ordered || (way.returns && !held)};
+    std::thread opens;
+    std::memset(s.memory, before, bytes);
+    std::fill(s.copied.begin(), s.copied.end(), 'x');
+    REQUIRE(cudaMemset(s.device, 'x', bytes) == 0 && cudaDeviceSynchronize() == 0);
+    if (held) {
+        stub_remote()->hold_stream(streams.first ? reinterpret_cast<std::uintptr_t>(streams.first)
+                                                 : 1);
+        opens = std::thread([&gate] {
+            Remote *remote = stub_remote();
+            gate.pass();
+            remote->hold_stream(0);
+        });
+    }
+    int rc =
+        held ? stub_launch(s.memory, s.from, bytes, streams.first)
+             : preloaded<LaunchHost>("cudaLaunchHostFunc")(streams.first, write_behind_gate, &gate);
+    if (!streams.first) // the other one has no work itself, and is known to have none
+        rc = rc ? rc : cudaStreamSynchronize(streams.then);
+    rc = rc ? rc : way.make(s, streams.then);
+    if (!streams.ordered) // it is read before the memory is written
+        rc = rc ? rc : cudaStreamSynchronize(streams.then);
+    gate.returned = true;
+    if (held)
+        opens.join();
+    REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(s.memory[0] == written && s.memory[bytes - 1] == written);
+    return HOLDS(way.has(s, streams.ordered ? written : before));
+}
+
+// Registered memory is set by the preload itself, behind what the function writes.
+bool set_behind(void *stream)
+{
+    std::vector<char> memory(bytes, before);
+    Gate gate{memory.data(), gettid(), false};
+    REQUIRE(host_register(memory.data(), bytes) == 0);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(nullptr, write_behind_gate, &gate) == 0);
+    REQUIRE(cudaMemsetAsync(memory.data(), set, bytes, stream) == 0);
+    gate.returned = true;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaStreamSynchronize(nullptr) == 0);
+    REQUIRE(memory == std::vector<char>(bytes, set));
+    return HOLDS(host_unregister(memory.data()) == 0);
+}
+
+bool say(const char *name, Work work, const char *streams, bool good)
+{
+    if (!good)
+        std::fprintf(stderr, "%s, behind a %s, %s\n", name,
+                     work == Work::KERNEL ? "kernel" : "function", streams);
+    return good;
+}
+
+// As measured on an H200: a wait for a blocking stream does not include the legacy stream, but what
+// is enqueued in it comes after that.
+bool wait_is_for_one(void *stream)
+{
+    void *event = nullptr;
+    char *device = device_memory(2 * bytes);
+    REQUIRE(cudaEventCreate(&event) == 0 && cudaStreamSynchronize(stream) == 0);
+    stub_remote()->hold_stream(1);
+    REQUIRE(stub_launch(device, device + bytes, bytes, nullptr) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaStreamQuery(stream) == 0);
+    REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventQuery(event) == 600);
+    stub_remote()->hold_stream(0);
+    return HOLDS(cudaEventSynchronize(event) == 0 && cudaEventDestroy(event) == 0);
+}
+
+// How many calls the back end makes for work in the legacy stream, waits, and so many copies on the
+// host in the other stream.
+std::uint64_t calls_of(Scene &s, void *stream, bool settled, unsigned copies)
+{
+    Remote *remote = stub_remote();
+    const std::uint64_t calls = remote->runtime_calls();
+    bool good = stub_launch(s.device, s.from, bytes, nullptr) == 0;
+    good = (!settled || cudaStreamSynchronize(nullptr) == 0) && good;
+    good = cudaStreamSynchronize(stream) == 0 && good;
+    for (unsigned i = 0; i < copies; i++)
+        good = cudaMemcpyAsync(s.copied.data(), s.memory, bytes, 0, stream) == 0 && good;
+    return good ? remote->runtime_calls() - calls : 0;
+}
+
+// A copy is no request if nothing can be left of the stream's work and of the legacy stream's. What
+// is left of the legacy stream's is waited for once.
+bool asks_once(Scene &s, void *stream)
+{
+    const std::uint64_t none = calls_of(s, stream, true, 0);
+    REQUIRE(none && calls_of(s, stream, true, 10) == none);
+    const std::uint64_t few = calls_of(s, stream, false, 2);
+    return HOLDS(few && calls_of(s, stream, false, 10) == few);
+}
+
+// A prefetch is work of its stream: in the legacy one it orders blocking streams, as any other.
+bool prefetch_between(const Scene &s, void *first, void *second)
+{
+    constexpr std::uint64_t device = 1; // its type; the upper half is its number
+    auto *prefetch = preloaded<int(const void *, std::size_t, std::uint64_t, unsigned, void *)>(
+        "cudaMemPrefetchAsync_v2");
+    char *managed = managed_memory(bytes);
+    static Gate gate{s.memory, 0, true};
+    gate.returned = false;
+    REQUIRE(managed && cudaDeviceSynchronize() == 0);
+    std::memset(s.memory, before, bytes);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(first, write_behind_gate, &gate) == 0);
+    bool waits = prefetch(managed, bytes, device, 0, nullptr) == 0 &&
+                 cudaMemsetAsync(s.device, set, bytes, second) == 0;
+    for (int i = 0; i < 200 && waits; i++)
+        waits = cudaStreamQuery(second) == 600;
+    gate.returned = true;
+    REQUIRE(cudaStreamSynchronize(second) == 0 && waits && s.memory[bytes - 1] == written);
+    return HOLDS(cudaFree(managed) == 0);
+}
+
+} // namespace order
+} // namespace
+
+bool order_behind_legacy()
+{
+    using namespace order;
+    order::Scene s;
+    void *blocking = nullptr, *apart = nullptr;
+    bool good = true;
+    REQUIRE(s.begin());
+    REQUIRE(cudaStreamCreate(&blocking) == 0 && cudaStreamCreateWithFlags(&apart, 1) == 0);
+    REQUIRE(wait_is_for_one(blocking) && wait_is_for_one(threads_own));
+    REQUIRE(cudaMemcpyAsync(s.memory, s.from, bytes, D2H, blocking) == 0); // used by a copy
+    for (void *stream : {blocking, threads_own})
+        REQUIRE(asks_once(s, stream));
+    const Pair all[] = {
+        {"from the legacy stream to a blocking one", nullptr, blocking, true},
+        {"from the legacy stream to the thread's", nullptr, threads_own, true},
+        {"from a blocking stream to the legacy one", blocking, nullptr, true},
+        {"from the thread's stream to the legacy one", threads_own, nullptr, true},
+        {"from the legacy stream to a non-blocking one", nullptr, apart, false},
+    };
+    for (Work work : {Work::FUNCTION, Work::KERNEL})
+        for (const Pair &streams : all)
+            for (const Way &way : ways) {
+                if ((!streams.ordered && !way.in_own) || (way.symbols && !s.symbols) ||
+                    (work == Work::KERNEL && !over_shm)) // see Scene::begin()
+                    continue;
+                const bool made = made_behind(s, way, work, streams);
+                good = say(way.name, work, streams.name, made) && good;
+            }
+    for (void *stream : {blocking, threads_own})
+        good = say("a set", Work::FUNCTION, "in a stream with order", set_behind(stream)) && good;
+    good = prefetch_between(s, blocking, threads_own) && good;
+    good = prefetch_between(s, threads_own, blocking) && good;
+    return HOLDS(good && cudaGetLastError() == 0);
+}
