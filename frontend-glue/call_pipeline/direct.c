@@ -259,7 +259,7 @@ bool ibx_pipeline_rests(struct ibx_pipeline *p, uint64_t stream)
 
 bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
 {
-    return knows(p) && !ibx_process_devices() && ibx_process_rests();
+    return is_usable(p) && !ibx_process_devices() && ibx_process_rests();
 }
 
 bool ibx_pipeline_legacy_rests(struct ibx_pipeline *p)
@@ -275,6 +275,21 @@ uint64_t ibx_pipeline_legacy_left(void)
 void ibx_pipeline_legacy_over(uint64_t left)
 {
     ibx_process_legacy_settled(left);
+}
+
+uint64_t ibx_pipeline_all_left(void)
+{
+    return ibx_process_left().anywhere;
+}
+
+void ibx_pipeline_all_over(uint64_t left)
+{
+    ibx_process_settled((struct ibx_left){.anywhere = left});
+}
+
+void ibx_pipeline_legacy_orders(void)
+{
+    ibx_process_work(IBX_WORK_IN_LEGACY);
 }
 
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)

@@ -125,6 +125,11 @@ bool ibx_pipeline_legacy_rests(struct ibx_pipeline *pipeline);
 /* How often a request may have left such work so far, and that it is over up to this number. */
 uint64_t ibx_pipeline_legacy_left(void);
 void ibx_pipeline_legacy_over(uint64_t left);
+/* The same of all work that a copy in the legacy stream would wait for. */
+uint64_t ibx_pipeline_all_left(void);
+void ibx_pipeline_all_over(uint64_t left);
+/* An event in the legacy stream, which is not such work itself, waits for others' work. */
+void ibx_pipeline_legacy_orders(void);
 bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 /* Whether the event cannot have completed, since the back end has not run its last record yet. */
 bool ibx_pipeline_is_pending(struct ibx_pipeline *pipeline, uint64_t event);

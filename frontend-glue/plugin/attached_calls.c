@@ -100,6 +100,8 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_rests(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_LEGACY_RESTS:
         return ibx_pipeline_legacy_rests(ibx_attached->pipeline);
+    case IBX_FRONTEND_ALL_RESTS: /* see knows() */
+        break;
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_EVENT_PENDING:
@@ -133,6 +135,8 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
     if (!ibx_attached_session() || ibx_async_copy_any())
         return false;
+    if (fact == IBX_FRONTEND_ALL_RESTS) /* is asked often, and sends nothing */
+        return ibx_pipeline_all_rests(ibx_attached->pipeline);
     const struct ibx_inside inside = ibx_inside_begin(); /* a backlog may be sent in here */
     const bool known = knows_now(fact, handle, answer);
     ibx_inside_end(inside);
@@ -309,6 +313,9 @@ const struct ibx_frontend_calls ibx_attached_calls = {
     .knows = knows,
     .legacy_left = ibx_pipeline_legacy_left,
     .legacy_over = ibx_pipeline_legacy_over,
+    .all_left = ibx_pipeline_all_left,
+    .all_over = ibx_pipeline_all_over,
+    .legacy_orders = ibx_pipeline_legacy_orders,
     .allocate = allocate,
     .release = release,
     .prepare = prepare,

@@ -45,7 +45,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 25u
+#define IBX_FRONTEND_VERSION 26u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -118,6 +118,7 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_EVENT_PENDING,  /* the event `handle` has not completed: its record was not run */
     IBX_FRONTEND_SHARED, /* memory of allocate() at `handle`, if that is not 0, and of this session
                             as a rule, is shared with the back end */
+    IBX_FRONTEND_ALL_RESTS, /* no stream has work that the legacy stream would wait for */
 };
 
 /* What the preload has to do before and after each call that may give the device work. request() is
@@ -171,6 +172,12 @@ struct ibx_frontend_calls {
      * number, because the caller has waited for an event behind it in a blocking stream. */
     uint64_t (*legacy_left)(void);
     void (*legacy_over)(uint64_t left);
+    /* The same of work in all streams that the legacy one waits for, and an event in that. */
+    uint64_t (*all_left)(void);
+    void (*all_over)(uint64_t left);
+    /* To be called before and after an event is recorded in the legacy stream: blocking streams may
+     * wait for others' work now because of it. */
+    void (*legacy_orders)(void);
 
     /* Page-locked memory of n bytes (not 0), page-aligned, for all threads and connections of the
      * process; NULL: none is left. release() takes the same n. */

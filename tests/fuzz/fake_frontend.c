@@ -508,6 +508,11 @@ int ibx_frontend_wait_in_order(void *stream)
     (void)stream;
     return 0;
 }
+int ibx_frontend_wait_for_legacy(void *stream)
+{
+    (void)stream;
+    return 0;
+}
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
 {
     (void)memory, (void)n, (void)stream;

@@ -442,6 +442,7 @@ int main(int argc, char **argv)
         {"gates-after-reset", gates_after_reset},
         {"launches-beside-gates", launches_beside_gates},
         {"order-behind-legacy", order_behind_legacy},
+        {"order-between-streams", order_between_streams},
         {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},

@@ -434,6 +434,7 @@ bool destroyed_beside_wait();
 
 // The order between the legacy stream and others.
 bool order_behind_legacy(); // of copies, and sets of memory
+bool order_between_streams();
 
 // application_variables.cpp
 

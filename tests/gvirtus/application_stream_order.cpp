@@ -39,10 +39,11 @@ struct Gate {
     pid_t caller;
     bool only_returned;
     std::atomic<bool> returned{false};
+    int longest = 300; // ms
 
     void pass() const
     {
-        for (int asleep = 0; !returned && (only_returned || asleep < 300); usleep(1000))
+        for (int asleep = 0; !returned && (only_returned || asleep < longest); usleep(1000))
             asleep = thread_state(getpid(), caller) == 'S' ? asleep + 1 : 0;
     }
 };
@@ -94,6 +95,15 @@ int planes_on_host(Scene &s, void *stream)
     p.to = {s.copied.data(), pitch, pitch, height / 2};
     p.extent = {row, height / 2, 2};
     return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, stream);
+}
+
+Planes planes_within(char *host)
+{
+    Planes p = {};
+    p.from = {host + bytes, pitch, pitch, height / 2};
+    p.to = {host, pitch, pitch, height / 2};
+    p.extent = {row, height / 2, 2};
+    return p;
 }
 
 int to_array(Scene &s, void *stream)
@@ -157,6 +167,7 @@ struct Pair {
     const char *name;
     void *first, *then;
     bool ordered;
+    void *event = nullptr; // is recorded in the legacy stream between them
 };
 
 // Makes the call in the second stream while the first one is in work that will write the memory.
@@ -180,8 +191,10 @@ bool made_behind(Scene &s, const Way &way, Work work, const Pair &streams)
     int rc =
         held ? stub_launch(s.memory, s.from, bytes, streams.first)
              : preloaded<LaunchHost>("cudaLaunchHostFunc")(streams.first, write_behind_gate, &gate);
-    if (!streams.first) // the other one has no work itself, and is known to have none
+    if (!streams.first || streams.event) // the other one is known to have no work itself
         rc = rc ? rc : cudaStreamSynchronize(streams.then);
+    if (streams.event)
+        rc = rc ? rc : cudaEventRecord(streams.event, nullptr);
     rc = rc ? rc : way.make(s, streams.then);
     if (!streams.ordered) // it is read before the memory is written
         rc = rc ? rc : cudaStreamSynchronize(streams.then);
@@ -230,6 +243,27 @@ bool wait_is_for_one(void *stream)
     return HOLDS(cudaEventSynchronize(event) == 0 && cudaEventDestroy(event) == 0);
 }
 
+// Blocking streams that are ordered by an event in the legacy stream, and by nothing else there.
+bool copied_behind_event(Scene &s, void *event, void *first, void *second)
+{
+    Gate gate{nullptr, gettid(), false};
+    std::memset(s.memory, before, bytes);
+    REQUIRE(cudaMemset(s.device, written, bytes) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(first));
+    std::thread opens([&gate] {
+        Remote *remote = stub_remote();
+        gate.pass();
+        remote->hold_stream(0);
+    });
+    int rc = cudaDeviceSynchronize(); // behind hold_stream(), which may be work for all they know
+    rc = rc ? rc : cudaMemcpyAsync(s.memory, s.device, bytes, D2H, first);
+    rc = rc ? rc : cudaEventRecord(event, nullptr);
+    rc = rc ? rc : cudaMemcpyAsync(s.copied.data(), s.memory, bytes, 0, second);
+    gate.returned = true;
+    opens.join();
+    return HOLDS(rc == 0 && s.in_copied(written, bytes));
+}
+
 // How many calls the back end makes for work in the legacy stream, waits, and so many copies on the
 // host in the other stream.
 std::uint64_t calls_of(Scene &s, void *stream, bool settled, unsigned copies)
@@ -275,33 +309,191 @@ bool prefetch_between(const Scene &s, void *first, void *second)
     return HOLDS(cudaFree(managed) == 0);
 }
 
+// What the legacy stream is given between the work of two blocking streams. None of it is work of
+// the device here; natively each of it comes after the first stream's work, and the second stream's
+// work comes after it (H200).
+const struct Between {
+    const char *name;
+    int (*make)(char *host, char *managed);
+    bool of_host; // it is a copy, for which CUDA waits
+    bool is_safe; // it is permitted in each mode of captures
+} between[] = {
+    {"a prefetch",
+     [](char *, char *managed) {
+         constexpr std::uint64_t device = 1; // its type; the upper half is its number
+         return preloaded<int(const void *, std::size_t, std::uint64_t, unsigned, void *)>(
+             "cudaMemPrefetchAsync_v2")(managed, bytes, device, 0, nullptr);
+     },
+     false, true},
+    {"memory that is attached",
+     [](char *, char *managed) {
+         return preloaded<int(void *, void *, std::size_t, unsigned)>("cudaStreamAttachMemAsync")(
+             nullptr, managed, 0, 1);
+     },
+     false, false},
+    {"a copy", [](char *host, char *) { return cudaMemcpy(host, host + bytes, bytes, 0); }, true,
+     true},
+    {"an asynchronous copy",
+     [](char *host, char *) { return cudaMemcpyAsync(host, host + bytes, bytes, 0, nullptr); },
+     true, true},
+    {"a copy in cudaStreamLegacy",
+     [](char *host, char *) {
+         void *const legacy = reinterpret_cast<void *>(1);
+         return cudaMemcpyAsync(host, host + bytes, bytes, 0, legacy);
+     },
+     true, true},
+    {"rows",
+     [](char *host, char *) {
+         return preloaded<int(void *, std::size_t, const void *, std::size_t, std::size_t,
+                              std::size_t, int)>("cudaMemcpy2D")(host, pitch, host + bytes, pitch,
+                                                                 row, height, 0);
+     },
+     true, true},
+    {"asynchronous rows",
+     [](char *host, char *) {
+         return preloaded<Rows>("cudaMemcpy2DAsync")(host, pitch, host + bytes, pitch, row, height,
+                                                     0, nullptr);
+     },
+     true, true},
+    {"planes",
+     [](char *host, char *) {
+         const Planes p = planes_within(host);
+         return preloaded<int(const Planes *)>("cudaMemcpy3D")(&p);
+     },
+     true, true},
+    {"asynchronous planes",
+     [](char *host, char *) {
+         const Planes p = planes_within(host);
+         return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, nullptr);
+     },
+     true, true},
+};
+
+enum Capture { GLOBAL, THREAD_LOCAL, RELAXED, NONE };
+
+// Makes the call; and ends the capture of another stream, which the call has not disturbed.
+bool made_beside(const Between &what, void *apart, Capture mode, char *host, char *managed)
+{
+    void *graph = nullptr;
+    const auto end = preloaded<int(void *, void **)>("cudaStreamEndCapture");
+    const int rc = what.make(host, managed), ended = mode == NONE ? 0 : end(apart, &graph);
+    if (rc || ended)
+        std::fprintf(stderr, "%s: %d, end of the capture: %d\n", what.name, rc, ended);
+    return !rc && !ended;
+}
+
+// Makes the call, perhaps while a non-blocking stream is captured, which changes nothing. The first
+// stream is held until the call has returned or, if CUDA waits in the call, sleeps.
+bool comes_between(const Scene &s, const Between &what, void *first, void *second, Capture mode)
+{
+    void *apart = nullptr;
+    std::atomic<bool> open{false};
+    std::vector<char> host(2 * bytes, before);
+    char *managed = managed_memory(bytes);
+    REQUIRE(managed && cudaStreamCreateWithFlags(&apart, 1) == 0 && cudaDeviceSynchronize() == 0);
+    std::fill(host.begin() + bytes, host.end(), written);
+    const auto begin = preloaded<int(void *, int)>("cudaStreamBeginCapture");
+    REQUIRE(mode == NONE || begin(apart, mode) == 0);
+    Gate gate{nullptr, gettid(), !what.of_host};
+    gate.longest = 50;
+    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
+    std::thread opens([&] {
+        Remote *remote = stub_remote();
+        gate.pass();
+        open = true;
+        remote->hold_stream(0);
+    });
+    const bool made = stub_launch(s.device, s.from, bytes, first) == 0 &&
+                      made_beside(what, apart, mode, host.data(), managed);
+    bool waits = open == what.of_host && cudaMemsetAsync(s.device, set, bytes, second) == 0;
+    for (int i = 0; i < 200 && waits && !what.of_host; i++)
+        waits = cudaStreamQuery(second) == 600;
+    gate.returned = true;
+    opens.join();
+    if (!made || !waits)
+        std::fprintf(stderr, "%s is not between %p and %p, capture %d\n", what.name, first, second,
+                     mode);
+    REQUIRE(cudaStreamSynchronize(first) == 0 && cudaStreamSynchronize(second) == 0);
+    REQUIRE(host[0] == (what.of_host ? written : before));
+    return HOLDS(cudaStreamDestroy(apart) == 0 && cudaFree(managed) == 0 && made && waits);
+}
+
+// How many calls the back end makes for work, a wait for all of it perhaps, and so many copies on
+// the host.
+std::uint64_t calls_for(const Scene &s, void *stream, bool settled, unsigned copies)
+{
+    std::vector<char> host(2 * bytes, before);
+    const std::uint64_t calls = stub_remote()->runtime_calls();
+    bool good = stub_launch(s.device, s.from, bytes, stream) == 0;
+    good = (!settled || cudaDeviceSynchronize() == 0) && good;
+    for (unsigned i = 0; i < copies; i++)
+        good = cudaMemcpyAsync(host.data(), &host[bytes], bytes, 0, nullptr) == 0 && good;
+    good = cudaDeviceSynchronize() == 0 && good;
+    return good ? stub_remote()->runtime_calls() - calls : 0;
+}
+
+// Copies in the legacy stream are no requests if there is no work; and one waits for what is left.
+bool waits_once(const Scene &s, void *stream)
+{
+    const std::uint64_t none = calls_for(s, stream, true, 0);
+    REQUIRE(none && calls_for(s, stream, true, 10) == none);
+    const std::uint64_t one = calls_for(s, stream, false, 1);
+    return HOLDS(one && calls_for(s, stream, false, 10) == one);
+}
+
 } // namespace order
 } // namespace
+
+bool order_between_streams()
+{
+    using namespace order;
+    order::Scene s;
+    void *one = nullptr, *other = nullptr;
+    bool good = true;
+    REQUIRE(s.begin() && cudaStreamCreate(&one) == 0 && cudaStreamCreate(&other) == 0);
+    for (void *stream : {one, threads_own, static_cast<void *>(nullptr)})
+        REQUIRE(waits_once(s, stream));
+    const struct {
+        void *first, *second;
+    } pairs[] = {{one, other}, {one, threads_own}, {threads_own, other}, {nullptr, other}};
+    for (const Between &what : between) {
+        for (const auto &pair : pairs)
+            good = comes_between(s, what, pair.first, pair.second, NONE) && good;
+        for (Capture mode : {GLOBAL, THREAD_LOCAL, RELAXED})
+            if (mode == RELAXED || what.is_safe)
+                good = comes_between(s, what, one, other, mode) && good;
+    }
+    return HOLDS(good && cudaGetLastError() == 0);
+}
 
 bool order_behind_legacy()
 {
     using namespace order;
     order::Scene s;
-    void *blocking = nullptr, *apart = nullptr;
+    void *blocking = nullptr, *apart = nullptr, *event = nullptr;
     bool good = true;
-    REQUIRE(s.begin());
+    REQUIRE(s.begin() && cudaEventCreate(&event) == 0);
     REQUIRE(cudaStreamCreate(&blocking) == 0 && cudaStreamCreateWithFlags(&apart, 1) == 0);
     REQUIRE(wait_is_for_one(blocking) && wait_is_for_one(threads_own));
     REQUIRE(cudaMemcpyAsync(s.memory, s.from, bytes, D2H, blocking) == 0); // used by a copy
     for (void *stream : {blocking, threads_own})
         REQUIRE(asks_once(s, stream));
+    REQUIRE(copied_behind_event(s, event, threads_own, blocking));
+    REQUIRE(copied_behind_event(s, event, blocking, threads_own));
     const Pair all[] = {
         {"from the legacy stream to a blocking one", nullptr, blocking, true},
         {"from the legacy stream to the thread's", nullptr, threads_own, true},
         {"from a blocking stream to the legacy one", blocking, nullptr, true},
         {"from the thread's stream to the legacy one", threads_own, nullptr, true},
         {"from the legacy stream to a non-blocking one", nullptr, apart, false},
+        {"by an event to a blocking stream", threads_own, blocking, true, event},
+        {"by an event to the thread's stream", blocking, threads_own, true, event},
     };
     for (Work work : {Work::FUNCTION, Work::KERNEL})
         for (const Pair &streams : all)
             for (const Way &way : ways) {
                 if ((!streams.ordered && !way.in_own) || (way.symbols && !s.symbols) ||
-                    (work == Work::KERNEL && !over_shm)) // see Scene::begin()
+                    (work == Work::KERNEL && (!over_shm || streams.event))) // see Scene::begin()
                     continue;
                 const bool made = made_behind(s, way, work, streams);
                 good = say(way.name, work, streams.name, made) && good;

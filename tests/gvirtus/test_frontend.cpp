@@ -354,9 +354,9 @@ void check_what_the_provider_changes()
     check("bytes that launches of graphs take", [] { return run("bytes-of-launches", true); });
     for (const char *test :
          {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
-          "order-behind-legacy", "captures", "captures-of-planes", "captures-of-events",
-          "captures-of-callbacks", "captures-forbid", "copies-beside-captures",
-          "empty-copies-in-captures"})
+          "order-behind-legacy", "order-between-streams", "captures", "captures-of-planes",
+          "captures-of-events", "captures-of-callbacks", "captures-forbid",
+          "copies-beside-captures", "empty-copies-in-captures"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });

@@ -233,7 +233,9 @@ static int planes_on_host(const struct ibx_cuda_memcpy3d *p, const struct way *w
     if (ibx_frontend_legacy_refuses(way->stream, &rc))
         return rc;
     rc = before_planes(&p->from, &p->from_at, &p->extent, way->stream);
-    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent, way->stream)))
+    rc = rc ? rc : before_planes(&p->to, &p->to_at, &p->extent, way->stream);
+    rc = rc ? rc : ibx_frontend_wait_for_legacy(way->stream);
+    if (rc)
         return rc;
     for (size_t z = 0; z < p->extent.depth; z++)
         for (size_t y = 0; y < p->extent.height; y++)

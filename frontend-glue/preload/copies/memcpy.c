@@ -30,15 +30,16 @@ static bool is_no_kind(int kind)
 
 /* Before a copy within host memory, or one to the device that GVirtuS makes (the first call of a
  * thread), which reads the memory at once: waits for copies before it in the order of `stream` that
- * may be under way in that memory, and for kernels that can access it. */
+ * may be under way in that memory, and for kernels that can access it. In the legacy stream CUDA
+ * waits for all work before a copy within host memory, whatever memory it is. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
     const bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
     const bool reads = on_host || kind == CUDA_MEMCPY_TO_DEVICE;
-    if (!ibx_frontend_plugin() || !((on_host && ibx_frontend_host_memory_used(to, n)) ||
-                                    (reads && ibx_frontend_host_memory_used(from, n))))
-        return CUDA_SUCCESS;
-    return ibx_frontend_wait_in_order(stream);
+    if (ibx_frontend_plugin() && ((on_host && ibx_frontend_host_memory_used(to, n)) ||
+                                  (reads && ibx_frontend_host_memory_used(from, n))))
+        return ibx_frontend_wait_in_order(stream);
+    return kind == CUDA_MEMCPY_ON_HOST && n ? ibx_frontend_wait_for_legacy(stream) : CUDA_SUCCESS;
 }
 
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Waits before this process reads or writes host memory itself, in the order of a stream.
+ * Waits before this process reads or writes host memory itself, in the order of a stream; and the
+ * order of blocking streams around what it does in the legacy one.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -17,7 +18,7 @@ static int wait_by_event(void *stream)
     void *event = NULL;
     if (CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
         return cudaDeviceSynchronize();
-    int rc = cudaEventRecord(event, stream);
+    int rc = ibx_frontend_event_record(event, stream);
     if (!rc)
         rc = cudaEventSynchronize(event);
     cudaEventDestroy(event);
@@ -36,23 +37,63 @@ static int wait_on_its_device(void *stream)
     return rc ? rc : back;
 }
 
-/* While any stream is captured, an event in the legacy stream could end the capture. */
-int ibx_frontend_wait_in_order(void *stream)
+/* In the legacy stream the event comes after all work that blocking streams had, too. */
+static int wait_and_tell(void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    const bool legacy = (uintptr_t)stream <= 1;
+    const uint64_t in_legacy = calls ? calls->legacy_left() : 0;
+    const uint64_t all = calls ? calls->all_left() : 0;
+    const int mode = ibx_frontend_relax(), rc = wait_on_its_device(stream);
+    ibx_frontend_relax_end(mode);
+    if (rc || !calls)
+        return rc;
+    calls->legacy_over(in_legacy);
+    if ((uintptr_t)stream <= 1)
+        calls->all_over(all);
+    return CUDA_SUCCESS;
+}
+
+/* If only non-blocking streams are captured, an event in the legacy stream is permitted, in each
+ * mode of the captures. Otherwise it is an error that ends them, as any command there is (H200). */
+int ibx_frontend_wait_in_order(void *stream)
+{
     int rc;
     if (ibx_frontend_forbidden(&rc))
         return rc;
-    if (legacy ? ibx_frontend_capturing()
-               : !ibx_frontend_stream_blocks(stream) || ibx_frontend_captures(stream) ||
-                     ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL))
+    if ((uintptr_t)stream > 1 &&
+        (!ibx_frontend_stream_blocks(stream) || ibx_frontend_captures(stream) ||
+         ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL)))
         return ibx_frontend_stream_wait(stream);
-    const uint64_t left = calls ? calls->legacy_left() : 0;
+    return wait_and_tell(stream);
+}
+
+/* Whether a command in the stream has nothing to come after or before, as far as the legacy stream
+ * makes that so. */
+static bool orders_nothing(const void *stream)
+{
+    return (uintptr_t)stream > 1 || ibx_frontend_knows(IBX_FRONTEND_ALL_RESTS, 0, NULL);
+}
+
+int ibx_frontend_wait_for_legacy(void *stream)
+{
+    return orders_nothing(stream) || !ibx_frontend_plugin() ? CUDA_SUCCESS
+                                                            : ibx_frontend_wait_in_order(stream);
+}
+
+int ibx_frontend_order_legacy(void *stream)
+{
+    void *event = NULL;
+    int rc;
+    if (orders_nothing(stream))
+        return CUDA_SUCCESS;
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
     const int mode = ibx_frontend_relax();
-    rc = wait_on_its_device(stream);
+    rc = CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING);
+    if (!rc) {
+        rc = cudaEventRecord(event, stream);
+        cudaEventDestroy(event);
+    }
     ibx_frontend_relax_end(mode);
-    if (!rc && calls)
-        calls->legacy_over(left);
     return rc;
 }

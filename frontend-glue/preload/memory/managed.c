@@ -502,5 +502,6 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
         /* CUDA accepts only a whole allocation, which 0 bytes mean, too. */
         ((uintptr_t)address != m.begin + m.before || (n && n != m.asked)))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return ibx_managed_check(address, n ? n : 1);
+    rc = ibx_managed_check(address, n ? n : 1);
+    return rc ? rc : ibx_frontend_order_legacy(stream);
 }

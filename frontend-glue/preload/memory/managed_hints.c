@@ -12,11 +12,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define AT_LAST   4 /* cudaMemLocationTypeHostNumaCurrent */
-#define HOST      CUDA_CPU_DEVICE
-#define NO_TIMING 2u   /* cudaEventDisableTiming */
-#define NOWHERE   (-2) /* cudaInvalidDeviceId */
-#define DEVICES   63   /* devices with higher numbers are not noted */
+#define AT_LAST 4 /* cudaMemLocationTypeHostNumaCurrent */
+#define HOST    CUDA_CPU_DEVICE
+#define NOWHERE (-2) /* cudaInvalidDeviceId */
+#define DEVICES 63   /* devices with higher numbers are not noted */
 
 enum { /* cudaMemoryAdvise */
        ADVISE_READ_MOSTLY = 1,
@@ -210,22 +209,7 @@ int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_lo
     return rc ? ibx_frontend_fail(rc) : hint(address, n, advice, device_of(location));
 }
 
-/* Natively a prefetch is work of its stream. In the legacy stream, blocking streams wait for all
- * work that other blocking streams had before it, and programs rely on that. An event is as good.
- * While a stream is captured, one in the legacy stream could end the capture. */
-static int order_others(void *stream)
-{
-    void *event = NULL;
-    if ((uintptr_t)stream > 1 || ibx_frontend_capturing())
-        return CUDA_SUCCESS;
-    int rc = CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING);
-    if (rc)
-        return rc;
-    rc = cudaEventRecord(event, stream);
-    cudaEventDestroy(event);
-    return rc;
-}
-
+/* A prefetch is work of its stream. */
 int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
                             unsigned flags, void *stream)
 {
@@ -239,7 +223,7 @@ int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_locatio
     if (rc)
         return ibx_frontend_fail(rc);
     rc = hint(address, n, PREFETCHED, device_of(location));
-    return rc ? rc : order_others(stream);
+    return rc ? rc : ibx_frontend_order_legacy(stream);
 }
 
 /* Called under the lock. The hints that all bytes have in common. */

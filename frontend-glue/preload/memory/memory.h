@@ -4,7 +4,8 @@
  *
  *   device_memory.c  cudaMalloc*, cudaFree; which pointers are device memory
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
- *   host_order.c     waits before host memory is accessed here, in the order of a stream
+ *   host_order.c     waits before host memory is accessed here, in the order of a stream, and the
+ *                    order of streams around work that is done here
  *   sets.c           cudaMemset*
  *   kernel_reach.c   page-locked memory that kernels use
  *   small_memory.c   short page-locked memory
@@ -27,6 +28,14 @@
  * blocking one, in the legacy stream; or, in the legacy stream (NULL), in all blocking streams. A
  * captured stream returns the error of a wait for it. */
 int ibx_frontend_wait_in_order(void *stream);
+/* For commands in the legacy stream that the back end does not see. Natively they come after all
+ * work that blocking streams had before, and later work in blocking streams comes after them
+ * (H200). wait_for_legacy() is for copies within host memory, which CUDA waits for; order_legacy()
+ * is for what does not wait. Neither does anything in other streams, or if there is no work. While
+ * streams are captured, ibx_frontend_legacy_refuses() must have been asked before. Both return a
+ * CUDA error. */
+int ibx_frontend_wait_for_legacy(void *stream);
+int ibx_frontend_order_legacy(void *stream);
 
 /* ------------------------------------------------------------------------------- kernel_reach.c */
 

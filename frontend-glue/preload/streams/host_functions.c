@@ -76,6 +76,8 @@ static struct {
         const void *handle;
         bool blocking;
     } called_in;
+    uint64_t called_order;           /* its order */
+    uint64_t before_event;           /* the last order before an event in the legacy stream */
     bool returned;                   /* it has returned */
     struct host_node runs;           /* what was called and has not returned; {0}: nothing */
     uint64_t runs_for;               /* the launch that awaits this; 0: none */
@@ -210,6 +212,28 @@ static uint64_t first_before(const struct stream *in)
     return server.called && are_ordered(&server.called_in, in) ? server.called : next_before(in);
 }
 
+/* Called under the lock. The same, or one that comes before because of an event in the legacy
+ * stream. */
+static uint64_t first_by_event(const struct stream *in)
+{
+    const struct function *f = server.functions;
+    const uint64_t first = first_before(in);
+    if (first || !in->blocking)
+        return first;
+    if (server.called && server.called_in.blocking && server.called_order <= server.before_event)
+        return server.called;
+    while (f && (f->abandoned || !f->blocking || !f->order || f->order > server.before_event))
+        f = f->next;
+    return f ? f->number : 0;
+}
+
+void ibx_frontend_host_ordered(void)
+{
+    pthread_mutex_lock(&lock);
+    server.before_event = server.last_order;
+    pthread_mutex_unlock(&lock);
+}
+
 /* A function that has returned does not count: its stream goes on, and this process is told a
  * moment later. */
 bool ibx_frontend_host_waits(const void *stream)
@@ -231,7 +255,7 @@ bool ibx_frontend_host_before(const void *stream, unsigned ms)
     const int cancel = ibx_thread_hold_cancel();
     uint64_t first;
     pthread_mutex_lock(&lock);
-    while ((first = first_before(&in)) && first != in_vain && server.state == SERVER_SERVES &&
+    while ((first = first_by_event(&in)) && first != in_vain && server.state == SERVER_SERVES &&
            ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     in_vain = first ? first : in_vain;
@@ -398,6 +422,7 @@ static bool call_named(struct called *called)
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? (struct stream){f->stream, f->blocking} : (struct stream){0};
+    server.called_order = f ? f->order : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
     server.runs_for = f && f->copy.reads == IBX_READS_AWAITED ? f->launch : 0;

@@ -32,7 +32,7 @@ static bool called(const char *name, const void *handle, int *rc)
 
 /* ----------------------------------------------------------------- calls that enqueue */
 
-int cudaEventRecord(void *event, void *stream)
+int ibx_frontend_event_record(void *event, void *stream)
 {
     BODY(body);
     int rc;
@@ -42,6 +42,21 @@ int cudaEventRecord(void *event, void *stream)
         rc = CALL_NEXT(cudaEventRecord, event, stream);
     if (!rc)
         ibx_frontend_host_event(event, stream);
+    return rc;
+}
+
+/* An event in the legacy stream is over when all work is that blocking streams had before it, and
+ * their later work comes after that. Without such work it says nothing. */
+int cudaEventRecord(void *event, void *stream)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if ((uintptr_t)stream > 1 || !calls || ibx_frontend_knows(IBX_FRONTEND_ALL_RESTS, 0, NULL))
+        return ibx_frontend_event_record(event, stream);
+    calls->legacy_orders();
+    const int rc = ibx_frontend_event_record(event, stream);
+    calls->legacy_orders();
+    if (!rc)
+        ibx_frontend_host_ordered();
     return rc;
 }
 

@@ -51,6 +51,8 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool wa
  * 900, or 901 if it was invalid before; of the legacy stream, while one is captured that waits for
  * it, 906. */
 int ibx_frontend_stream_ask(void *stream);
+/* cudaEventRecord, for an event that the caller waits for itself, so that it leaves nothing. */
+int ibx_frontend_event_record(void *event, void *stream);
 
 /* A function to be called when cudaDeviceSynchronize has succeeded in a process with one device. It
  * returns what that returns then. */
@@ -119,8 +121,10 @@ void ibx_frontend_host_events_in_child(void);
 /* Whether a host function that work in the stream comes after has not returned yet: one in the
  * stream, or in a stream with which it is ordered. */
 bool ibx_frontend_host_waits(const void *stream);
-/* The same after waiting up to `ms` milliseconds for their streams to pass them. */
+/* The same after waiting up to `ms` milliseconds for their streams to pass them; also if the order
+ * is that of an event in the legacy stream, which _ordered() notes. */
 bool ibx_frontend_host_before(const void *stream, unsigned ms);
+void ibx_frontend_host_ordered(void);
 /* Whether any of these will never be called. */
 bool ibx_frontend_host_gone(const void *stream);
 /* A device was reset: no function is outstanding any more. */
