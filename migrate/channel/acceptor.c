@@ -13,15 +13,17 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define SILENT (-ENOMSG) /* the peer closed the connection without a message */
+#define SILENT  (-ENOMSG) /* the peer closed the connection without a message */
+#define LOOK_MS 100       /* between two looks whether to end */
 
 /* One connection, which has a place until ibx_acceptor_take() hands it over. */
 struct place {
     struct place *next;
     struct ibx_acceptor *acceptor;
     struct ibx_peer peer;
-    bool reserved; /* it counts as one of IBX_ACCEPTOR_RESERVED */
-    bool ready;    /* its first message has come */
+    bool reserved;                 /* it counts as one of IBX_ACCEPTOR_RESERVED */
+    bool ready;                    /* its first message has come */
+    struct ibx_conn *establishing; /* as long as ibx_establish() has it */
     struct ibx_connection_request request;
 };
 
@@ -29,6 +31,7 @@ struct ibx_acceptor {
     struct ibx_accept_thread *accepts;
     unsigned timeout_ms;
     atomic_uint first_ms; /* of timeout_ms, for the first message */
+    atomic_bool ends;     /* no first message is waited for any more */
     int ready_fd;
     pthread_mutex_t lock;     /* protects what follows */
     pthread_cond_t fewer;     /* a thread has ended */
@@ -77,11 +80,11 @@ static void leave(struct ibx_acceptor *acceptor, struct place *place)
 /* ---------------------------------------------------------------- one request */
 
 /* The next message, decoded. On success the caller releases `event`. */
-static int next_message(struct ibx_conn *conn, uint64_t deadline_ns, unsigned timeout_ms,
-                        struct ibx_event *event, struct ibx_migrate_any *message,
-                        struct ibx_error *err)
+static int next_message(const struct ibx_acceptor *acceptor, struct ibx_conn *conn,
+                        uint64_t deadline_ns, unsigned timeout_ms, struct ibx_event *event,
+                        struct ibx_migrate_any *message, struct ibx_error *err)
 {
-    for (;;) {
+    while (!acceptor->ends) {
         int n = ibx_poll(conn, event, 1);
         if (n < 0 || (n == 1 && event->type == IBX_EVENT_CLOSED))
             return ibx_error_set(err, SILENT, "it closed without a message");
@@ -93,13 +96,15 @@ static int next_message(struct ibx_conn *conn, uint64_t deadline_ns, unsigned ti
         }
         if (ibx_now_ns() >= deadline_ns)
             return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", timeout_ms);
-        ibx_wait(conn, 100);
+        ibx_wait(conn, LOOK_MS);
     }
+    return ibx_error_set(err, SILENT, "no message is waited for any more");
 }
 
 /* The text that a HELLO announces, from the messages that follow it. */
-static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigned timeout_ms,
-                            struct ibx_migrate_hello *hello, struct ibx_error *err)
+static int take_description(const struct ibx_acceptor *acceptor, struct ibx_conn *conn,
+                            uint64_t deadline_ns, struct ibx_migrate_hello *hello,
+                            struct ibx_error *err)
 {
     const size_t length = hello->description_length;
     size_t got = 0;
@@ -109,7 +114,8 @@ static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigne
     while (got < length) {
         struct ibx_migrate_any message;
         struct ibx_event event;
-        int rc = next_message(conn, deadline_ns, timeout_ms, &event, &message, err);
+        int rc =
+            next_message(acceptor, conn, deadline_ns, acceptor->timeout_ms, &event, &message, err);
         if (rc)
             return rc;
         const struct ibx_bytes *part = &message.is.description;
@@ -131,16 +137,17 @@ static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigne
 static int first_message(const struct ibx_acceptor *acceptor, struct ibx_conn *conn,
                          struct ibx_migrate_any *first, struct ibx_error *err)
 {
-    const unsigned timeout_ms = acceptor->timeout_ms, first_ms = acceptor->first_ms;
-    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
+    const unsigned first_ms = acceptor->first_ms;
+    const uint64_t deadline = ibx_deadline_in_ms(acceptor->timeout_ms);
     struct ibx_event event;
-    int rc = next_message(conn, ibx_deadline_in_ms(first_ms), first_ms, &event, first, err);
+    int rc =
+        next_message(acceptor, conn, ibx_deadline_in_ms(first_ms), first_ms, &event, first, err);
     if (rc)
         return rc;
     /* HELLO and JOIN are text and numbers: nothing points into the event. */
     ibx_message_release(conn, &event);
     if (first->type == IBX_MIGRATE_HELLO)
-        rc = take_description(conn, deadline, timeout_ms,
+        rc = take_description(acceptor, conn, deadline,
                               (struct ibx_migrate_hello *)(uintptr_t)first->is.hello, err);
     else if (first->type != IBX_MIGRATE_JOIN)
         rc = ibx_error_set(err, -EPROTO, "its first message is %s",
@@ -164,22 +171,33 @@ static void turned_away(struct ibx_conn *conn, bool trouble, const char *why)
 
 /* Tells the peer why by ABORT, which all versions have alike. What the peer sends may have other
  * fields, and is discarded. */
-static void tell_version(struct ibx_conn *conn, uint64_t deadline_ns, const char *why)
+static void tell_version(const struct ibx_acceptor *acceptor, struct ibx_conn *conn,
+                         const char *why)
 {
+    const uint64_t deadline_ns = ibx_deadline_in_ms(acceptor->first_ms);
     struct ibx_channel channel;
     struct ibx_event event;
     int n;
     ibx_channel_init(&channel, conn);
     if (ibx_channel_send_abort(&channel, why))
         return;
-    while ((n = ibx_poll(conn, &event, 1)) >= 0 && ibx_now_ns() < deadline_ns) {
+    while (!acceptor->ends && (n = ibx_poll(conn, &event, 1)) >= 0 && ibx_now_ns() < deadline_ns) {
         if (n && event.type == IBX_EVENT_CLOSED)
             return;
         if (n && event.type == IBX_EVENT_MESSAGE)
             ibx_message_release(conn, &event);
         else if (!n)
-            ibx_wait(conn, 100);
+            ibx_wait(conn, LOOK_MS);
     }
+}
+
+static int establish(struct place *place, struct ibx_error *err)
+{
+    const int rc = ibx_establish(place->request.conn, err);
+    pthread_mutex_lock(&place->acceptor->lock);
+    place->establishing = NULL;
+    pthread_mutex_unlock(&place->acceptor->lock);
+    return rc;
 }
 
 static void *request_main(void *argument)
@@ -188,7 +206,7 @@ static void *request_main(void *argument)
     struct ibx_acceptor *acceptor = place->acceptor;
     struct ibx_connection_request *request = &place->request;
     struct ibx_error err = {0};
-    int rc = ibx_establish(request->conn, &err);
+    int rc = establish(place, &err);
     if (!rc) { /* an authenticated source: padding may follow its first message */
         ibx_receive_ahead(request->conn);
         rc = ibx_channel_check_room(request->conn, &err);
@@ -196,10 +214,10 @@ static void *request_main(void *argument)
     if (!rc) {
         rc = first_message(acceptor, request->conn, &request->first, &err);
         if (rc == -EPROTONOSUPPORT)
-            tell_version(request->conn, ibx_deadline_in_ms(acceptor->first_ms), err.message);
+            tell_version(acceptor, request->conn, err.message);
     }
     if (rc)
-        turned_away(request->conn, rc != SILENT, err.message);
+        turned_away(request->conn, rc != SILENT && !acceptor->ends, err.message);
     pthread_mutex_lock(&acceptor->lock);
     place->ready = !rc;
     if (rc)
@@ -244,7 +262,7 @@ static const char *begin_request(struct ibx_acceptor *acceptor, struct ibx_conn 
     struct place *place = calloc(1, sizeof(*place));
     if (!place)
         return "there is no memory for it";
-    *place = (struct place){.acceptor = acceptor, .request.conn = conn};
+    *place = (struct place){.acceptor = acceptor, .establishing = conn, .request.conn = conn};
     ibx_peer_of(conn, &place->peer);
     pthread_mutex_lock(&acceptor->lock);
     const bool taken = take_place(acceptor, place);
@@ -358,18 +376,29 @@ int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_reque
     return taken;
 }
 
+/* A peer that has stopped while its connection is set up, or before its first message, would be
+ * waited for as long as its time-outs take. */
+static void end_threads(struct ibx_acceptor *acceptor)
+{
+    acceptor->ends = true;
+    pthread_mutex_lock(&acceptor->lock);
+    for (const struct place *place = acceptor->first; place; place = place->next)
+        if (place->establishing)
+            ibx_hang_up(place->establishing);
+    while (acceptor->threads)
+        ibx_thread_wait(&acceptor->fewer, &acceptor->lock);
+    pthread_mutex_unlock(&acceptor->lock);
+    if (acceptor->any_ended)
+        pthread_join(acceptor->ended, NULL);
+}
+
 void ibx_acceptor_close(struct ibx_acceptor *acceptor)
 {
     struct ibx_connection_request request;
     if (!acceptor)
         return;
     ibx_accept_thread_end(acceptor->accepts);
-    pthread_mutex_lock(&acceptor->lock);
-    while (acceptor->threads)
-        ibx_thread_wait(&acceptor->fewer, &acceptor->lock);
-    pthread_mutex_unlock(&acceptor->lock);
-    if (acceptor->any_ended)
-        pthread_join(acceptor->ended, NULL);
+    end_threads(acceptor);
     while (ibx_acceptor_take(acceptor, &request)) {
         ibx_close(request.conn);
         ibx_migrate_message_free(&request.first);

@@ -22,7 +22,8 @@
 struct client {
     struct client *next;
     struct ibx_snapshot_server *server;
-    struct ibx_conn *conn; /* NULL, under the lock: it is being closed */
+    struct ibx_conn *conn;         /* NULL, under the lock: it is being closed */
+    struct ibx_conn *establishing; /* under the lock: as long as ibx_establish() has it */
     pthread_t thread;
     bool over;           /* under the lock */
     struct ibx_mr **mrs; /* of each part, where registering pins; under server->pinning */
@@ -425,11 +426,20 @@ static void keep_going(struct client *client)
     }
 }
 
+static int establish(struct client *client, struct ibx_error *err)
+{
+    const int rc = ibx_establish(client->conn, err);
+    pthread_mutex_lock(&client->server->lock);
+    client->establishing = NULL;
+    pthread_mutex_unlock(&client->server->lock);
+    return rc;
+}
+
 static int serve(struct client *client, struct ibx_error *err)
 {
     struct ibx_snapshot_server *server = client->server;
     struct ibx_snapshot_any first;
-    int rc = ibx_establish(client->conn, err);
+    int rc = establish(client, err);
     if (!rc)
         rc = ibx_channel_check_room(client->conn, err);
     if (!rc)
@@ -471,7 +481,8 @@ static void *client_main(void *argument)
     return NULL;
 }
 
-/* Joins the threads that are over, or all of them. */
+/* Joins the threads that are over, or all of them. A reader that has stopped while its connection
+ * is set up would be waited for as long as its time-outs take. */
 static void reap(struct ibx_snapshot_server *server, bool all)
 {
     struct client *gone = NULL;
@@ -485,7 +496,9 @@ static void reap(struct ibx_snapshot_server *server, bool all)
         *link = client->next;
         client->next = gone;
         gone = client;
-        if (client->conn)
+        if (client->establishing) /* cannot be woken yet */
+            ibx_hang_up(client->establishing);
+        else if (client->conn)
             ibx_wake(client->conn);
     }
     pthread_mutex_unlock(&server->lock);
@@ -538,7 +551,7 @@ static const char *begin_client(struct ibx_snapshot_server *server, struct ibx_c
     struct client *client = calloc(1, sizeof(*client));
     if (!client)
         return "there is no memory for it";
-    *client = (struct client){.server = server, .conn = conn};
+    *client = (struct client){.server = server, .conn = conn, .establishing = conn};
     ibx_peer_of(conn, &client->peer);
     const bool added = add(server, client);
     if (added && !ibx_thread_create(&client->thread, client_main, client))

@@ -2,6 +2,7 @@
 /* Readers of snapshots that break the protocol, or take more than their share. The test process
  * is the hostile reader. The server closes its connection and serves all others as before. */
 #include "tests/fixtures/patience.h"
+#include "tests/fixtures/raw_handshake.h"
 #include "tests/fixtures/snapshot_peer.h"
 
 #include "common/clock.h"
@@ -207,6 +208,47 @@ static void test_a_reader_that_stands_still(void **state)
     ibx_close(conn);
 }
 
+/* A reader that has proven itself, and stops before its TRY, its ANSWER or its RESULT. */
+static struct raw stop_before(enum raw_type type)
+{
+    const uint16_t port = (uint16_t)atoi(strrchr(ibx_snapshot_server_uri(server), ':') + 1);
+    struct raw raw = raw_connect(port, "127.0.0.1", "127.0.0.1");
+    static const uint8_t terms[] = {2, 0, 0, 16, 0, 64, 0, 0, 64, 0, 0, 0}; /* one socket for all */
+    struct raw_frame frame;
+    uint8_t payload[16];
+    raw.purpose = IBX_SNAPSHOT_PURPOSE;
+    raw_prove(&raw);
+    if (type != TRY) {
+        raw_send_frame(&raw, TRY, payload, raw_string(payload, "tcp"));
+        raw_expect(&raw, OFFER, &frame);
+    }
+    if (type == RESULT) {
+        raw_send_frame(&raw, ANSWER, terms, sizeof(terms));
+        raw_expect(&raw, RESULT, &frame);
+    }
+    return raw;
+}
+
+/* Readers that stop while their connections are set up do not delay the end of the server. */
+static void test_readers_that_stop_half_way(void **state)
+{
+    static const enum raw_type stops[] = {TRY, ANSWER, RESULT};
+    const unsigned limit_ms = patience / 4;
+    struct raw raws[3];
+    struct ibx_options patient = options();
+    (void)state;
+    patient.timeout_ms = 3 * limit_ms;
+    open_server_for(patient, 0);
+    for (unsigned i = 0; i < 3; i++)
+        raws[i] = stop_before(stops[i]);
+    read_all();
+    const uint64_t began = ibx_now_ns();
+    close_server();
+    assert_true(ibx_now_ns() - began < limit_ms * IBX_NS_PER_MS);
+    for (unsigned i = 0; i < 3; i++)
+        raw_close(&raws[i]);
+}
+
 /* Readers must ask for pages; these ask for wrong ones. */
 static void test_who_asks(void **state)
 {
@@ -303,6 +345,7 @@ int main(void)
                                               cmocka_unit_test(test_a_reader_of_short_messages),
                                               cmocka_unit_test(test_a_reader_of_another_version),
                                               cmocka_unit_test(test_a_reader_that_stands_still),
+                                              cmocka_unit_test(test_readers_that_stop_half_way),
                                               cmocka_unit_test(test_who_asks),
                                               cmocka_unit_test(test_one_name_leaves_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);

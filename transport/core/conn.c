@@ -174,8 +174,8 @@ static int watch_forks(void)
 int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err)
 {
     const int rc = watch_forks();
-    conn->owner = getpid();
     conn->forks = atomic_load(&ibx_conn_forks);
+    conn->owner = getpid(); /* last: ibx_hang_up() of another thread looks at both */
     if (rc)
         return ibx_error_set(err, rc, "a forked child would not be noticed: %s", strerror(-rc));
     conn->epoll_fd = ibx_descriptor_apart(epoll_create1(EPOLL_CLOEXEC));

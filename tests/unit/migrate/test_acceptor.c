@@ -5,10 +5,12 @@
 #include "migrate/common/common.h"
 #include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
+#include "tests/fixtures/raw_handshake.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 #include "transport/core/conn.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -61,13 +63,19 @@ static struct ibx_options options_of(unsigned name)
     return options;
 }
 
-static void begin_at(const char *uri)
+static void begin_with(const char *uri, unsigned timeout_ms)
 {
     struct ibx_options options = options_of(0);
     options.name[0] = '\0';
+    options.timeout_ms = timeout_ms;
     count = 0;
     fds = open_fds();
     assert_int_equal(ibx_acceptor_open(uri, &options, &acceptor, NULL), 0);
+}
+
+static void begin_at(const char *uri)
+{
+    begin_with(uri, PATIENCE_MS);
 }
 
 /* A silent peer keeps its place longer than the test runs. */
@@ -578,6 +586,42 @@ static void a_thread_is_lacking_behind_the_look(NO_STATE)
     end();
 }
 
+/* A peer with the key n1 that has proven itself and then sends nothing. */
+static struct raw stop_half_way(void)
+{
+    static const uint8_t key[16] = {[15] = 2};
+    const uint16_t port = (uint16_t)atoi(strrchr(ibx_acceptor_uri(acceptor), ':') + 1);
+    struct raw raw = raw_connect(port, "127.0.0.1", "127.0.0.1");
+    ibx_hash(&(struct ibx_piece){key, sizeof(key)}, 1, raw.key);
+    raw.name = "n1";
+    raw.purpose = IBX_MIGRATE_PURPOSE;
+    raw_prove(&raw);
+    return raw;
+}
+
+/* At the end of a migration such peers are not waited for: not for their handshakes, their first
+ * messages or their descriptions. */
+static void peers_that_stop_half_way_delay_no_end(NO_STATE)
+{
+    const char *const part[] = {"{", NULL};
+    const unsigned limit_ms = patience_ms(5000);
+    struct raw raws[2];
+    begin_with("tcp://127.0.0.1:0", 3 * limit_ms);
+    ibx_acceptor_first_within(acceptor, 3 * limit_ms);
+    for (unsigned i = 0; i < 2; i++)
+        raws[i] = stop_half_way();
+    assert_true(gets_place(0));
+    describes(100, part, false);
+    const uint64_t began = ibx_now_ns();
+    ibx_acceptor_close(acceptor);
+    assert_true(ibx_now_ns() - began < limit_ms * IBX_NS_PER_MS);
+    while (count)
+        ibx_close(conns[--count]);
+    for (unsigned i = 0; i < 2; i++)
+        raw_close(&raws[i]);
+    assert_int_equal(open_fds(), fds);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -599,6 +643,7 @@ int main(void)
         cmocka_unit_test(a_peer_is_told_of_the_lack_of_descriptors),
         cmocka_unit_test(a_thread_is_tried_again),
         cmocka_unit_test(a_thread_is_lacking_behind_the_look),
+        cmocka_unit_test(peers_that_stop_half_way_delay_no_end),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }
