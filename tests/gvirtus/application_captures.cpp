@@ -247,6 +247,30 @@ bool refused_beside_another_threads_stream(const UnsafeCalls &unsafe)
     return HOLDS(fails(cudaStreamEndCapture(own, &graph), 901) && !graph);
 }
 
+// The thread that captures has ended, and another one has its pthread_t, but not its captures.
+bool permitted_to_a_later_thread(const UnsafeCalls &unsafe)
+{
+    pthread_t by{};
+    void *stream = nullptr;
+    int begun = -1, rc = -1, last = -1;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    std::thread([&] {
+        by = pthread_self();
+        begun = cudaStreamBeginCapture(stream, MODE_LOCAL);
+    }).join();
+    REQUIRE(begun == 0);
+    bool same = false;
+    for (int i = 0; i < 100 && !same; i++)
+        std::thread([&] {
+            if ((same = pthread_equal(by, pthread_self()))) {
+                rc = unsafe.calls[0].run();
+                last = cudaGetLastError();
+            }
+        }).join();
+    REQUIRE(same && rc == 0 && last == 0 && unsafe.calls[0].undo() == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0);
+}
+
 } // namespace
 
 // What CUDA calls unsafe is refused while the thread itself captures, but in mode RELAXED, and
@@ -263,6 +287,7 @@ bool captures_forbid()
         }
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
     REQUIRE(refused_beside_another_threads_stream(unsafe));
+    REQUIRE(permitted_to_a_later_thread(unsafe));
     REQUIRE(refused_before_arguments(unsafe, stream) && refused_in_legacy(unsafe));
     return HOLDS(cudaStreamDestroy(stream) == 0);
 }

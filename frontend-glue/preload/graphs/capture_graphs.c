@@ -26,8 +26,8 @@
 struct capture {
     struct capture *next;
     void *stream;
-    pthread_t by;
-    bool alone; /* there was no other capture when it began, so no work was left to do before it */
+    uint64_t by; /* the number of the thread */
+    bool alone;  /* there was no other capture when it began, so no work was left to do before it */
     int mode;
     unsigned long long id;
     void *graph; /* the graph that is captured into; NULL: the program has not asked for it */
@@ -41,11 +41,20 @@ struct capture {
 static struct capture *all; /* protected by the lock of ranges */
 static _Atomic unsigned long long ids;
 
+/* The calling thread's number. No later thread has it; a pthread_t it may have. */
+static uint64_t this_thread(void)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number;
+    if (!number)
+        number = atomic_fetch_add(&last, 1) + 1;
+    return number;
+}
+
 /* cudaStreamPerThread is a different stream in each thread. */
 static bool is_of(const struct capture *c, const void *stream)
 {
-    return c->stream == stream &&
-           (stream != CUDA_STREAM_PER_THREAD || pthread_equal(c->by, pthread_self()));
+    return c->stream == stream && (stream != CUDA_STREAM_PER_THREAD || c->by == this_thread());
 }
 
 /* Called under the lock. Counts captures of a thread's own stream. */
@@ -105,7 +114,7 @@ static bool forbids(const struct capture *c)
     const int mode = ibx_frontend_capture_mode();
     if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED || c->over)
         return false;
-    return pthread_equal(c->by, pthread_self()) ||
+    return c->by == this_thread() ||
            (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
 }
 
@@ -150,7 +159,7 @@ static struct capture *note(void *stream, int mode, bool alone)
     if (stream == CUDA_STREAM_PER_THREAD && keyed)
         pthread_setspecific(of_thread, &of_thread);
     c->stream = stream;
-    c->by = pthread_self();
+    c->by = this_thread();
     c->alone = alone;
     c->mode = mode;
     c->id = atomic_fetch_add(&ids, 1) + 1;
@@ -208,8 +217,7 @@ static int cut(struct capture *c)
 {
     void *part = NULL;
     if (c->mode != CUDA_CAPTURE_RELAXED &&
-        !pthread_equal(c->by, pthread_self())) /* another thread may not end it, and the attempt
-                                                  would invalidate it */
+        c->by != this_thread()) /* another one may not end it, and would invalidate it */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = end_capture(c, c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);
