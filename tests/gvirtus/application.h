@@ -378,6 +378,7 @@ bool pointers();
 bool managed_in_function();
 bool managed_in_function_and_child();
 bool managed_made_beside_function();
+bool managed_given_beside_first_function();
 bool managed_at_exit();
 char *managed_memory(std::size_t n);
 // application_managed_captures.cpp

@@ -53,6 +53,14 @@ std::vector<char> touched(std::vector<char> bytes, std::size_t stride)
     return bytes;
 }
 
+// Until the thread with this number, once it has one, waits, in pieces perhaps, or its call has
+// ended (-1).
+void await_sleep(const std::atomic<pid_t> &thread)
+{
+    for (int asleep = 0; asleep < 200 && thread >= 0; usleep(1000))
+        asleep += thread && thread_state(getpid(), thread) == 'S';
+}
+
 // A kernel's bytes get to the function, and the function's to a kernel that was launched before the
 // function is called. If the back end has page-locked memory at its address, nothing for which the
 // function waits needs CUDA: that would copy within its host, behind functions that were called.
@@ -247,6 +255,48 @@ bool managed_made_beside_function()
     REQUIRE(has(memory, touched(t.expected, 1)) && from[0] == memory[0]);
     return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaStreamDestroy(stream) == 0 &&
                  cudaStreamDestroy(beside) == 0);
+}
+
+// The first function of the process comes into a stream for which the legacy stream waits, while
+// another thread gives managed memory to the device in the order of the legacy stream.
+bool managed_given_beside_first_function()
+{
+    void *blocking = nullptr, *beside = nullptr, *held = nullptr, *event = nullptr;
+    char *device = device_memory(2);
+    REQUIRE(device && cudaStreamCreate(&blocking) == 0 && cudaEventCreate(&event) == 0);
+    for (void **stream : {&beside, &held})
+        REQUIRE(cudaStreamCreateWithFlags(stream, 1) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(held));
+    REQUIRE(stub_launch(device, device + 1, 1, held) == 0 && cudaEventRecord(event, held) == 0);
+    char *memory = managed_memory(used); // the device has not had it, so it can be written
+    REQUIRE(memory);
+    Touch t{memory, random_bytes(used, 10)};
+    std::memcpy(memory, t.expected.data(), used);
+    REQUIRE(cudaStreamWaitEvent(blocking, event, 0) == 0);
+    std::atomic<pid_t> giver{0}, enqueuer{0};
+    int given = -1;
+    alarm(20 * static_cast<unsigned>(patience_times()));
+    std::thread gives([&] {
+        giver = gettid();
+        given = stub_launch(device, memory, 1, beside);
+        giver = -1;
+    });
+    await_sleep(giver);
+    REQUIRE(giver > 0);
+    std::thread enqueues([&] {
+        enqueuer = gettid();
+        launch_function(touch, &t, blocking);
+        enqueuer = -1;
+    });
+    await_sleep(enqueuer);
+    stub_remote()->release_stream(reinterpret_cast<std::uintptr_t>(held));
+    gives.join();
+    enqueues.join();
+    REQUIRE(given == 0 && cudaStreamSynchronize(blocking) == 0 && t.right);
+    REQUIRE(cudaStreamSynchronize(beside) == 0 && has(memory, touched(t.expected, 1)));
+    for (void *stream : {blocking, beside, held})
+        REQUIRE(cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(device) == 0 && cudaEventDestroy(event) == 0);
 }
 
 bool managed_in_function()

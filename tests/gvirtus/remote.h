@@ -132,7 +132,8 @@ class Remote : public FrontEnd
     void hold_linker(bool held) { call("cudaTestHoldLinker", Body().u64(held)); }
     // Work of this stream alone does not run; 0: all does.
     void hold_stream(std::uint64_t stream) { call("cudaTestHoldStream", Body().u64(stream)); }
-    void release_stream(std::uint64_t stream) { call("cudaTestReleaseStream", Body().u64(stream)); }
+    // By its name, it gives the device no work, and so waits for no managed memory.
+    void release_stream(std::uint64_t stream) { call("cudaStreamTestRelease", Body().u64(stream)); }
     // The back end's thread has no context, as before its first call on a device.
     bool lose_context() { return !call("cudaTestNoContext", Body()); }
     // False: this is a real driver, to which nothing can be injected.

@@ -127,7 +127,7 @@ const Calls test_calls = {
          work.endless = stream != nullptr;
          return 0;
      }},
-    {"cudaTestReleaseStream",
+    {"cudaStreamTestRelease",
      [](Frame &f) -> int {
          f.app->release_stream(f.pointer());
          return 0;

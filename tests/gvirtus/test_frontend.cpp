@@ -559,8 +559,8 @@ void check_what_it_does_not()
     check("math-libraries that a program leaves", leaves_math);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory that is only read", [] { return run("managed-reads", true); });
-    for (const char *test :
-         {"managed-in-function", "managed-in-function-and-child", "managed-made-beside-function"})
+    for (const char *test : {"managed-in-function", "managed-in-function-and-child",
+                             "managed-made-beside-function", "managed-given-beside-first-function"})
         check("managed memory, touched in a function of a stream",
               [=] { return managed_in_function(test); });
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });

@@ -180,6 +180,8 @@ bool ibx_managed_any_lent(void);
 /* Copies newer bytes to the device. `works`: the calling thread, or the one for which this is done,
  * then gives the device work. Returns a CUDA error. */
 int ibx_managed_give(bool works);
+/* Waits for copies of managed memory that are under way. */
+void ibx_managed_copies_end(void);
 /* The calling thread serves accesses of the others, or those of functions that streams wait for. */
 void ibx_managed_serves(bool functions);
 /* From now on nothing is fetched. Waits at most `ms` milliseconds for a fetch that is under way. */

@@ -383,6 +383,9 @@ static void function_ends(void)
         have_served(&functions, &none);
 }
 
+static const struct ibx_frontend_around around = {
+    .first = ibx_managed_copies_end, .begins = function_begins, .ends = function_ends};
+
 /* Locked. */
 static void watch_forks(void)
 {
@@ -408,6 +411,6 @@ bool ibx_managed_faults_begin(void)
         (all_threads.begun || ibx_managed_catch(on_fault)) && server_begins(&all_threads);
     pthread_mutex_unlock(&lock);
     if (good)
-        ibx_frontend_around_functions(function_begins, function_ends);
+        ibx_frontend_around_functions(&around);
     return good;
 }

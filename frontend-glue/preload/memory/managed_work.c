@@ -76,10 +76,9 @@ void ibx_managed_own_end(void)
     own--;
 }
 
-int ibx_managed_give(bool works)
+/* Called under the lock. */
+static int give(bool works)
 {
-    struct held_handlers before;
-    ibx_managed_lock(&before);
     ibx_managed_own_begin();
     const int rc = ibx_managed_give_all();
     ibx_managed_own_end();
@@ -89,15 +88,38 @@ int ibx_managed_give(bool works)
         atomic_fetch_add(&working, 1);
         atomic_fetch_add(&work_begun, 1);
     }
+    return rc;
+}
+
+int ibx_managed_give(bool works)
+{
+    struct held_handlers before;
+    ibx_managed_lock(&before);
+    const int rc = give(works);
     ibx_managed_unlock(&before);
     return rc;
 }
 
 /* The serving thread can do it in streams that no capture notices, and that wait for no function of
- * the host. */
+ * the host. Looked at again under the lock, for which the first such function waits. */
 static int have_given(bool works)
 {
-    return ibx_frontend_gives_beside() ? ibx_managed_have_given(works) : ibx_managed_give(works);
+    struct held_handlers before;
+    if (ibx_frontend_gives_beside())
+        return ibx_managed_have_given(works);
+    ibx_managed_lock(&before);
+    const bool beside = ibx_frontend_gives_beside();
+    const int rc = beside ? CUDA_SUCCESS : give(works);
+    ibx_managed_unlock(&before);
+    return beside ? ibx_managed_have_given(works) : rc;
+}
+
+/* A thread that lends the lock copies later, and sees then what there is. */
+void ibx_managed_copies_end(void)
+{
+    struct held_handlers before;
+    const bool borrowed = ibx_managed_borrow(&before);
+    ibx_managed_give_back(&before, borrowed);
 }
 
 void ibx_frontend_managed_resets(void)

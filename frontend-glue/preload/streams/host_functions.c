@@ -84,12 +84,38 @@ static struct {
 } server;                            /* under the lock */
 static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
 
-/* This process has, or had, host functions. */
-static atomic_bool used;
+/*
+ * Whether this process has, or had, host functions.
+ *
+ *   NONE -> BEGINS   the first one is about to be enqueued, or put into a graph
+ *   BEGINS -> BEGUN  nothing that does not expect functions is under way any more
+ */
+enum use_state { USE_NONE, USE_BEGINS, USE_BEGUN };
+
+static _Atomic enum use_state used;
+static pthread_mutex_t use_lock = PTHREAD_MUTEX_INITIALIZER; /* held while the state is BEGINS */
+static const struct ibx_frontend_around *_Atomic around;
 
 bool ibx_frontend_gives_beside(void)
 {
-    return atomic_load_explicit(&used, memory_order_relaxed) || ibx_frontend_capturing();
+    return atomic_load(&used) != USE_NONE || ibx_frontend_capturing();
+}
+
+/* Called before the lock is taken. A copy in the legacy stream's order that began before the state
+ * was BEGINS could wait for the function, which may need what the copying thread has. */
+static void use(void)
+{
+    if (atomic_load(&used) == USE_BEGUN || ibx_frontend_unloads())
+        return;
+    pthread_mutex_lock(&use_lock);
+    if (atomic_load(&used) == USE_NONE) {
+        atomic_store(&used, USE_BEGINS);
+        const struct ibx_frontend_around *calls = atomic_load(&around);
+        if (calls)
+            calls->first();
+        atomic_store(&used, USE_BEGUN);
+    }
+    pthread_mutex_unlock(&use_lock);
 }
 
 bool ibx_frontend_host_functions(void)
@@ -349,21 +375,18 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     return true;
 }
 
-static void (*_Atomic function_begins)(void), (*_Atomic function_ends)(void);
-
-void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void))
+void ibx_frontend_around_functions(const struct ibx_frontend_around *calls)
 {
-    atomic_store(&function_ends, ends);
-    atomic_store(&function_begins, begins);
+    atomic_store(&around, calls);
     if (atomic_load(&used)) /* a function may be running, and has called nothing before it */
-        begins();
+        calls->begins();
 }
 
 static void call(const struct function *f, struct called *called)
 {
-    void (*const begins)(void) = atomic_load(&function_begins);
-    if (begins)
-        begins();
+    const struct ibx_frontend_around *calls = atomic_load(&around);
+    if (calls)
+        calls->begins();
     ibx_frontend_host_function_is(f->callback || !ibx_frontend_graph_copies(f->function)
                                       ? IBX_FUNCTION_THEIRS
                                       : IBX_FUNCTION_OURS);
@@ -375,9 +398,9 @@ static void call(const struct function *f, struct called *called)
              !ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n))
         f->function(f->argument);
     ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
-    void (*const ends)(void) = atomic_load(&function_ends); /* set meanwhile, perhaps */
-    if (ends)
-        ends();
+    calls = atomic_load(&around); /* set meanwhile, perhaps */
+    if (calls)
+        calls->ends();
     pthread_mutex_lock(&lock);
     server.returned = true;
     server.runs = (struct host_node){0};
@@ -505,7 +528,8 @@ static void at_exit(void)
 static void in_child(void)
 {
     server.state = SERVER_NONE;
-    atomic_store(&used, false);
+    atomic_store(&used, USE_NONE);
+    pthread_mutex_init(&use_lock, NULL);
     server.functions = NULL;
     server.called = server.runs_for = 0;
     server.runs = (struct host_node){0};
@@ -530,7 +554,6 @@ static bool begin(void)
         return false;
     pthread_once(&once, watch);
     if (server.state == SERVER_NONE) {
-        atomic_store(&used, true);
         server.state = SERVER_BEGINS;
         if (ibx_thread_begin(&server.thread, serve, NULL))
             server.state = SERVER_NO_THREAD;
@@ -559,6 +582,7 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
                                     uint64_t *queue)
 {
     const struct host_node wanted = {function, argument};
+    use();
     pthread_mutex_lock(&lock);
     const uint64_t number = begin() ? ibx_repeated_number(&wanted, &server.last_number) : 0;
     *queue = server.queue;
@@ -683,6 +707,7 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     const bool blocking = ibx_frontend_stream_blocks(wish->stream);
+    use();
     pthread_mutex_lock(&lock);
     const bool serves = begin();
     *f = (struct function){.stream = wish->stream,

@@ -79,9 +79,16 @@ bool ibx_frontend_host_functions(void);
 /* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
  * there would end a capture, or might wait for a function that accesses such memory. Quick. */
 bool ibx_frontend_gives_beside(void);
-/* These are called before and after each function, in its thread. For functions that may be running
- * already, `begins` is called at once, in the calling thread. */
-void ibx_frontend_around_functions(void (*begins)(void), void (*ends)(void));
+/* What is called around functions of the application. */
+struct ibx_frontend_around {
+    /* Before the first one: waits for what was begun while ibx_frontend_gives_beside() was false,
+     * and is true now. */
+    void (*first)(void);
+    void (*begins)(void), (*ends)(void); /* before and after each, in its thread */
+};
+/* Sets these calls, for good. For functions that may be running already, `begins` is called at
+ * once, in the calling thread. */
+void ibx_frontend_around_functions(const struct ibx_frontend_around *calls);
 /* A mark, to be taken before the calling thread waits for a stream (or all streams) and passed to
  * _host_lost() afterwards. */
 uint64_t ibx_frontend_host_enqueued(void);
