@@ -286,6 +286,7 @@ int main(int argc, char **argv)
         {"registered-in-kernels", registered_in_kernels},
         {"registered-beside-others", registered_beside_others},
         {"registered-and-forks", registered_and_forks},
+        {"registered-and-handlers-of-forks", registered_and_handlers_of_forks},
         {"registered-anywhere", registered_anywhere},
         {"registered-beyond-pins", registered_beyond_pins},
         {"async", async},

@@ -422,6 +422,7 @@ extern bool leaves_hole;       // the last step has unmapped what was there, as 
 bool registered_in_kernels();
 bool registered_beside_others();
 bool registered_and_forks();
+bool registered_and_handlers_of_forks();
 bool registered_anywhere();
 bool registered_beyond_pins();
 

@@ -47,6 +47,17 @@ bool beyond_pins()
                  lines_with(app.said(), "ibx:") == 1);
 }
 
+bool places_in_children(const char *test)
+{
+    GpuBackEnd back;
+    Application app(&back, application, test, "taken");
+    REQUIRE(app.good());
+    const std::size_t told = lines_with(app.said(), "in place of which a handler");
+    const std::size_t others = lines_with(app.said(), "kernels do not reach");
+    return HOLDS(told == (provider == "shm") && others == (provider != "shm") &&
+                 lines_with(app.said(), "ibx:") == told + others);
+}
+
 } // namespace
 
 bool reach(const char *test, bool taken)
@@ -68,6 +79,8 @@ void check_registered()
               [=] { return reach("registered-in-kernels", taken); });
     check("registered memory that threads write to", beside_others);
     check("registered memory and forks", [] { return reach("registered-and-forks", true); });
+    check("registered memory where a child has something",
+          [] { return places_in_children("registered-and-handlers-of-forks"); });
     check("registered memory where the back end has something",
           [] { return reach("registered-anywhere", true); });
     check("registered memory beyond pins", beyond_pins);

@@ -22,7 +22,8 @@
  * A child must not share memory with its parent. So it does not get the shared mappings
  * (MADV_DONTFORK), but private pages at the same addresses, with the bytes of the moment before the
  * fork, which the forking thread has copied. This goes by what is mapped, so memory that the
- * program has unmapped or moved since is left alone, or found.
+ * program has unmapped or moved since is left alone, or found. The program's own handlers of forks
+ * (pthread_atfork) may run first in the child: what they have mapped there stays.
  */
 #include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/memory/mappings.h"
@@ -455,13 +456,43 @@ static void in_parent(void)
     pthread_mutex_unlock(&moving);
 }
 
+/* Whether nothing was mapped there; then memory without access is. */
+static bool reserve(void *at, size_t n)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *there = mmap(at, n, PROT_NONE, flags, -1, 0);
+    if (there != at && there != MAP_FAILED)
+        munmap(there, n); /* a kernel before 4.17 ignores MAP_FIXED_NOREPLACE */
+    return there == at;
+}
+
+/* Moves the pages at `copy` to where nothing is mapped, in halves if something is. Returns the
+ * bytes that have no place. */
+static size_t put(uint8_t *at, uint8_t *copy, size_t n)
+{
+    const size_t page = page_size(), half = n / page / 2 * page;
+    if (reserve(at, n)) {
+        if (mremap(copy, n, n, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED)
+            return 0;
+        munmap(at, n);
+    } else if (half) {
+        return put(at, copy, half) + put(at + half, copy + half, n - half);
+    }
+    munmap(copy, n);
+    return n;
+}
+
 /* The child has nothing of the list, nor of the shared memory. */
 static void in_child(void)
 {
     for (unsigned i = 0; i < run_count; i++) {
-        const struct child_run *r = &runs[i];
-        if (mremap(r->copy, r->n, r->n, MREMAP_MAYMOVE | MREMAP_FIXED, r->at) == MAP_FAILED)
-            munmap(r->copy, r->n);
+        const size_t left = put(runs[i].at, runs[i].copy, runs[i].n);
+        if (left)
+            ibx_log(IBX_LOG_WARN,
+                    "a child does not get %zu of the %zu bytes of registered memory at %p, in "
+                    "place of which a handler of the program (pthread_atfork) has mapped others, "
+                    "or since there are too many mappings",
+                    left, runs[i].n, runs[i].at);
     }
     pieces = NULL;
     atomic_store(&shared_at, NULL);
