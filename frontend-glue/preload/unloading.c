@@ -120,16 +120,27 @@ void ibx_frontend_exits(void)
     thread->unloads = thread->unloads || in_plugin || thread->inside;
 }
 
-/* The C library's functions. Looked up once, at the start, since a handler may not do that. */
+/* The C library's functions. */
 static void (*next_exit)(int status);
 static void (*next_quick_exit)(int status);
 
+/* At the start, since a handler may not do that. Constructors of other libraries run before, and
+ * may call exit(3). */
+static void find_next(void)
+{
+    if (next_exit)
+        return;
+    *(void **)&next_exit = dlsym(RTLD_NEXT, "exit");
+    *(void **)&next_quick_exit = dlsym(RTLD_NEXT, "quick_exit");
+}
+
 /* Ends the process if the C library has no such function. */
-static _Noreturn void end_by(void (*next)(int status), int status)
+static _Noreturn void end_by(void (*const *next)(int status), int status)
 {
     ibx_frontend_exits();
-    if (next)
-        next(status);
+    find_next();
+    if (*next)
+        (*next)(status);
     _exit(status);
 }
 
@@ -137,12 +148,12 @@ static _Noreturn void end_by(void (*next)(int status), int status)
  * function that this library can register. */
 __attribute__((visibility("default"))) _Noreturn void exit(int status)
 {
-    end_by(next_exit, status);
+    end_by(&next_exit, status);
 }
 
 __attribute__((visibility("default"))) _Noreturn void quick_exit(int status)
 {
-    end_by(next_quick_exit, status);
+    end_by(&next_quick_exit, status);
 }
 
 /* What a child's only thread has interrupted belongs to the parent: the other functions that are
@@ -155,7 +166,6 @@ static void in_child(void)
 /* Runs before this library's other constructors, so that in_child() runs before their functions. */
 __attribute__((constructor(101))) static void begin(void)
 {
-    *(void **)&next_exit = dlsym(RTLD_NEXT, "exit");
-    *(void **)&next_quick_exit = dlsym(RTLD_NEXT, "quick_exit");
+    find_next();
     pthread_atfork(NULL, NULL, in_child);
 }

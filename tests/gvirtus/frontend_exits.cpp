@@ -74,6 +74,15 @@ bool exits_in_waits(const char *mode)
     return HOLDS(app.ended() == interrupted_status);
 }
 
+bool exits_early()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "exits-early");
+    char said[64] = {};
+    REQUIRE(app.ended() == interrupted_status && read(app.out, said, sizeof(said) - 1) > 0);
+    return HOLDS(!std::strcmp(said, "exits early, and in order\n"));
+}
+
 bool ends_beside_standstill()
 {
     GpuBackEnd back(true, one_process);
@@ -97,5 +106,6 @@ void check_exits()
     for (const char *mode : {"plain", "managed"})
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
+    check("exit before the preload library is initialized", exits_early);
     check("a back end that stands still as the process ends", ends_beside_standstill);
 }
