@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 /* A handler that leaves locks and calls by longjmp(3) leaves the locks locked, and the calls half
- * made: they count on. */
+ * made: they count on, because the end of the process may use neither. */
 _Thread_local struct ibx_frontend_thread ibx_frontend_thread;
 
 /* What the linker calls the C library's function, and what it has this library call. */

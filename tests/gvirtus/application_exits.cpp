@@ -11,6 +11,7 @@
 #include "tests/fixtures/patience.h"
 
 #include <atomic>
+#include <csetjmp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -258,6 +259,15 @@ static bool works_and_frees(const std::string &mode)
     return true;
 }
 
+static sigjmp_buf outside;
+
+static void leaves(int number)
+{
+    exits = true;
+    alarm(3 * patience_times());
+    siglongjmp(outside, number);
+}
+
 } // namespace in_handlers
 
 // Its exit status is 42 if the moment has come, and 0 if there are not so many.
@@ -303,7 +313,9 @@ bool exits_in_search()
 }
 
 // The device does nothing until the process ends, and the handler interrupts the thread that waits
-// for it; in a program with managed memory between two pieces of its wait.
+// for it; in a program with managed memory between two pieces of its wait. Or it leaves the wait,
+// and the program ends outside of it: what it gives back is refused as in the handler, since the
+// answer to the wait is still to come.
 bool exits_in_wait()
 {
     using namespace in_handlers;
@@ -312,7 +324,8 @@ bool exits_in_wait()
     if (wish("IBX_EXITS_MODE") == "managed")
         REQUIRE(managed_memory(4096));
     static Owned first;
-    REQUIRE(signal(SIGUSR1, ends) != SIG_ERR);
+    auto *handler = wish("IBX_EXITS_MODE") == "leaves" ? in_handlers::leaves : in_handlers::ends;
+    REQUIRE(signal(SIGUSR1, handler) != SIG_ERR);
     stub_at_end(stub_close);
     stub_remote()->hold(true);
     REQUIRE(device && stub_launch(device + 8, device, 8, nullptr) == 0);
@@ -322,6 +335,8 @@ bool exits_in_wait()
         pthread_kill(waits, SIGUSR1);
         pause();
     }).detach();
+    if (sigsetjmp(outside, 1))
+        std::exit(interrupted_status);
     cudaDeviceSynchronize();
     return false;
 }

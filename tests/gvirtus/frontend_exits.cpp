@@ -103,7 +103,7 @@ void check_exits()
               [=] { return exits_in_handlers("closes", how); });
     check("... without the preload library", exits_without_preload);
     check("... and interrupts a search", exits_in_searches);
-    for (const char *mode : {"plain", "managed"})
+    for (const char *mode : {"plain", "managed", "leaves"})
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
     check("exit before the preload library is initialized", exits_early);
