@@ -472,6 +472,7 @@ int main(int argc, char **argv)
         {"driver-arrays", driver_arrays},
         {"driver-graphs", driver_graphs},
         {"driver-pools", driver_pools},
+        {"driver-refused-frees", driver_refused_frees},
         {"driver-textures", driver_textures},
         {"driver-shares", driver_shares},
         {"driver-hints", driver_hints},

@@ -271,6 +271,7 @@ bool driver_planes();
 bool driver_arrays();
 bool driver_graphs();
 bool driver_pools();
+bool driver_refused_frees();
 bool driver_textures();
 bool driver_shares();
 bool driver_hints();

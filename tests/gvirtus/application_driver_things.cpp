@@ -193,6 +193,22 @@ bool driver_pools()
     return HOLDS(cudaFree(mine) == 0 && cudaGetLastError() == 0);
 }
 
+// What a capture did not let the program free or destroy still goes with its context.
+bool driver_refused_frees()
+{
+    void *context = nullptr, *stream = nullptr, *graph = nullptr;
+    Address memory = 0;
+    REQUIRE(driver_has_context(&context) && cu("cuStreamCreate", &stream, 1u) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &memory, std::size_t{5000}) == 0);
+    REQUIRE(cu("cuStreamBeginCapture_v2", stream, 0) == 0 && cu("cuMemFree_v2", memory) == 900);
+    REQUIRE(cu("cuStreamEndCapture", stream, &graph) == 901);
+    const auto before = stub_remote()->stats().allocations;
+    REQUIRE(cu("cuCtxDestroy_v2", context) == 0);
+    REQUIRE(stub_remote()->stats().allocations == before - 1);
+    cudaGetLastError();
+    return true;
+}
+
 namespace
 {
 

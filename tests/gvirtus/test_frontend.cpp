@@ -527,6 +527,7 @@ void check_what_it_does_not()
                              "driver-arrays",
                              "driver-graphs",
                              "driver-pools",
+                             "driver-refused-frees",
                              "driver-textures",
                              "driver-shares",
                              "driver-hints",

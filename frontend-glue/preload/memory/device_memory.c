@@ -451,11 +451,9 @@ static int free_memory(void *address)
     return waits ? ibx_frontend_freed(rc) : rc;
 }
 
-int cudaFree(void *address)
+/* Of whatever kind it is. */
+static int free_any(void *address)
 {
-    if (ibx_frontend_unloads())
-        return CUDA_UNLOADING;
-    ibx_frontend_owned_gone(OWNED_MEMORY, address);
     int code;
     if (ibx_frontend_forbidden(&code))
         return code;
@@ -470,4 +468,16 @@ int cudaFree(void *address)
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_frontend_pointer_closed(address) ? CUDA_SUCCESS : free_memory(address);
+}
+
+int cudaFree(void *address)
+{
+    struct owned_note note;
+    if (ibx_frontend_unloads())
+        return CUDA_UNLOADING;
+    ibx_frontend_owned_lift(OWNED_MEMORY, address, &note);
+    const int rc = free_any(address);
+    if (rc && ibx_frontend_capturing()) /* CUDA frees nothing in a capture */
+        ibx_frontend_owned_again(&note);
+    return rc;
 }

@@ -16,9 +16,7 @@
 
 struct owned {
     struct owned *next;
-    const void *owner, *handle;
-    enum owned_kind kind;
-    int device;
+    struct owned_note note;
 };
 
 static struct owned *chains[CHAINS]; /* hashed by handle; protected by the lock */
@@ -29,7 +27,7 @@ static struct owned **place_of(enum owned_kind kind, const void *handle)
 {
     const uintptr_t at = (uintptr_t)handle;
     struct owned **place = &chains[(at >> 8 ^ at >> 4 ^ at >> 20) % CHAINS];
-    while (*place && ((*place)->handle != handle || (*place)->kind != kind))
+    while (*place && ((*place)->note.handle != handle || (*place)->note.kind != kind))
         place = &(*place)->next;
     return place;
 }
@@ -57,7 +55,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *owner)
+static void add(const struct owned_note *note)
 {
     struct owned *made = malloc(sizeof(*made));
     if (!made) {
@@ -66,33 +64,53 @@ void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *ow
         return;
     }
     pthread_mutex_lock(&lock);
-    struct owned **place = place_of(kind, handle);
+    struct owned **place = place_of(note->kind, note->handle);
     if (*place)
         take(place);
-    *made = (struct owned){*place, owner, handle, kind, ibx_frontend_current_device()};
+    *made = (struct owned){*place, *note};
     *place = made;
     atomic_fetch_add(&count, 1);
     pthread_mutex_unlock(&lock);
+}
+
+void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *owner)
+{
+    add(&(struct owned_note){owner, handle, kind, ibx_frontend_current_device()});
+}
+
+void ibx_frontend_owned_again(const struct owned_note *note)
+{
+    if (note->owner)
+        add(note);
 }
 
 const void *ibx_frontend_owner(enum owned_kind kind, const void *handle)
 {
     pthread_mutex_lock(&lock);
     const struct owned *found = *place_of(kind, handle);
-    const void *owner = found ? found->owner : NULL;
+    const void *owner = found ? found->note.owner : NULL;
     pthread_mutex_unlock(&lock);
     return owner;
 }
 
-void ibx_frontend_owned_gone(enum owned_kind kind, const void *handle)
+void ibx_frontend_owned_lift(enum owned_kind kind, const void *handle, struct owned_note *note)
 {
+    *note = (struct owned_note){.kind = kind};
     if (!atomic_load_explicit(&count, memory_order_relaxed))
         return;
     pthread_mutex_lock(&lock);
     struct owned **place = place_of(kind, handle);
-    if (*place)
+    if (*place) {
+        *note = (*place)->note;
         take(place);
+    }
     pthread_mutex_unlock(&lock);
+}
+
+void ibx_frontend_owned_gone(enum owned_kind kind, const void *handle)
+{
+    struct owned_note note;
+    ibx_frontend_owned_lift(kind, handle, &note);
 }
 
 void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner)
@@ -101,10 +119,10 @@ void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner)
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < CHAINS && !handle && atomic_load(&count); i++) {
         struct owned **place = &chains[i];
-        while (*place && ((*place)->owner != owner || (*place)->kind != kind))
+        while (*place && ((*place)->note.owner != owner || (*place)->note.kind != kind))
             place = &(*place)->next;
         if (*place) {
-            handle = (void *)(uintptr_t)(*place)->handle;
+            handle = (void *)(uintptr_t)(*place)->note.handle;
             take(place);
         }
     }
@@ -118,7 +136,7 @@ void ibx_frontend_owned_reset(int device)
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < CHAINS; i++)
         for (struct owned **place = &chains[i]; *place;) {
-            if ((*place)->device == device && (*place)->kind != OWNED_LIBRARY)
+            if ((*place)->note.device == device && (*place)->note.kind != OWNED_LIBRARY)
                 take(place);
             else
                 place = &(*place)->next;

@@ -286,6 +286,14 @@ void ibx_frontend_owned(enum owned_kind kind, const void *handle, const void *ow
 const void *ibx_frontend_owner(enum owned_kind kind, const void *handle);
 /* It is about to be destroyed. Quick if there is nothing in the list. */
 void ibx_frontend_owned_gone(enum owned_kind kind, const void *handle);
+/* The same; _again() takes it back, if the call has failed. */
+struct owned_note {
+    const void *owner, *handle; /* owner NULL: there was nothing */
+    enum owned_kind kind;
+    int device;
+};
+void ibx_frontend_owned_lift(enum owned_kind kind, const void *handle, struct owned_note *note);
+void ibx_frontend_owned_again(const struct owned_note *note);
 /* Takes something that belongs to the context out of the list; NULL: there is nothing. */
 void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner);
 /* The device was reset. */
