@@ -289,7 +289,7 @@ void ibx_pipeline_all_over(uint64_t left)
 
 void ibx_pipeline_legacy_orders(void)
 {
-    ibx_process_work(IBX_WORK_IN_LEGACY);
+    ibx_process_work(IBX_LEAVES_IN_LEGACY);
 }
 
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
