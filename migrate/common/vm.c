@@ -21,12 +21,12 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define STREAM_NAME   "ibx-state"
-#define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
-#define LOOK_MS       5         /* between two checks of a migration that ends */
-#define CLOSING_MS    1000      /* for QEMU to end a migration whose stream it has closed */
-#define LIBVIRT_MS    10000     /* for a migration that libvirt has begun to fail */
-#define CLEANING_MS   5000      /* for QEMU to end the thread of a migration that is over */
+#define STREAM_NAME "ibx-state"
+#define STREAM_WIDE (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
+#define LOOK_MS     5         /* between two checks of a migration that ends */
+#define CLOSING_MS  1000      /* for QEMU to end a migration whose stream it has closed */
+#define LIBVIRT_MS  10000     /* for a migration that libvirt has begun to fail */
+#define CLEANING_MS 5000      /* for QEMU to end the thread of a migration that is over */
 
 static void copy_text(char *to, size_t size, json_t *from)
 {
@@ -74,12 +74,27 @@ int ibx_vm_migration(struct ibx_qmp *qmp, struct ibx_vm_progress *progress, uint
     return 0;
 }
 
+static void set_room(int theirs, int bytes)
+{
+    setsockopt(theirs, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+void ibx_vm_stream_narrow(int theirs)
+{
+    set_room(theirs, IBX_VM_STREAM_NARROW);
+}
+
+void ibx_vm_stream_widen(int theirs)
+{
+    set_room(theirs, STREAM_WIDE);
+}
+
 int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err)
 {
-    int pair[2], size = STREAM_BUFFER;
+    int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
-    setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    ibx_vm_stream_widen(pair[1]);
     fcntl(pair[0], F_SETFL, O_NONBLOCK);
     *ours = pair[0];
     *theirs = pair[1];

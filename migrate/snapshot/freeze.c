@@ -24,9 +24,6 @@
 #define STREAM_MS 60000 /* for QEMU to write its state */
 #define ENDING_MS 1000  /* in which a QEMU that has closed its monitor ends */
 #define LOOK_MS   5
-/* Of QEMU's end of the stream, bytes: less than the ROM that QEMU writes before it stops the VM. So
- * it cannot stop the VM before this tool reads, and has looked for block jobs. */
-#define STREAM_ROOM 8192
 
 struct freezing {
     struct ibx_state_machine phase; /* enum ibx_freeze_phase */
@@ -439,7 +436,6 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
                    enum ibx_freeze_after after, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    const int room = STREAM_ROOM;
     int rc = ibx_qmp_connect_unless_busy(qmp, deadline, &f->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
@@ -462,7 +458,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
         rc = ibx_vm_stream(&f->ours, &f->theirs, err);
     if (rc)
         return rc;
-    setsockopt(f->theirs, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    ibx_vm_stream_narrow(f->theirs);
     f->undo.stream = ibx_hold_name(f->theirs);
     rc = ibx_process_find_start(f->ram.pid, &f->started, err);
     return rc ? rc : watch(f, qmp, err);

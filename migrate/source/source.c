@@ -174,13 +174,34 @@ static bool state_waits(const struct source *s)
            ibx_conn_path(s->link.control.conn)->remote;
 }
 
+/* Whether more of the device state may be read now. */
+static bool reads_state(const struct source *s)
+{
+    const bool idle = ibx_channel_idle(&s->link.control);
+    return s->stream.state.now == STREAM_NARROW
+               ? idle || ibx_source_stream_has_room(&s->stream)
+               : s->stream.state.now == STREAM_OPEN && idle && !state_waits(s);
+}
+
+/* Before the stop QEMU comes closer to it with each part that is read. So events come first: once a
+ * block job has begun, nothing more is read. */
+static int read_before_stop(struct source *s, struct ibx_error *err)
+{
+    const bool any = s->stream.pending > s->stream.held_length;
+    if (s->stream.state.now != STREAM_NARROW || !any || !reads_state(s))
+        return 0;
+    ibx_migration_stop_at("source", "reading");
+    int rc = ibx_qmp_pump(s->vm.qmp, err);
+    return rc || ibx_qmp_has_events(s->vm.qmp) ? rc : ibx_source_stream_read_some(&s->stream, err);
+}
+
 static int carry(struct source *s, struct ibx_error *err)
 {
     ibx_source_stream_look(&s->stream);
-    if (state_waits(s))
-        return 0;
-    int rc =
-        ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
+    int rc = read_before_stop(s, err);
+    if (rc || state_waits(s))
+        return rc;
+    rc = ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
     return rc == -EPIPE && s->vm.qmp ? ibx_source_qemu_failed(s, err) : rc;
 }
 
@@ -207,7 +228,9 @@ static int tell_map(struct source *s, struct ibx_error *err)
 
 int ibx_source_on_quiet(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_source_move(s, SOURCE_STOPPED, err);
+    int rc = ibx_source_stream_widen(&s->stream);
+    if (!rc)
+        rc = ibx_source_move(s, SOURCE_STOPPED, err);
     if (!rc && source_returns(s))
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
@@ -467,8 +490,7 @@ static void wait_for_something(struct source *s)
 {
     struct pollfd fds[8 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     const bool waits = state_waits(s);
-    const bool reads =
-        s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control) && !waits;
+    const bool reads = reads_state(s);
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;

@@ -24,7 +24,9 @@
 
 static const struct ibx_state stream_states[] = {
     [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_MADE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [STREAM_MADE] = {"made", IBX_TO(STREAM_OPEN) | IBX_TO(STREAM_CLOSED), 0},
+    [STREAM_MADE] = {"made", IBX_TO(STREAM_NARROW) | IBX_TO(STREAM_OPEN) | IBX_TO(STREAM_CLOSED),
+                     0},
+    [STREAM_NARROW] = {"narrow", IBX_TO(STREAM_OPEN) | IBX_TO(STREAM_CLOSED), 0},
     [STREAM_OPEN] = {"open", IBX_TO(STREAM_READ) | IBX_TO(STREAM_CLOSED), 0},
     [STREAM_READ] = {"read", IBX_TO(STREAM_SENT) | IBX_TO(STREAM_CLOSED), 0},
     [STREAM_SENT] = {"sent", IBX_TO(STREAM_HELD) | IBX_TO(STREAM_CLOSED), 0},
@@ -42,18 +44,34 @@ void ibx_source_stream_init(struct source_stream *stream)
 int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct ibx_error *err)
 {
     int rc = ibx_vm_stream(&stream->fd, &stream->theirs, err);
-    if (!rc)
-        *hold = ibx_hold_name(stream->fd);
-    return rc ? rc : ibx_state_move(&stream->state, STREAM_MADE);
+    if (rc)
+        return rc;
+    *hold = ibx_hold_name(stream->fd);
+    ibx_vm_stream_narrow(stream->theirs);
+    return ibx_state_move(&stream->state, STREAM_MADE);
 }
 
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_vm_migrate(qmp, false, stream->theirs, deadline, err);
-    close(stream->theirs);
+    return rc ? rc : ibx_state_move(&stream->state, STREAM_NARROW);
+}
+
+static void close_theirs(struct source_stream *stream)
+{
+    if (stream->theirs >= 0)
+        close(stream->theirs);
     stream->theirs = -1;
-    return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);
+}
+
+int ibx_source_stream_widen(struct source_stream *stream)
+{
+    if (stream->state.now != STREAM_NARROW)
+        return 0;
+    ibx_vm_stream_widen(stream->theirs);
+    close_theirs(stream);
+    return ibx_state_move(&stream->state, STREAM_OPEN);
 }
 
 int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err)
@@ -129,6 +147,11 @@ static int hold_back(struct source_stream *stream, const uint8_t *bytes, size_t 
     return 0;
 }
 
+static int cannot_read(struct ibx_error *err)
+{
+    return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s", strerror(errno));
+}
+
 static int send_bytes(struct source_stream *stream, struct ibx_channel *control,
                       const uint8_t *bytes, size_t length, struct ibx_error *err)
 {
@@ -157,6 +180,13 @@ static int let_out(struct source_stream *stream, struct ibx_channel *control, si
     return 0;
 }
 
+/* Sends all that cannot be the end. */
+static int let_most_out(struct source_stream *stream, struct ibx_channel *control,
+                        struct ibx_error *err)
+{
+    return let_out(stream, control, ibx_state_may_end(stream->held, stream->held_length), err);
+}
+
 /* Nothing can be read now: if what is held back is a whole end, sends the shortest end, and goes to
  * READ. */
 static int check_end(struct source_stream *stream, struct ibx_channel *control,
@@ -177,12 +207,13 @@ static int check_end(struct source_stream *stream, struct ibx_channel *control,
 void ibx_source_stream_look(struct source_stream *stream)
 {
     int bytes = 0;
-    if (stream->state.now != STREAM_OPEN || ioctl(stream->fd, FIONREAD, &bytes) || bytes < 0)
+    if (!source_stream_is_open(stream) || ioctl(stream->fd, FIONREAD, &bytes) || bytes < 0)
         bytes = 0;
-    if (stream->pending != (size_t)bytes)
+    const size_t pending = source_stream_is_open(stream) ? stream->held_length + (size_t)bytes : 0;
+    if (stream->pending != pending)
         stream->grew_ns = ibx_now_ns();
-    stream->pending = (size_t)bytes;
-    stream->flows |= bytes && ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS;
+    stream->pending = pending;
+    stream->flows |= pending && ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS;
 }
 
 /* A QEMU whose stream nobody reads can fill its socket before it reports that the VM is stopped,
@@ -190,25 +221,41 @@ void ibx_source_stream_look(struct source_stream *stream)
  * guest draws all the time, and comes to an end only if its stream is read without pauses. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped)
 {
-    return stream->state.now == STREAM_OPEN && stream->pending < WAITS_MAX &&
+    return source_stream_is_open(stream) && stream->pending < WAITS_MAX &&
            (stopped || !stream->flows);
+}
+
+bool ibx_source_stream_has_room(const struct source_stream *stream)
+{
+    return stream->held_length < WAITS_MAX;
+}
+
+int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_error *err)
+{
+    uint8_t bytes[IBX_VM_STREAM_NARROW];
+    const ssize_t n = read(stream->fd, bytes, sizeof(bytes));
+    if (n > 0)
+        return hold_back(stream, bytes, (size_t)n, err);
+    return n == 0 || errno == EINTR || errno == EAGAIN ? 0 : cannot_read(err);
 }
 
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
-    const size_t room = stream->state.now == STREAM_OPEN ? ibx_channel_room(control) : 0;
+    const bool open = source_stream_is_open(stream);
+    const size_t room = open ? ibx_channel_room(control) : 0;
     size_t taken = 0;
-    while (stream->state.now == STREAM_OPEN && ibx_channel_idle(control) && taken < BYTES_A_TURN) {
+    int rc = open && ibx_channel_idle(control) ? let_most_out(stream, control, err) : 0;
+    while (!rc && stream->state.now == STREAM_OPEN && ibx_channel_idle(control) &&
+           taken < BYTES_A_TURN) {
         ssize_t n = read(stream->fd, bytes, room < sizeof(bytes) ? room : sizeof(bytes));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EAGAIN)
             return saved ? check_end(stream, control, err) : 0;
         if (n < 0)
-            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
-                                 strerror(errno));
+            return cannot_read(err);
         if (n == 0)
             return ibx_error_set(err, -EPIPE, "QEMU has ended its migration early: see its log");
         if (stream->managed && !stream->bytes && !stream->held_length &&
@@ -218,14 +265,11 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
                 "QEMU wants to send its state encrypted: if virsh migrate was given --tls, leave "
                 "it out; this link has its own TLS (--key-file)");
         taken += (size_t)n;
-        int rc = hold_back(stream, bytes, (size_t)n, err);
+        rc = hold_back(stream, bytes, (size_t)n, err);
         if (!rc)
-            rc =
-                let_out(stream, control, ibx_state_may_end(stream->held, stream->held_length), err);
-        if (rc)
-            return rc;
+            rc = let_most_out(stream, control, err);
     }
-    return 0;
+    return rc;
 }
 
 int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *control,
@@ -252,9 +296,8 @@ int ibx_source_stream_take(struct source_stream *stream, pid_t pid, uint64_t hol
 static void leave(struct source_stream *stream, enum source_stream_state to)
 {
     close(stream->fd);
-    if (stream->theirs >= 0)
-        close(stream->theirs);
-    stream->fd = stream->theirs = -1;
+    stream->fd = -1;
+    close_theirs(stream);
     free(stream->held);
     stream->held = NULL;
     ibx_state_move(&stream->state, to);

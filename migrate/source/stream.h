@@ -12,14 +12,24 @@
  * (migrate/common/hold.h).
  *
  * state machine: source stream
- *   [*] -> CLOSED -> MADE -> OPEN -> READ -> SENT -> HELD    READ: all of it; SENT: with STATE_END
- *   [*] -> HELD                                              recover
- *   HELD -> RELEASED -> [*]                                  QEMU's migration has ended
- *   MADE | OPEN | READ | SENT | HELD -> CLOSED -> [*]        this tool's end; in HELD QEMU has one
+ *   [*] -> CLOSED -> MADE -> NARROW -> OPEN -> READ -> SENT -> HELD
+ *                                            READ: all of it; SENT: with STATE_END
+ *   MADE -> OPEN                             libvirt has started QEMU's migration
+ *   [*] -> HELD                              recover
+ *   HELD -> RELEASED -> [*]                  QEMU's migration has ended
+ *   MADE | NARROW | OPEN | READ | SENT | HELD -> CLOSED -> [*]
+ *                                            this tool's end; in HELD QEMU has one
+ *
+ * In NARROW, QEMU writes more only when this tool reads, which it does while it knows of no block
+ * job that has begun: QEMU hands its disks over when it has saved the devices of the stopped VM,
+ * and would end by an assertion if a job wrote to one then. The ROM comes before the stop, the
+ * devices come after it, and each is more than fits into the stream. Where a job has begun, the
+ * stream is closed, and QEMU's migration fails.
  */
 enum source_stream_state {
     STREAM_CLOSED,
     STREAM_MADE,
+    STREAM_NARROW,
     STREAM_OPEN,
     STREAM_READ,
     STREAM_SENT,
@@ -30,33 +40,46 @@ enum source_stream_state {
 struct source_stream {
     struct ibx_state_machine state;
     int fd;         /* to QEMU; -1 in CLOSED and RELEASED */
-    int theirs;     /* MADE: QEMU's end; else -1 */
+    int theirs;     /* MADE, NARROW: QEMU's end; else -1 */
     bool managed;   /* libvirt has started QEMU's migration, and ends it */
     uint64_t bytes; /* sent */
-    uint8_t *held;  /* OPEN: read and not sent, since the state may end with it */
+    uint8_t *held;  /* read and not sent: in NARROW too early, in OPEN maybe the state's end */
     size_t held_length, held_room;
-    size_t pending;   /* OPEN: bytes that QEMU has written and nobody has read, by the last look */
+    size_t pending;   /* bytes that QEMU has written and nobody has sent, by the last look */
     uint64_t grew_ns; /* when that number last changed */
     bool flows;       /* QEMU could once write no more: it is read without pauses */
 };
 
+/* Whether QEMU may write. */
+static inline bool source_stream_is_open(const struct source_stream *stream)
+{
+    return stream->state.now == STREAM_NARROW || stream->state.now == STREAM_OPEN;
+}
+
 void ibx_source_stream_init(struct source_stream *stream);
 /* Makes both ends of the stream: MADE. `*hold`: the name of this tool's end, for the journal. */
 int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct ibx_error *err);
-/* Starts QEMU's migration into it: OPEN. -EREMOTEIO: QEMU has refused. */
+/* Starts QEMU's migration into it: NARROW. -EREMOTEIO: QEMU has refused. */
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
                            struct ibx_error *err);
+/* In NARROW: reads up to IBX_VM_STREAM_NARROW bytes, so that QEMU can write as many. */
+int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_error *err);
+/* Whether that may be done while nothing can be sent. */
+bool ibx_source_stream_has_room(const struct source_stream *stream);
+/* In NARROW: QEMU has stopped the VM, no job has begun before, and none can begin. So QEMU shall
+ * write its state without waiting for this tool: OPEN. 0 in other states. */
+int ibx_source_stream_widen(struct source_stream *stream);
 /* libvirt has started QEMU's migration into `fd`, which is taken over: OPEN. */
 int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err);
 /* In HELD: lets QEMU end such a migration, as completed. RELEASED. */
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
-/* In OPEN: looks how much QEMU has written that nobody has read. */
+/* Looks how much QEMU has written that nobody has sent. */
 void ibx_source_stream_look(struct source_stream *stream);
 /* Whether these bytes may wait for the page map, by the last look. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);
-/* Sends what QEMU has written, for a turn, unless messages already wait for credit. `saved`: QEMU
- * has written its state, or is about to have. Then, if what has come ends like a whole state: READ.
- * -EPIPE: QEMU has ended its migration early. */
+/* Sends what has been read and, in OPEN, what QEMU has written since, for a turn, unless messages
+ * already wait for credit. `saved`: QEMU has written its state, or is about to have. Then, if what
+ * has come ends like a whole state: READ. -EPIPE: QEMU has ended its migration early. */
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err);
 /* Where the end may begin in bytes of a state that have come so far, and where it does if these are

@@ -102,6 +102,57 @@ static void test_block_job_at_the_stop(void)
     pair_stayed();
 }
 
+/* Would write to a disk that QEMU has handed over, and end QEMU by an assertion, and the VM. */
+static void begin_copy(void)
+{
+    vm_do(&vms[0], "blockdev-mirror",
+          json_pack("{s:s,s:s,s:s,s:s,s:i}", "job-id", "copy", "device", "disk", "target", "spare",
+                    "sync", "full", "speed", 4096));
+}
+
+static void sends_to(const char *state, unsigned times, const char *option)
+{
+    pair_start(&with_nodes);
+    mover_stop_often(state, times);
+    pair_receive(NULL);
+    pair_send((const char *[]){option, NULL});
+}
+
+static void is_kept_beside_a_copy(void)
+{
+    begin_copy();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the block job copy began here at the last moment");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+    mover_end_all(NULL);
+}
+
+/* It begins when QEMU was told to migrate already, and the tool does nothing for a while. */
+static void test_a_copy_at_the_stop(void)
+{
+    static const char *const options[] = {NULL, "--warm"};
+    for (unsigned i = 0; i < 2; i++) {
+        sends_to("source:starting", 1, options[i]);
+        mover_await_stop(&sender);
+        assert_true(vm_fills_stream(&vms[0]));
+        is_kept_beside_a_copy();
+    }
+}
+
+/* ... and when QEMU waits for the last time before it stops the VM. */
+static void test_a_copy_right_before_the_stop(void)
+{
+    sends_to("source:reading", MOVER_STOPS_MAX, NULL);
+    const unsigned last = mover_go_on(&sender, &vms[0], MOVER_STOPS_MAX);
+    assert_in_range(last, 1, MOVER_STOPS_MAX - 1);
+    mover_end_all(NULL);
+    sends_to("source:reading", last, NULL);
+    assert_int_equal(mover_go_on(&sender, &vms[0], last), last);
+    is_kept_beside_a_copy();
+}
+
 /* QEMU makes a job before it finds out that the disks are handed over: none has begun. */
 static void test_a_block_job_that_qemu_refuses(void)
 {
@@ -441,6 +492,8 @@ int main(void)
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_before_migrate),
                                            VM_TEST(test_block_job_at_the_stop),
+                                           VM_TEST(test_a_copy_at_the_stop),
+                                           VM_TEST(test_a_copy_right_before_the_stop),
                                            VM_TEST(test_a_block_job_that_qemu_refuses),
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_snapshot_before_the_stop),
