@@ -289,7 +289,6 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         rc = check_settings(f, err);
     if (!rc) /* one that began just before QEMU was told to migrate */
         rc = check_users(f, err);
-    ibx_migration_stop_at("freeze", "reading");
     if (!rc)
         rc = read_state(f, err);
     if (!rc)

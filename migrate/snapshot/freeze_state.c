@@ -3,14 +3,14 @@
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/clock.h"
+#include "migrate/common/common.h"
+#include "migrate/common/vm.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define PART 65536
 
 static int keep(struct ibx_freeze_state *state, const uint8_t *bytes, size_t n,
                 struct ibx_error *err)
@@ -35,18 +35,17 @@ int ibx_freeze_state_read(struct ibx_freeze_state *state, const struct ibx_freez
                           unsigned timeout_ms, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
-    uint8_t bytes[PART];
+    uint8_t bytes[IBX_VM_STREAM_NARROW];
     for (;;) {
-        const ssize_t n = read(source->fd, bytes, sizeof(bytes));
-        const int code = n < 0 ? errno : 0; /* what is heard changes errno */
-        struct pollfd wait[] = {{.fd = source->fd, .events = POLLIN},
-                                {.fd = source->events_fd, .events = POLLIN}};
+        ibx_migration_stop_at("freeze", "reading");
         int rc = source->hear(source->context, err);
-        if (!n)
-            return rc;
-        if (!rc && n > 0)
-            rc = keep(state, bytes, (size_t)n, err);
         if (rc)
+            return rc;
+        const ssize_t n = read(source->fd, bytes, sizeof(bytes));
+        const int code = n < 0 ? errno : 0;
+        if (!n) /* QEMU may have reported something just before the end */
+            return source->hear(source->context, err);
+        if (n > 0 && (rc = keep(state, bytes, (size_t)n, err)))
             return rc;
         if (n > 0)
             continue;
@@ -58,6 +57,8 @@ int ibx_freeze_state_read(struct ibx_freeze_state *state, const struct ibx_freez
                                  "QEMU did not write its state within %u s: see whether it is "
                                  "stopped, or waits for a disk of the VM",
                                  timeout_ms / 1000);
+        struct pollfd wait[] = {{.fd = source->fd, .events = POLLIN},
+                                {.fd = source->events_fd, .events = POLLIN}};
         poll(wait, 2, ibx_ms_until(deadline));
     }
 }

@@ -327,7 +327,8 @@ struct ibx_freeze_state {
 struct ibx_freeze_source {
     int fd;        /* does not block */
     int events_fd; /* readable when there is something to hear */
-    /* Called after each read; an error ends the reading. */
+    /* Called before each read, which lets QEMU come closer to the stop; an error ends the
+     * reading. */
     int (*hear)(void *context, struct ibx_error *err);
     void *context;
 };

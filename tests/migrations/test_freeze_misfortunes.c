@@ -472,6 +472,31 @@ static void test_settings_change_before_its_stop(void)
 
 #define NODE(name) "driver=null-co,size=67108864,node-name=" name
 
+static void freezes_with_disks(struct mover *tool, const char *state, unsigned times)
+{
+    mover_begin();
+    vm_start(&vms[0],
+             &(struct vm_options){.append = "mib=16",
+                                  .extra = {"-blockdev", NODE("disk"), "-blockdev", NODE("spare"),
+                                            "-device", "virtio-blk-pci,drive=disk,addr=5"}});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    mover_stop_often(state, times);
+    mover_start(tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+}
+
+static void fails_beside_a_copy(struct mover *tool, const char *words)
+{
+    vm_do(&vms[0], "blockdev-mirror",
+          json_pack("{s:s,s:s,s:s,s:s,s:i}", "job-id", "copy", "device", "disk", "target", "spare",
+                    "sync", "full", "speed", 1 << 20));
+    mover_kill(tool, SIGCONT);
+    mover_ends(tool, 1);
+    mover_must_print(tool, words);
+    goes_on();
+    mover_end_all(NULL);
+}
+
 /* A job that copies would write to a disk that QEMU has handed over: QEMU ends, and the VM. Also
  * when it begins after QEMU was told to save its state, and after this tool has asked for jobs. */
 static void test_a_block_job_before_its_stop(void)
@@ -485,25 +510,23 @@ static void test_a_block_job_before_its_stop(void)
     struct mover tool;
     for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         print_message("%s\n", states[i].at);
-        mover_begin();
-        vm_start(&vms[0], &(struct vm_options){.append = "mib=16",
-                                               .extra = {"-blockdev", NODE("disk"), "-blockdev",
-                                                         NODE("spare"), "-device",
-                                                         "virtio-blk-pci,drive=disk,addr=5"}});
-        vm_wait_beats(&vms[0], 2);
-        snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
-        mover_stop_next(states[i].at);
-        mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+        freezes_with_disks(&tool, states[i].at, 1);
         mover_await_stop(&tool);
-        vm_do(&vms[0], "blockdev-mirror",
-              json_pack("{s:s,s:s,s:s,s:s,s:i}", "job-id", "copy", "device", "disk", "target",
-                        "spare", "sync", "full", "speed", 1 << 20));
-        mover_kill(&tool, SIGCONT);
-        mover_ends(&tool, 1);
-        mover_must_print(&tool, states[i].words);
-        goes_on();
-        mover_end_all(NULL);
+        fails_beside_a_copy(&tool, states[i].words);
     }
+}
+
+/* It begins while QEMU writes, and waits for the last time before it stops the VM. */
+static void test_a_block_job_right_before_its_stop(void)
+{
+    struct mover tool;
+    freezes_with_disks(&tool, "freeze:reading", MOVER_STOPS_MAX);
+    const unsigned last = mover_go_on(&tool, &vms[0], MOVER_STOPS_MAX);
+    assert_in_range(last, 1, MOVER_STOPS_MAX - 1);
+    mover_end_all(NULL);
+    freezes_with_disks(&tool, "freeze:reading", last);
+    assert_int_equal(mover_go_on(&tool, &vms[0], last), last);
+    fails_beside_a_copy(&tool, "the block job copy began while the VM was being frozen");
 }
 
 /* The client of an export might write to what the VM's children need as it is. */
@@ -552,6 +575,7 @@ int main(void)
         VM_TEST(test_continued_before_its_stop),
         VM_TEST(test_settings_change_before_its_stop),
         VM_TEST(test_a_block_job_before_its_stop),
+        VM_TEST(test_a_block_job_right_before_its_stop),
         VM_TEST(test_an_export_behind_its_stop),
         {0},
     };

@@ -73,6 +73,17 @@ static void test_an_error_that_is_heard(NO_STATE)
     assert_string_equal(error.message, "QEMU has ended");
 }
 
+/* What has come in before a read is heard before it: each read lets QEMU come closer to the stop of
+ * the VM, which ends QEMU if a block job has begun. */
+static void test_events_come_before_a_read(NO_STATE)
+{
+    char bytes[8];
+    assert_int_equal(write(stream[1], "state", 5), 5);
+    fails_at = 1;
+    assert_int_equal(read_it(20000), -ECONNRESET);
+    assert_int_equal(read(stream[0], bytes, sizeof(bytes)), 5);
+}
+
 /* An error of the stream is not taken for a wait. */
 static void test_an_error_of_the_stream(NO_STATE)
 {
@@ -96,6 +107,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_all_of_it_is_read, begin, end),
         cmocka_unit_test_setup_teardown(test_an_error_that_is_heard, begin, end),
+        cmocka_unit_test_setup_teardown(test_events_come_before_a_read, begin, end),
         cmocka_unit_test_setup_teardown(test_an_error_of_the_stream, begin, end),
         cmocka_unit_test_setup_teardown(test_it_does_not_come, begin, end),
     };
