@@ -400,6 +400,7 @@ int main(int argc, char **argv)
         {"managed-in-function-and-child", managed_in_function_and_child},
         {"managed-made-beside-function", managed_made_beside_function},
         {"managed-given-beside-first-function", managed_given_beside_first_function},
+        {"copies-of-managed-in-graphs", copies_of_managed_in_graphs},
         {"managed-at-exit", managed_at_exit},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},

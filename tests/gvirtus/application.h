@@ -380,6 +380,8 @@ bool managed_in_function();
 bool managed_in_function_and_child();
 bool managed_made_beside_function();
 bool managed_given_beside_first_function();
+// application_managed_graphs.cpp
+bool copies_of_managed_in_graphs();
 bool managed_at_exit();
 char *managed_memory(std::size_t n);
 // application_managed_captures.cpp

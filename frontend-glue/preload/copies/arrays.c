@@ -408,7 +408,7 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     const bool of_host = ibx_frontend_copy_of_host(&is);
-    if (of_host && ibx_frontend_captures(stream))
+    if ((of_host || ibx_frontend_copy_is_on_host(&is)) && ibx_frontend_captures(stream))
         return ibx_frontend_capture_copy(&is, stream);
     if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;

@@ -243,8 +243,10 @@ static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
 static bool captured(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
-    const bool on_host = r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin() && r->width &&
-                         r->width <= r->to_pitch && r->width <= r->from_pitch;
+    if (!ibx_frontend_capturing())
+        return false;
+    const bool on_host = ibx_frontend_plugin() && r->width && r->width <= r->to_pitch &&
+                         r->width <= r->from_pitch && ibx_frontend_copy_is_on_host(&copy);
     if ((!on_host && !is_ours(r)) || !ibx_frontend_captures(stream))
         return false;
     *rc = ibx_frontend_capture_copy(&copy, stream);
@@ -288,13 +290,14 @@ static bool may_await_word(void *stream, int *rc)
 /* The stream is in a host function, or in a wait for a word, which may wait for what the program
  * does after this call, so the call must not wait. The copy becomes a graph that is launched in the
  * stream. Page-locked memory is read when the stream gets there. While a stream is being captured
- * no graph is made. */
+ * no graph is made. For a copy within host memory CUDA waits, too. */
 static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
     bool takes;
     if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) ||
-        ibx_frontend_capturing() || !is_ours(r) || !would_wait(r, &takes))
+        ibx_frontend_capturing() || !is_ours(r) || ibx_frontend_copy_is_on_host(&copy) ||
+        !would_wait(r, &takes))
         return false;
     if (!ibx_frontend_host_before(stream, WAIT_MS)) {
         if (!may_await_word(stream, rc))
@@ -537,6 +540,10 @@ int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_devi
                         void *stream)
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
+    const struct ibx_cuda_memcpy3d copy =
+        planes_of(&(struct rows){to, from, n, n, n, 1, CUDA_MEMCPY_ON_DEVICE});
+    if (!rc && ibx_frontend_copy_is_on_host(&copy) && ibx_frontend_captures(stream))
+        return ibx_frontend_capture_copy(&copy, stream);
     if (!rc && (ibx_frontend_captures(stream) || has_to_be_gvirtus(to, from)))
         return ibx_frontend_peers_captured(to, to_device, from, from_device, n, stream);
     return rc ? rc : copy_on_device(to, from, n, stream, false);

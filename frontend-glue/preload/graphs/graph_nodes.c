@@ -134,6 +134,15 @@ static bool has_two_sides(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
+/* Whether this process has to take part in the copy; its kind is resolved then. */
+static bool needs_host(struct ibx_cuda_memcpy3d *p)
+{
+    const bool of_host = ibx_frontend_copy_of_host(p), on_host = ibx_frontend_copy_is_on_host(p);
+    if (on_host)
+        p->kind = CUDA_MEMCPY_ON_HOST;
+    return of_host || on_host;
+}
+
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
@@ -143,7 +152,7 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
     if (!has_two_sides(copy) || is_short(copy))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
-    if (ibx_frontend_copy_of_host(&p)) {
+    if (needs_host(&p)) {
         if (add_slot_copy(node, graph, behind, count, &p, &rc))
             return rc;
         const uint64_t number = ibx_frontend_copy_function(&p, &queue, &rc);
@@ -203,7 +212,7 @@ static int set_copy(const char *call, void *exec, void *node, const struct ibx_c
     if (rc)
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d p = *copy;
-    if (ibx_frontend_copy_of_host(&p))
+    if (needs_host(&p))
         return set_slot_copy(call, exec, node, &p);
     ibx_frontend_node_begin(&e, IBX_EXT_SET_MEMCPY, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);

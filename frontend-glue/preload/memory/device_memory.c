@@ -188,6 +188,14 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
     return from_host || to_host;
 }
 
+bool ibx_frontend_copy_is_on_host(const struct ibx_cuda_memcpy3d *p)
+{
+    const bool to_host = p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST;
+    const bool from_host = p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST;
+    return (to_host || ibx_frontend_is_in_place(p->to.at)) &&
+           (from_host || ibx_frontend_is_in_place(p->from.at));
+}
+
 /* --------------------------------------------------------------------- allocations */
 
 /* Locked. What is noted there is no longer there. */

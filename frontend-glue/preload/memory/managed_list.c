@@ -304,6 +304,12 @@ bool ibx_frontend_is_managed(const void *address)
     return ibx_managed_find((uintptr_t)address, NULL);
 }
 
+bool ibx_frontend_is_in_place(const void *address)
+{
+    struct managed m;
+    return ibx_managed_find((uintptr_t)address, &m) && m.in_place;
+}
+
 bool ibx_managed_touches(uint64_t at, uint64_t n)
 {
     pthread_rwlock_rdlock(&list);

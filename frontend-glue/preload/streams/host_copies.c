@@ -163,11 +163,12 @@ static void note_failure(int rc)
 void ibx_host_copy_make(void *argument)
 {
     const struct ibx_host_copy *copy = argument;
-    void *stream;
-    int rc = stream_of(&functions, copy->device, &stream);
+    const bool by_cuda = copy->parameters.kind != CUDA_MEMCPY_ON_HOST;
+    void *stream = NULL;
+    int rc = by_cuda ? stream_of(&functions, copy->device, &stream) : CUDA_SUCCESS;
     if (!rc)
         rc = copy_rows(&copy->parameters, stream);
-    if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
+    if (!rc && by_cuda)
         rc = wait_for(stream); /* a copy to pinned memory returns before it is complete */
     if (rc)
         note_failure(rc);

@@ -2,6 +2,7 @@
 /* A double of CUDA's driver: its lock, the bytes of its memory, and faults that tests ask for. */
 #include "tests/doubles/cuda/streams.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +34,8 @@ int sticky(void)
     return sticky_error;
 }
 
-static unsigned alone; /* threads that wait for streams, and keep others out */
+static unsigned alone;  /* threads that wait for streams, and keep others out, */
+static unsigned inside; /* ... whatever the environment has */
 
 void begin_alone(void)
 {
@@ -43,6 +45,12 @@ void begin_alone(void)
 void end_alone(void)
 {
     alone -= alone != 0;
+    pthread_cond_broadcast(&changed);
+}
+
+void keep_out(bool begins)
+{
+    inside += begins ? 1 : UINT_MAX;
     pthread_cond_broadcast(&changed);
 }
 
@@ -58,7 +66,7 @@ int enter(const char *function)
 {
     int code = 0;
     pthread_mutex_lock(&mutex);
-    while (alone)
+    while (alone || inside)
         wait_for_change();
     if (fails(function, &code) || sticky() || !current) {
         code = code ? code : sticky() ? sticky() : INVALID_CONTEXT;

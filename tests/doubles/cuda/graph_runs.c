@@ -118,6 +118,16 @@ bool graph_has_all(const struct double_graph *graph)
     return all;
 }
 
+/* As CUDA does, waits here for what is before a copy between host memory. */
+static int run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    void (*wait)(const void *to, const void *from, void *stream) = NULL;
+    *(void **)&wait = driver_function("ibx_double_copy_on_host");
+    if (copy->to.at && copy->from.at)
+        wait(copy->to.at, copy->from.at, stream);
+    return graph_run_copy(copy, stream);
+}
+
 static int run_graph(const struct double_graph *graph, void *stream);
 
 /* By the first value of the condition: no kernel of the double sets one. */
@@ -137,7 +147,7 @@ static int run_node(const struct graph_node *node, void *stream)
             raise(SIGSEGV); /* as driver 580 does */
         return run_kernel(node, stream);
     case NODE_MEMCPY:
-        return graph_run_copy(&node->of.copy, stream);
+        return run_copy(&node->of.copy, stream);
     case NODE_MEMSET:
         return graph_run_set(&node->of.set, stream);
     case NODE_HOST:

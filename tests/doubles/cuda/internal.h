@@ -82,6 +82,8 @@ int sticky(void);
 /* If IBX_DOUBLE_ALONE is set, calls of other threads wait between these two. */
 void begin_alone(void);
 void end_alone(void);
+/* The same whatever the environment has. */
+void keep_out(bool begins);
 
 /* streams.c, events.c, driver_copies.c */
 

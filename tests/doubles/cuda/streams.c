@@ -460,6 +460,21 @@ EXPORT void ibx_double_wait_alone(void *handle)
     leave(0);
 }
 
+/* As driver 580 on an H200: the launch of a graph makes a copy between page-locked memory itself,
+ * behind all that comes before it in the graph. Until then it keeps all other calls out. */
+EXPORT void ibx_double_copy_on_host(const void *to, const void *from, void *handle)
+{
+    pthread_mutex_lock(&mutex);
+    const struct allocation *a = find(to, 1), *b = find(from, 1);
+    const struct stream *stream = stream_of(handle);
+    if (a && b && a->device < 0 && b->device < 0) {
+        keep_out(true);
+        wait_for(stream, stream->submitted);
+        keep_out(false);
+    }
+    leave(0);
+}
+
 static void wait_alone(int device)
 {
     begin_alone();
