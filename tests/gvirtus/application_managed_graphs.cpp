@@ -123,6 +123,33 @@ bool copies_on_host(Way way, const Memory &m, char *to, char *from, int kind, vo
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0);
 }
 
+// Copies of a graph, whose memory becomes managed before the graph is launched again.
+bool managed_later(const Memory &m, Way way, void *stream)
+{
+    void *captured = nullptr, *exec = nullptr;
+    char *there = locked(), *back = locked(), *device = device_memory(used);
+    Graph graph;
+    REQUIRE(there && back && device && graph.destroy() == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&captured, 1) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(copy_in(way, device, there, H2D, captured) == 0);
+    REQUIRE(copy_in(way, back, device, D2H, captured) == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph.handle) == 0);
+    REQUIRE((exec = graph.made()) && graph.destroy() == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        const std::vector<char> bytes = random_bytes(used, 7 + i), before(used, 'c');
+        std::memcpy(there, bytes.data(), used);
+        std::memcpy(back, before.data(), used);
+        REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(has(back, after_copy(way, before, bytes)));
+        REQUIRE(stub_launch(m.managed, there, used, stream) == 0);
+        REQUIRE(stub_launch(m.other, back, used, stream) == 0);
+        REQUIRE(has(m.managed, bytes) && has(m.other, after_copy(way, before, bytes)));
+    }
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && cudaStreamDestroy(captured) == 0);
+    return HOLDS(cudaFree(device) == 0 && cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0);
+}
+
 bool all()
 {
     void *stream = nullptr;
@@ -137,6 +164,7 @@ bool all()
             REQUIRE(copies_on_host(way, m, m.there, pageable.data(), DEFAULT, each));
             REQUIRE(copies_on_host(way, m, pageable.data(), m.back, DEFAULT, each));
         }
+    REQUIRE(managed_later(m, Way::copy, stream) && managed_later(m, Way::planes, stream));
     REQUIRE(cudaFreeHost(m.there) == 0 && cudaFreeHost(m.back) == 0 && cudaFree(m.managed) == 0);
     return HOLDS(cudaFree(m.other) == 0 && cudaStreamDestroy(stream) == 0 &&
                  cudaGetLastError() == 0);

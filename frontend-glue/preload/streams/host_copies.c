@@ -212,7 +212,8 @@ static void pack(const struct ibx_cuda_memcpy3d *p, uint8_t *bytes, bool rows_to
         }
 }
 
-static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size_t n)
+/* False: the plugin has refused it, as it does if the bytes are, or become, managed memory. */
+static bool exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size_t n, int *rc)
 {
     int code = CUDA_SUCCESS;
     for (size_t at = 0; at < n && !code; at += PIECE) {
@@ -223,9 +224,28 @@ static int exchange_bytes(const struct ibx_host_copy *copy, uint8_t *bytes, size
                                                 .host = bytes + at,
                                                 .n = n - at < PIECE ? n - at : PIECE};
         if (ibx_frontend_plugin()->copy(&piece, &code))
-            code = CUDA_UNKNOWN;
+            return false;
     }
-    return code;
+    *rc = code;
+    return true;
+}
+
+/* Through bytes in between: this thread accesses the rows as a function of the program does. */
+static int exchange_packed(const struct ibx_host_copy *copy)
+{
+    const struct ibx_cuda_memcpy3d *p = &copy->bytes;
+    const size_t n = ibx_host_copy_bytes(p);
+    uint8_t *bytes = malloc(n);
+    int rc = CUDA_UNKNOWN;
+    if (!bytes)
+        return CUDA_MEMORY_ALLOCATION;
+    if (copies_to_device(copy))
+        pack(p, bytes, true);
+    const bool made = exchange_bytes(copy, bytes, n, &rc);
+    if (made && !rc && !copies_to_device(copy))
+        pack(p, bytes, false);
+    free(bytes);
+    return rc;
 }
 
 struct ibx_launch_bytes *ibx_launch_bytes_take(const struct ibx_host_copy *copy)
@@ -265,18 +285,11 @@ void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken)
 static int exchange_rows(const struct ibx_host_copy *copy)
 {
     const struct ibx_cuda_memcpy3d *p = &copy->bytes;
-    const size_t n = ibx_host_copy_bytes(p);
-    uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
-    int rc = bytes ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
-    if (bytes && !is_whole(p) && copies_to_device(copy))
-        pack(p, bytes, true);
-    if (bytes)
-        rc = exchange_bytes(copy, bytes, n);
-    if (!rc && !is_whole(p) && !copies_to_device(copy))
-        pack(p, bytes, false);
-    if (!is_whole(p))
-        free(bytes);
-    return rc;
+    int rc;
+    return is_whole(p) && exchange_bytes(copy, (uint8_t *)host_row(p, 0, 0),
+                                         ibx_host_copy_bytes(p), &rc)
+               ? rc
+               : exchange_packed(copy);
 }
 
 void ibx_host_copy_exchange(void *argument)
