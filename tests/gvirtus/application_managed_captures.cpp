@@ -121,7 +121,7 @@ bool begun_beside_captures()
     return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0);
 }
 
-// While the legacy stream cannot be waited for, a thread's own stream cannot, either; bytes that
+// While the legacy stream cannot be waited for, a thread's own stream is, in an event; bytes that
 // the host has written get to the device all the same.
 bool own_stream_beside_captures()
 {
@@ -233,13 +233,60 @@ bool own_stream_before_a_capture()
     return HOLDS(cudaFree(from) == 0 && cudaFree(to) == 0 && cudaFree(device) == 0);
 }
 
+// Work that a thread puts into its own stream while a stream that waits for the legacy one is
+// captured is waited for, however it got there, and the capture goes on.
+bool own_streams_in_a_capture()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *far = managed_memory(length),
+         *to = managed_memory(length), *device = device_memory();
+    void *captured = nullptr, *graph = nullptr, *made = nullptr, *exec = nullptr;
+    std::vector<char> bytes = random_bytes(length, 12);
+    REQUIRE(from && far && to && device && cudaStreamCreate(&captured) == 0);
+    std::memcpy(from, bytes.data(), length);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(stub_launch(to, from, length, captured) == 0);
+    REQUIRE(cudaStreamEndCapture(captured, &made) == 0);
+    REQUIRE(preloaded<int(void **, void *, unsigned long long)>("cudaGraphInstantiate")(&exec, made,
+                                                                                        0) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(stub_launch(device, device + length, length, captured) == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(stub_launch(to, from, length, per_thread) == 0 && has(to, bytes));
+    for (unsigned way = 0; way < 4; way++) {
+        int rc = -1;
+        bytes = random_bytes(length, 13 + way);
+        std::memcpy(from, bytes.data(), length);
+        const auto work = [&] {
+            rc = stub_launch(far, from, length, per_thread);
+            if (way == 0)
+                rc = rc ? rc : cudaMemcpyAsync(to, far, length, DEFAULT, per_thread);
+            else if (way == 1)
+                rc = rc ? rc : cudaMemsetAsync(to, 3, length, per_thread);
+            else if (way == 2)
+                rc = rc ? rc : preloaded<int(void *, void *)>("cudaGraphLaunch")(exec, per_thread);
+            else
+                rc = rc ? rc
+                        : cudaMemcpy2DAsync(to, length / 2, far, length / 2, length / 2, 2, DEFAULT,
+                                            per_thread);
+        };
+        work();
+        REQUIRE(rc == 0 && has(to, way == 1 ? std::vector<char>(length, 3) : bytes));
+    }
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(preloaded<int(void *)>("cudaGraphExecDestroy")(exec) == 0);
+    return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0 &&
+                 cudaFree(device) == 0 && cudaStreamDestroy(captured) == 0);
+}
+
 } // namespace
 
 bool managed_beside_captures()
 {
     REQUIRE(own_stream_before_a_capture());
     REQUIRE(beside_own_captures() && freed_in_a_capture() && begun_beside_captures());
-    REQUIRE(rested_streams_beside_captures());
+    REQUIRE(rested_streams_beside_captures() && own_streams_in_a_capture());
     REQUIRE(allocated_beside_captures());
     return HOLDS(own_stream_beside_captures());
 }

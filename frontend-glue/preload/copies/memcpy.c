@@ -315,10 +315,21 @@ static bool is_nothing_in_capture(const struct rows *r, void *stream)
     return (!r->width || !r->height) && ibx_frontend_plugin() && ibx_frontend_captures(stream);
 }
 
+static int copy_in_stream(const struct rows *r, void *stream)
+{
+    int rc;
+    ibx_frontend_stream_used(stream);
+    if (!captured(r, stream, &rc) && !copied_behind_wait(r, stream, &rc) &&
+        !answered(r, r->width, true, stream, &rc))
+        rc = ibx_frontend_passed(
+            CALL_NEXT(cudaMemcpyAsync, r->to, r->from, r->width, r->kind, stream));
+    ibx_frontend_stream_worked(stream);
+    return rc;
+}
+
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
-    struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
-    int rc;
+    const struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     if (is_nothing_in_capture(&all, stream))
         return CUDA_SUCCESS;
     if (is_no_kind(kind))
@@ -326,12 +337,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     /* An error that the back end would report too late. */
     if ((n && (!to || !from) && ibx_frontend_plugin()) || is_short(&all))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_stream_used(stream);
-    if (captured(&all, stream, &rc) || copied_behind_wait(&all, stream, &rc))
-        return rc;
-    if (answered(&all, n, true, stream, &rc))
-        return rc;
-    return ibx_frontend_passed(CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream));
+    return copy_in_stream(&all, stream);
 }
 
 static size_t extent_of(const struct rows *r)

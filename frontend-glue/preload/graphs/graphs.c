@@ -397,6 +397,7 @@ static int launch_plain(void *exec, void *stream)
     const int rc = launch(exec, stream);
     if (!rc)
         ibx_frontend_objects_launched(exec, stream);
+    ibx_frontend_stream_worked(stream);
     return rc;
 }
 
@@ -426,6 +427,7 @@ static int launch_with(void *exec, void *stream,
     free(numbers);
     if (!rc)
         ibx_frontend_objects_launched(exec, stream);
+    ibx_frontend_stream_worked(stream);
     return rc;
 }
 

@@ -637,6 +637,7 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
     const int rc = launch_now(function, config, arguments, unseen);
     if (captured)
         ibx_frontend_managed_launched();
+    ibx_frontend_stream_worked(config->stream);
     return rc;
 }
 

@@ -210,6 +210,7 @@ static int launch_ours(const struct launch_config *config, const void *function,
         } else {
             rc = ibx_frontend_request_make(&e, NULL, 0);
         }
+        ibx_frontend_stream_worked(config->stream);
     }
     ibx_frontend_request_free(&e);
     return rc;

@@ -57,6 +57,7 @@ void ibx_managed_add(struct managed *m, enum pages_state state)
 void ibx_managed_put_back(struct managed *m)
 {
     struct held_handlers before;
+    ibx_frontend_own_work_note();
     ibx_managed_lock(&before);
     if (m->fresh)
         atomic_store(&fresh, true);

@@ -171,9 +171,10 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
         return rc;
     ibx_frontend_stream_used(stream);
     begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
-    return ibx_frontend_captured(&e, stream, &rc) || set_within(&e, address, n, &rc)
-               ? rc
-               : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
+    if (!ibx_frontend_captured(&e, stream, &rc) && !set_within(&e, address, n, &rc))
+        rc = CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
+    ibx_frontend_stream_worked(stream);
+    return rc;
 }
 
 /* Sets rows, in the order of the stream. False: GVirtuS may know the call. */
@@ -212,9 +213,10 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 {
     const struct ibx_cuda_memset set = {address, pitch, (unsigned)value & 0xff, 1, width, height};
     int rc;
-    return set_rows(&set, stream, &rc)
-               ? rc
-               : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
+    if (!set_rows(&set, stream, &rc))
+        rc = CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
+    ibx_frontend_stream_worked(stream);
+    return rc;
 }
 
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
@@ -238,5 +240,6 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
         return false;
     }
     *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    ibx_frontend_stream_worked(stream);
     return true;
 }

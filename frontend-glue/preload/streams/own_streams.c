@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The streams that this process has made. While one is being captured, a wait for the device would
- * invalidate the capture: then the other streams are waited for one by one.
+ * invalidate the capture: then the other streams are waited for one by one, and those of threads
+ * (cudaStreamPerThread) by events that these record behind their work.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -11,12 +12,26 @@
 #include <string.h>
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
+#define NO_TIMING    2u /* cudaEventDisableTiming */
 
 static struct ranges all; /* the streams, as ranges of one byte at the handle */
 /* users: threads whose own stream (cudaStreamPerThread) may have work. ended: how many such threads
  * have ended; the streams of the first `rested_ended` have no work. */
 static _Atomic unsigned users, ended, rested_ended;
 static _Thread_local bool uses;
+
+/* An event behind the work that a thread has put into its own stream while streams are captured:
+ * other threads cannot wait for that stream. Under the lock of ranges. */
+struct own_work {
+    struct own_work *next;
+    void *event;
+    bool taken;   /* by a thread that has not ended */
+    bool covered; /* no work of the thread's stream is behind the event */
+};
+static struct own_work *own_works; /* none is ever freed */
+static _Thread_local struct own_work *mine;
+static atomic_bool noted; /* somebody may wait for such work */
+
 static pthread_key_t thread_end;
 /* False until the constructor: a library that was initialized earlier may use streams. */
 static bool keyed;
@@ -28,11 +43,25 @@ static void in_child(void)
     atomic_store(&users, 0);
     atomic_store(&rested_ended, atomic_load(&ended));
     uses = false;
+    own_works = mine = NULL;
+}
+
+/* The calling thread's event covers its work no more. */
+static void uncover(bool thread_ends)
+{
+    if (!mine)
+        return;
+    ibx_frontend_ranges_lock();
+    mine->covered = false;
+    mine->taken = !thread_ends;
+    ibx_frontend_ranges_unlock();
 }
 
 static void thread_ends(void *nothing)
 {
     (void)nothing;
+    uncover(true);
+    mine = NULL;
     if (!uses)
         return;
     uses = false;
@@ -50,6 +79,10 @@ void ibx_frontend_streams_reset(void)
 {
     ibx_frontend_ranges_lock();
     all.count = 0;
+    for (struct own_work *w = own_works; w; w = w->next) {
+        w->event = NULL;
+        w->covered = false;
+    }
     ibx_frontend_ranges_unlock();
 }
 
@@ -116,12 +149,75 @@ void ibx_frontend_stream_stays(void *stream, unsigned flags)
 
 void ibx_frontend_stream_used(const void *stream)
 {
-    if ((uintptr_t)stream != 2 || uses)
+    if ((uintptr_t)stream != 2)
+        return;
+    uncover(false);
+    if (uses)
         return;
     uses = true;
     if (keyed)
         pthread_setspecific(thread_end, &uses);
     atomic_fetch_add(&users, 1);
+}
+
+/* Finds an entry for the calling thread, which has none; NULL: no memory. */
+static struct own_work *take_own_work(void)
+{
+    ibx_frontend_ranges_lock();
+    struct own_work *w = own_works;
+    while (w && w->taken)
+        w = w->next;
+    if (!w && (w = malloc(sizeof(*w)))) {
+        *w = (struct own_work){.next = own_works};
+        own_works = w;
+    }
+    if (w)
+        w->taken = true;
+    ibx_frontend_ranges_unlock();
+    return w;
+}
+
+void ibx_frontend_own_work_note(void)
+{
+    atomic_store(&noted, true);
+}
+
+/* What is captured has not run; and an event is of one device, as the stream is. */
+void ibx_frontend_stream_worked(void *stream)
+{
+    unsigned rested;
+    if ((uintptr_t)stream != 2 || !ibx_frontend_capturing() || !atomic_load(&noted) ||
+        !ibx_frontend_one_device() ||
+        (ibx_frontend_threads_capture(&rested) && ibx_frontend_captures(stream)))
+        return;
+    mine = mine ? mine : take_own_work();
+    void *event = mine ? mine->event : NULL;
+    if (!mine || (!event && CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING)))
+        return;
+    const bool recorded = !cudaEventRecord(event, stream);
+    ibx_frontend_ranges_lock();
+    mine->event = event;
+    mine->covered = recorded && uses;
+    ibx_frontend_ranges_unlock();
+}
+
+/* Waits for events that cover threads' own streams; returns how many of these streams. */
+static unsigned wait_for_own_work(void)
+{
+    unsigned count = 0, waited = 0;
+    ibx_frontend_ranges_lock();
+    for (const struct own_work *w = own_works; w; w = w->next)
+        count += w->covered;
+    void **events = count ? malloc(count * sizeof(*events)) : NULL;
+    count = 0;
+    for (const struct own_work *w = own_works; events && w; w = w->next)
+        if (w->covered)
+            events[count++] = w->event;
+    ibx_frontend_ranges_unlock();
+    for (unsigned i = 0; events && i < count; i++)
+        waited += !cudaEventSynchronize(events[i]);
+    free(events);
+    return waited;
 }
 
 bool ibx_frontend_stream_is_used(void)
@@ -134,6 +230,7 @@ void ibx_frontend_stream_rests(const void *stream)
 {
     if (!uses || (stream && (uintptr_t)stream != 2) || !ibx_frontend_one_device())
         return;
+    uncover(false);
     uses = false;
     atomic_fetch_sub(&users, 1);
 }
@@ -195,7 +292,8 @@ int ibx_frontend_streams_rest(bool all_work)
     free(streams);
     /* While such a stream is captured, the legacy stream can have no work. But the legacy stream
      * would have waited for threads' own streams. */
-    if (!rc && !legacy && all_work && users_and_ended() > rested)
+    if (!rc && !legacy && all_work && users_and_ended() > rested &&
+        users_and_ended() > rested + wait_for_own_work())
         rc = CUDA_CAPTURE_UNSUPPORTED;
     legacy_waits = CUDA_SUCCESS;
     if (!rc && legacy)

@@ -96,10 +96,12 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool wa
     if (ibx_frontend_captured(&e, stream, rc))
         return true;
     ibx_frontend_device_used();
+    ibx_frontend_stream_used(stream);
     if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, NULL, 0, &code) || code < 0 ||
         code == CUDA_NOT_SUPPORTED)
         return false;
     *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    ibx_frontend_stream_worked(stream);
     return true;
 }
 

@@ -200,6 +200,10 @@ bool ibx_frontend_stream_blocks(const void *stream);
 void ibx_frontend_streams_reset(void);
 /* The calling thread is about to put work into the stream. */
 void ibx_frontend_stream_used(const void *stream);
+/* It has done so, perhaps in vain: then ibx_frontend_streams_rest() can wait for that, though the
+ * stream may be the thread's own. Only after _note(). */
+void ibx_frontend_stream_worked(void *stream);
+void ibx_frontend_own_work_note(void);
 /* Whether the calling thread's own stream may have work. */
 bool ibx_frontend_stream_is_used(void);
 /* The calling thread has waited for its own stream or (NULL) for the device: the stream has no
