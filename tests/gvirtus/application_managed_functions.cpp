@@ -123,6 +123,55 @@ bool function_beside_waits(void *stream, bool legacy_waits)
     return HOLDS(cudaFree(memory) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0);
 }
 
+// A copy within host memory that kernels use, in a stream that comes after a function, which needs
+// what the device has: CUDA makes such a copy in the call, and may keep others out meanwhile.
+bool function_before_copy_on_host(void *stream, void *after)
+{
+    char *memory = managed_memory(used), *from = managed_memory(used);
+    void *one = nullptr, *two = nullptr;
+    std::vector<char> pageable(used);
+    REQUIRE(memory && from && cudaMallocHost(&one, used) == 0 && cudaMallocHost(&two, used) == 0);
+    auto *const there = static_cast<char *>(one), *const back = static_cast<char *>(two);
+    REQUIRE(stub_launch(there, back, used, stream) == 0); // kernels use them
+    for (int way = 0; way < 5; way++) {
+        const std::vector<char> bytes = random_bytes(used, 30 + static_cast<unsigned>(way));
+        std::memcpy(from, bytes.data(), used);
+        std::memset(there, way, used);
+        std::memset(back, 'x', used);
+        REQUIRE(stub_launch(memory, from, used, stream) == 0);
+        Touch t{memory, bytes};
+        t.may = false;
+        launch_function(touch, &t, stream);
+        while (!t.begun)
+            std::this_thread::yield();
+        const pid_t waits = gettid();
+        std::thread allows([&] {
+            for (int asleep = 0; asleep < 30; usleep(1000))
+                asleep = thread_state(getpid(), waits) == 'S' ? asleep + 1 : 0;
+            t.may = true;
+        });
+        using Rows = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t,
+                         int, void *);
+        const graph_calls::Planes p = graph_calls::copy_of(back, there, used, DEFAULT);
+        const int rc =
+            way == 0   ? cudaMemcpyAsync(back, there, used, DEFAULT, after)
+            : way == 1 ? cudaMemcpyAsync(pageable.data(), there, used, D2H, after)
+            : way == 2 ? cudaMemcpyAsync(back, pageable.data(), used, H2D, after)
+            : way == 3 ? preloaded<Rows>("cudaMemcpy2DAsync")(back, used / 2, there, used / 2,
+                                                              used / 2, 2, DEFAULT, after)
+                       : graph_calls::run<const graph_calls::Planes *, void *>("cudaMemcpy3DAsync",
+                                                                               &p, after);
+        const int waited = rc ? rc : cudaStreamSynchronize(after);
+        t.may = true;
+        allows.join();
+        REQUIRE(waited == 0 && cudaStreamSynchronize(stream) == 0 && t.right);
+        REQUIRE(has(way == 1 ? pageable.data() : back,
+                    way == 2 ? pageable : std::vector<char>(used, static_cast<char>(way))));
+    }
+    REQUIRE(cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0);
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0);
+}
+
 // A kernel of another stream writes the same block while the function is being called, and so does
 // this thread before it launches that kernel: nobody's bytes are lost.
 bool function_beside_kernels(void *stream, void *beside)
@@ -321,6 +370,8 @@ bool managed_in_function()
     REQUIRE(function_in_a_graph(of_host, memory, blocking, free_of));
     REQUIRE(function_in_a_graph(more, of_host, free_of, nullptr));
     REQUIRE(function_beside_waits(blocking, true) && function_beside_waits(free_of, false));
+    REQUIRE(function_before_copy_on_host(blocking, nullptr));
+    REQUIRE(function_before_copy_on_host(free_of, free_of));
     REQUIRE(function_beside_kernels(blocking, free_of) &&
             function_beside_kernels(free_of, blocking));
     return HOLDS(cudaFree(memory) == 0 && cudaFreeHost(of_kernels) == 0 &&

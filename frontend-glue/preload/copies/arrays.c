@@ -354,8 +354,10 @@ static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda
                         const struct way *way)
 {
     struct ibx_cuda_memcpy3d is = *p;
-    if (!ibx_frontend_copy_of_host(&is))
-        return planes_on_device(p);
+    const bool of_host = ibx_frontend_copy_of_host(&is);
+    const int rc = ibx_frontend_before_on_host(&is, NULL);
+    if (rc || !of_host)
+        return rc ? rc : planes_on_device(p);
     return is.kind == CUDA_MEMCPY_ON_HOST
                ? planes_on_host(p, way)
                : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE, way);
@@ -410,6 +412,8 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
     const bool of_host = ibx_frontend_copy_of_host(&is);
     if ((of_host || ibx_frontend_copy_is_on_host(&is)) && ibx_frontend_captures(stream))
         return ibx_frontend_capture_copy(&is, stream);
+    if ((rc = ibx_frontend_before_on_host(&is, stream)))
+        return rc;
     if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;
     const struct way way = {.beside = of_host && ibx_frontend_capturing(), .stream = stream};

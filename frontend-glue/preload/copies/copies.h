@@ -19,6 +19,10 @@
  * waits for copies that are under way in it, and for host functions of the application. Returns a
  * CUDA error. */
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream);
+/* Before a copy that is not captured: waits for functions before it in the order of the stream if
+ * both sides are host memory. The back end's CUDA waits for these, too, and keeps out all other
+ * calls if that is the legacy stream, though a function may need one. */
+int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream);
 /* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
 int ibx_frontend_are_devices(int one, int other);
 /* Before and after a copy between devices in that stream, of memory of a pool perhaps, which other

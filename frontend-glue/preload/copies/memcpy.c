@@ -59,6 +59,15 @@ struct rows {
     int kind;
 };
 
+static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
+{
+    return (struct ibx_cuda_memcpy3d){
+        .from = {(void *)(uintptr_t)r->from, r->from_pitch, r->width, r->height},
+        .to = {r->to, r->to_pitch, r->width, r->height},
+        .extent = {r->width, r->height, 1},
+        .kind = r->kind};
+}
+
 /* Whether device memory or page-locked memory is shorter than the copy. CUDA says so before it
  * accesses host memory, which is then mostly too short as well, also if the whole copy is within
  * host memory; the back end may say it only later. */
@@ -171,6 +180,13 @@ static int wait_for_functions(const struct rows *r, void *stream)
                : ibx_frontend_wait_in_order(stream);
 }
 
+int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    return ibx_frontend_host_functions() && ibx_frontend_copy_is_on_host(copy)
+               ? ibx_frontend_wait_in_order(stream)
+               : CUDA_SUCCESS;
+}
+
 /* Copies within host memory. G5's front end would return the result of its previous request, and
  * would also copy the gaps between rows of equal pitch. */
 static int copy_on_host(const struct rows *r)
@@ -189,9 +205,13 @@ static int copy_on_host(const struct rows *r)
  * to make it. `n`: bytes of host memory that it covers. */
 static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
 {
+    const struct ibx_cuda_memcpy3d copy = planes_of(r);
+    if ((*rc = ibx_frontend_before_on_host(&copy, stream)))
+        return true;
     /* a copy from the device is in the order of the stream */
-    if (ibx_frontend_host_functions() && r->kind != CUDA_MEMCPY_ON_DEVICE &&
-        r->kind != CUDA_MEMCPY_FROM_DEVICE && (*rc = wait_for_functions(r, stream)))
+    if (ibx_frontend_host_functions() && !ibx_frontend_copy_is_on_host(&copy) &&
+        r->kind != CUDA_MEMCPY_ON_DEVICE && r->kind != CUDA_MEMCPY_FROM_DEVICE &&
+        (*rc = wait_for_functions(r, stream)))
         return true;
     if (copied(r, async, stream, rc))
         return true;
@@ -227,15 +247,6 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     if (!answered(&all, n, false, NULL, &rc))
         rc = ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
     return wait_for_host_side(rc, all.kind, kind);
-}
-
-static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
-{
-    return (struct ibx_cuda_memcpy3d){
-        .from = {(void *)(uintptr_t)r->from, r->from_pitch, r->width, r->height},
-        .to = {r->to, r->to_pitch, r->width, r->height},
-        .extent = {r->width, r->height, 1},
-        .kind = r->kind};
 }
 
 /* Adds the copy to a capture: the stream is being captured, and at least one side is host memory.
@@ -387,8 +398,11 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
 static bool in_stream(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
-    return ibx_frontend_plugin() && r->kind == CUDA_MEMCPY_ON_DEVICE && r->width && r->height &&
-           r->width <= r->to_pitch && r->width <= r->from_pitch &&
+    if (!ibx_frontend_plugin() || r->kind != CUDA_MEMCPY_ON_DEVICE || !r->width || !r->height ||
+        r->width > r->to_pitch || r->width > r->from_pitch)
+        return false;
+    *rc = ibx_frontend_before_on_host(&copy, stream);
+    return *rc ||
            ibx_frontend_planes_in_stream(&copy, ibx_frontend_copy_of_unknown(&copy), stream, rc);
 }
 

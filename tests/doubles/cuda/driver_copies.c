@@ -20,6 +20,12 @@ static uint8_t *end_of(unsigned type, uint64_t device, const void *host, size_t 
     return (uint8_t *)(uintptr_t)host;
 }
 
+static bool is_pinned(const uint8_t *bytes)
+{
+    const struct allocation *a = find(bytes, 1);
+    return a && a->device < 0;
+}
+
 static size_t span_of(size_t pitch, size_t width, size_t height)
 {
     return (height - 1) * pitch + width;
@@ -104,7 +110,15 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
     submit(stream, job);
     if (everywhere)
         meet_devices(NULL, stream);
-    if (sync || !to_pinned) {
+    if (!sync && is_pinned(from) && is_pinned(to)) {
+        /* as driver 580 on an H200, which makes it by the processor */
+        const bool alone = is_legacy(stream);
+        if (alone)
+            keep_out(true);
+        wait_for(stream, stream->submitted);
+        if (alone)
+            keep_out(false);
+    } else if (sync || !to_pinned) {
         begin_alone();
         copies_wait++;
         wait_for(stream, stream->submitted);
