@@ -312,7 +312,6 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
     *queue = 1;
     return function ? 7 : 0;
 }
-
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
 {
     if (number == 7)
@@ -339,10 +338,18 @@ bool ibx_frontend_graph_copies(void (*function)(void *argument))
 {
     return function != nothing;
 }
-
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy)
 {
     return copy->kind == CUDA_MEMCPY_TO_DEVICE || copy->kind == CUDA_MEMCPY_FROM_DEVICE;
+}
+bool ibx_frontend_copy_is_on_host(const struct ibx_cuda_memcpy3d *copy)
+{
+    return copy->kind == CUDA_MEMCPY_ON_HOST;
+}
+int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    (void)copy, (void)stream;
+    return 0;
 }
 
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc)
@@ -357,12 +364,10 @@ uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_m
     ibx_layout_put(body, IBX_LAYOUT_MEMCPY3D, copy);
     return 9;
 }
-
 bool ibx_frontend_slot_made(struct extension_request *e, void *to, size_t n, int *rc)
 {
     return ibx_frontend_request_known(e, to, n, rc);
 }
-
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy)
 {
     (void)copy;
@@ -380,7 +385,6 @@ bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t 
     *count = 2;
     return true;
 }
-
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 {
     memset(name, 1, 8);
@@ -492,7 +496,6 @@ bool ibx_frontend_stream_blocks(const void *stream)
 {
     return (uintptr_t)stream % 2 == 0;
 }
-
 void ibx_math_settings_stream_ends(uint64_t stream)
 {
     (void)stream;
@@ -588,7 +591,6 @@ bool ibx_frontend_file_is_in_limit(size_t n)
     (void)n;
     return true;
 }
-
 bool ibx_frontend_is_reserved(const void *address)
 {
     (void)address;
@@ -696,6 +698,10 @@ void ibx_frontend_stream_stays(void *stream, unsigned flags)
     (void)stream, (void)flags;
 }
 void ibx_frontend_stream_used(const void *stream)
+{
+    (void)stream;
+}
+void ibx_frontend_stream_worked(void *stream)
 {
     (void)stream;
 }

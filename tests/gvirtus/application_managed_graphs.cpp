@@ -7,10 +7,11 @@
 #include <cstring>
 #include <vector>
 
-using namespace graph_calls;
-
 namespace managed_graphs
 {
+
+using namespace graph_calls;
+
 namespace
 {
 

@@ -286,8 +286,8 @@ static int exchange_rows(const struct ibx_host_copy *copy)
 {
     const struct ibx_cuda_memcpy3d *p = &copy->bytes;
     int rc;
-    return is_whole(p) && exchange_bytes(copy, (uint8_t *)host_row(p, 0, 0),
-                                         ibx_host_copy_bytes(p), &rc)
+    return is_whole(p) &&
+                   exchange_bytes(copy, (uint8_t *)host_row(p, 0, 0), ibx_host_copy_bytes(p), &rc)
                ? rc
                : exchange_packed(copy);
 }
