@@ -348,6 +348,21 @@ bool managed_given_beside_first_function()
     return HOLDS(cudaFree(memory) == 0 && cudaFree(device) == 0 && cudaEventDestroy(event) == 0);
 }
 
+// The first launch of the process, while a stream waits for a function. CUDA loads the kernel then.
+bool managed_in_function_beside_load()
+{
+    void *stream = nullptr;
+    char *memory = managed_memory(used), *device = device_memory(2 * used);
+    Touch t{memory, std::vector<char>(used, 4)};
+    REQUIRE(memory && device && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE(cudaMemset(memory, 4, used) == 0 && cudaMemset(device, 5, 2 * used) == 0);
+    alarm(30 * patience_times());
+    launch_function(touch, &t, stream);
+    REQUIRE(stub_launch(device, device + used, used, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && t.right && has(memory, touched(t.expected, 1)));
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(device) == 0 && cudaStreamDestroy(stream) == 0);
+}
+
 bool managed_in_function()
 {
     void *blocking = nullptr, *free_of = nullptr;

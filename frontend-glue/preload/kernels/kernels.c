@@ -609,8 +609,10 @@ static int launch_now(const void *function, const struct launch_config *config, 
     if (rc)
         return ibx_frontend_fail(rc);
     const bool first = plugin && !k;
-    if (first)
+    if (first) {
+        ibx_frontend_managed_before_load();
         k = learned(function, config);
+    }
     const enum way way = k ? k->way : BY_GVIRTUS;
     if (way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #define CAPTURE_MS 5000u /* how long to wait for the capture of another program */
+#define LOAD_MS    2000u /* how long a kernel is not loaded yet beside functions */
 
 /* A thread that is about to give the device work increments `working`, then reads `fresh`. A thread
  * that is about to make a block accessible sets `fresh`, then waits until `working` is 0. So at
@@ -466,6 +467,18 @@ bool ibx_frontend_managed_captured(void *stream)
 void ibx_frontend_managed_launched(void)
 {
     captured = false;
+}
+
+void ibx_frontend_managed_before_load(void)
+{
+    static _Atomic uint64_t in_vain; /* the functions before this mark were waited for in vain */
+    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS), mark = ibx_frontend_host_enqueued();
+    if (!ibx_managed_any() || mark == atomic_load(&in_vain))
+        return;
+    while (ibx_frontend_host_functions() && ibx_now_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    if (ibx_frontend_host_functions())
+        atomic_store(&in_vain, mark);
 }
 
 /* The serving thread takes the lock, so that the end of the process waits for it. A thread of the

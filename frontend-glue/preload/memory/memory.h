@@ -276,6 +276,10 @@ void ibx_frontend_managed_resets(void);
 /* Before and after a launch: whether it is captured, if that makes a difference. */
 bool ibx_frontend_managed_captured(void *stream);
 void ibx_frontend_managed_launched(void);
+/* The driver may load a kernel now. It waits for the device then, and keeps out the calls that a
+ * function of a stream needs if it touches managed memory. So such functions return before, unless
+ * one takes long: it may be waiting for what the program does next. */
+void ibx_frontend_managed_before_load(void);
 /* Waits for the device, if an access to managed memory would have to. */
 void ibx_frontend_managed_rests(void);
 
