@@ -71,10 +71,14 @@ static void meet_devices(struct job *job, const struct stream *behind)
     submit(other, marker);
 }
 
+/* KERNEL: the double's kernel makes it, for which nobody waits. */
+enum maker { SYNC, ASYNC, KERNEL };
+
 /* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
  * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
-static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool sync)
+static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum maker maker)
 {
+    const bool sync = maker == SYNC;
     bool from_pinned = true, to_pinned = true;
     struct stream *stream = stream_of(handle);
     uint8_t *from = end_of(c->src_type, c->src_device, c->src_host,
@@ -110,7 +114,7 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
     submit(stream, job);
     if (everywhere)
         meet_devices(NULL, stream);
-    if (!sync && is_pinned(from) && is_pinned(to)) {
+    if (maker == ASYNC && is_pinned(from) && is_pinned(to)) {
         /* as driver 580 on an H200, which makes it by the processor */
         const bool alone = is_legacy(stream);
         if (alone)
@@ -150,7 +154,8 @@ int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_ty
         return code;
     if (strcmp(name, "cuMemcpyAsync") != 0)
         note_beside_functions();
-    return leave(n ? copy_submit(&c, stream, sync) : SUCCESS);
+    const enum maker maker = !strcmp(name, "cuLaunchKernel") ? KERNEL : sync ? SYNC : ASYNC;
+    return leave(n ? copy_submit(&c, stream, maker) : SUCCESS);
 }
 
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n)
@@ -184,7 +189,7 @@ EXPORT int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *strea
         return leave(INVALID_VALUE);
     const unsigned long unpinned = stats.unpinned_async;
     note_beside_functions();
-    code = n ? copy_submit(&c, stream, false) : SUCCESS; /* and does not wait */
+    code = n ? copy_submit(&c, stream, ASYNC) : SUCCESS; /* and does not wait */
     stats.unpinned_async = unpinned;
     return leave(code);
 }
@@ -217,7 +222,7 @@ EXPORT int cuMemcpy2DAsync_v2(const struct ibx_cuda_memcpy2d *c, void *stream)
         return code;
     if (!c->width || !c->height || c->width > c->src_pitch || c->width > c->dst_pitch)
         return leave(INVALID_VALUE);
-    return leave(copy_submit(c, stream, false));
+    return leave(copy_submit(c, stream, ASYNC));
 }
 
 /* ------------------------------------------------------------------------- sets */
