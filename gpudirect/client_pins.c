@@ -494,6 +494,19 @@ size_t ibx_client_pin_rest(struct ibx_client_pins *pins, const void *address)
     return pin && is_pinned(pin) ? (size_t)(pin->base + pin->length - (const uint8_t *)address) : 0;
 }
 
+bool ibx_client_pins_yield(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint64_t n)
+{
+    uint64_t left;
+    pins->put_off = false;
+    while ((left = ibx_quota_left(pins->quota)) < n) {
+        struct ibx_client_pin *oldest = oldest_of(pins);
+        if (n - left > pins->bytes || unpin_would_wait(pins, oldest))
+            return false;
+        unpin(pins, cuda, oldest);
+    }
+    return true;
+}
+
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
     while (pins->count)

@@ -72,7 +72,7 @@ struct ibx_client_pins {
     bool (*works)(void *owner, bool others);
     void *owner;
     unsigned in_parts; /* how often memory was pinned in parts already */
-    bool put_off;      /* the latest memory is not pinned, since there is such work */
+    bool put_off;      /* the latest memory is not pinned, or made no room, because of such work */
 };
 
 /* Whether the client has touched all of its memory, as far as mincore(2) tells. */
@@ -102,6 +102,10 @@ void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *c
 void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context);
 /* Before a reset: waits for all fences and destroys their events. */
 void ibx_client_pins_drop_fences(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* Gives the quota's room to other memory of the client: unpins the memory that was not used for
+ * longest, until n bytes more may be taken. False: that is more than this connection has pinned, or
+ * unpinning would wait, and `put_off` says so. */
+bool ibx_client_pins_yield(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint64_t n);
 /* Unpins everything, before the mappings end. `cuda` may be NULL when nothing is pinned. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 

@@ -37,7 +37,7 @@
 #define TEXT(n)     #n
 #define TEXT_OF(n)  TEXT(n)
 #define ENDING_MS   5000u /* for so long a new mapping waits for one that ends and is in its way */
-#define WORK_MS     2000u /* for so long the work of a client is waited for that has no session */
+#define WORK_MS     2000u /* for so long a client's work delays an unpinning */
 #define TAKEN_MOST  8u    /* refusals of a session, because of what is at the address */
 #define LOW         ((uint64_t)16 << 20) /* below this nothing is mapped for a client */
 #define NEAR        ((uint64_t)1 << 30) /* nor so near to this process's first stack, which grows */
@@ -340,6 +340,19 @@ static const char *pin(struct gpu_session *x, struct ibx_host_map *m)
     return NULL;
 }
 
+/* The session may have pinned the same pages for copies, and other memory: copies find other ways,
+ * but the kernel has none. Work may keep that from being unpinned, for ever if it waits for this
+ * very program. */
+static bool take_bytes(struct gpu_session *x, uint64_t client, struct ibx_quota *quota, uint64_t n)
+{
+    if (ibx_quota_take(quota, n))
+        return true;
+    bool room = ibx_client_pins_yield(&x->pins, x->cuda, n);
+    if (!room && x->pins.put_off && ibx_work_on_devices(x, client, WORK_MS))
+        room = ibx_client_pins_yield(&x->pins, x->cuda, n);
+    return room && ibx_quota_take(quota, n);
+}
+
 static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w, int fd)
 {
     struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
@@ -352,7 +365,7 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     m->length = w->length;
     m->offset = w->offset;
     const char *why;
-    if (ibx_quota_take(quota, w->length)) {
+    if (take_bytes(x, client, quota, w->length)) {
         m->quota = quota;
         why = map(m, w, fd);
         x->maps_in_the_way += w->anywhere && !m->base;

@@ -278,6 +278,7 @@ int main(int argc, char **argv)
         {"page-locked-of-threads", page_locked_of_threads},
         {"page-locked-after-resets", page_locked_after_resets},
         {"page-locked-again", page_locked_again},
+        {"page-locked-in-turn", page_locked_in_turn},
         {"page-locked-of-unknown", page_locked_of_unknown},
         {"page-locked-of-graphs", page_locked_of_graphs},
         {"page-locked-and-forks", page_locked_and_forks},

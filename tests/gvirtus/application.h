@@ -407,6 +407,7 @@ bool kernels_and_page_locked();
 bool page_locked_of_threads();
 bool page_locked_after_resets();
 bool page_locked_again();
+bool page_locked_in_turn();
 bool page_locked_of_unknown();
 bool page_locked_of_graphs();
 bool page_locked_and_forks();

@@ -274,6 +274,33 @@ bool page_locked_again()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+// There is room for this memory once: what it was pinned for copies gives way to what kernels need,
+// but not while there is work that does not end. It is still copied, by other ways.
+bool page_locked_in_turn()
+{
+    constexpr std::size_t n = std::size_t{4} << 20;
+    char *device = device_memory(2 * n), *memory = page_locked(n);
+    void *stream = nullptr;
+    REQUIRE(device && memory && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    const std::vector<char> bytes = random_bytes(n, 1);
+    std::memcpy(memory, bytes.data(), n);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(stream));
+    REQUIRE(stub_launch(device + n, device, 1, stream) == 0);
+    REQUIRE(stub_launch(memory, device, 1, nullptr) == 801 && cudaGetLastError() == 801);
+    stub_remote()->hold_stream(0);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(device + n, memory, n, H2D, stream) == 0);
+    REQUIRE(stub_launch(memory, device + 1, n - 1, stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(device + n, bytes.data(), n));
+    REQUIRE(!std::memcmp(memory, bytes.data() + 1, n - 1) && memory[n - 1] == bytes[n - 1]);
+    REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(memory, bytes.data(), n));
+    REQUIRE(cudaFreeHost(memory) == 0 && cudaStreamDestroy(stream) == 0 && cudaFree(device) == 0);
+    return page_locked_again();
+}
+
 // Waits until the back end has no memory of this process any more. Otherwise the test's alarm ends
 // the test.
 static void wait_for_ends()

@@ -37,6 +37,17 @@ bool within_pins()
     return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
+// There is room for each allocation once, so a launch takes that of the pin for copies, but for one
+// beside work that does not end.
+bool with_room_for_one()
+{
+    GpuBackEnd back(true, "rdma.pins : 6M\nrdma.tenant_share : 100\n");
+    Application app(&back, application, "page-locked-in-turn", "taken");
+    REQUIRE(app.good());
+    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
+}
+
 // The back end pins no more than it may.
 bool beyond_pins()
 {
@@ -85,4 +96,5 @@ void check_registered()
           [] { return reach("registered-anywhere", true); });
     check("registered memory beyond pins", beyond_pins);
     check("page-locked memory within pins", within_pins);
+    check("... that have room for it once", with_room_for_one);
 }

@@ -539,6 +539,35 @@ static void test_quota(void **state)
     assert_int_equal(mine.used, 40 * KIB);
 }
 
+/* Other memory needs the quota: the oldest pins make room, as few as will do. */
+static void test_room_for_other_memory(void **state)
+{
+    (void)state;
+    static struct ibx_quota quota; /* used by the pins until drop() */
+    quota = (struct ibx_quota){.most = 100 * KIB};
+    assert_true(ibx_client_pins_yield(&pins, cuda, UINT64_MAX)); /* without a quota */
+    pins.quota = &quota;
+    for (unsigned i = 0; i < 3; i++)
+        assert_true(pin(i * 30 * KIB, 30 * KIB, 1 + i));
+    assert_true(ibx_client_pins_yield(&pins, cuda, 10 * KIB));
+    assert_int_equal(pins.bytes, 90 * KIB);
+    pins.works = works;
+    busy = true;
+    assert_true(ibx_client_pins_yield(&pins, cuda, 10 * KIB) && !pins.put_off);
+    assert_false(ibx_client_pins_yield(&pins, cuda, 11 * KIB));
+    assert_true(pins.put_off);
+    busy = false;
+    assert_true(leave(0, 0)); /* a copy that is waited for */
+    assert_true(ibx_client_pins_yield(&pins, cuda, 11 * KIB) && !pins.put_off);
+    assert_true(is_over(0));
+    assert_int_equal(pins.bytes, 60 * KIB);
+    assert_true(ibx_quota_take(&quota, 40 * KIB));
+    assert_false(ibx_client_pins_yield(&pins, cuda, 61 * KIB)); /* more than there is */
+    assert_int_equal(pins.bytes, 60 * KIB);
+    assert_true(ibx_client_pins_yield(&pins, cuda, 60 * KIB));
+    assert_int_equal(cuda_stats().host_pins, 0);
+}
+
 /* Pages that the client has not touched are not allocated by pinning. */
 static void test_untouched_pages(void **state)
 {
@@ -589,6 +618,7 @@ int main(void)
         TEST(test_bytes_that_end_with_the_room),
         TEST(test_in_turn),
         TEST(test_quota),
+        TEST(test_room_for_other_memory),
         TEST(test_untouched_pages),
         TEST(test_refused),
         TEST(test_reset),
