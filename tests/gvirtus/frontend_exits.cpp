@@ -83,8 +83,9 @@ bool exits_early()
     return HOLDS(!std::strcmp(said, "exits early, and in order\n"));
 }
 
-bool ends_beside_standstill()
+bool ends_beside_standstill(const char *mode)
 {
+    const Wish wish("IBX_EXITS_MODE", mode);
     GpuBackEnd back(true, one_process);
     Application app(&back, application, "ends-beside-standstill");
     return HOLDS(app.good());
@@ -107,5 +108,8 @@ void check_exits()
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
     check("exit before the preload library is initialized", exits_early);
-    check("a back end that stands still as the process ends", ends_beside_standstill);
+    check("a back end that stands still as the process ends",
+          [] { return ends_beside_standstill("plain"); });
+    check("... and whose connection is closed before",
+          [] { return ends_beside_standstill("closes"); });
 }

@@ -536,6 +536,14 @@ EXPORTED void stub_close()
     front_ends->erase(gettid());
 }
 
+EXPORTED void stub_disconnect()
+{
+    std::lock_guard<std::mutex> lock(gFrontendMutex);
+    const auto found = front_ends->find(gettid());
+    if (found != front_ends->end())
+        found->second.over->Close();
+}
+
 EXPORTED std::uint64_t stub_copies()
 {
     return copies;

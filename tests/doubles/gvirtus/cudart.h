@@ -112,6 +112,8 @@ unsigned stub_capture_modes_set();
 void stub_at_end(void (*function)());
 // Ends this thread's connection, as GVirtuS's destructors do.
 void stub_close();
+// Only closes it; it stays this thread's.
+void stub_disconnect();
 // This thread's connection.
 Remote *stub_remote();
 }
