@@ -598,6 +598,31 @@ static void test_a_cancelled_thread(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
+static bool modes_stay;
+int __real_fchmod(int fd, mode_t mode), __wrap_fchmod(int fd, mode_t mode);
+int __wrap_fchmod(int fd, mode_t mode)
+{
+    errno = EPERM;
+    return modes_stay ? -1 : __real_fchmod(fd, mode);
+}
+
+/* The peer could open such a file again, for writing. So it gets none, and copies by requests. */
+static void test_arena_that_stays_writable(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunk;
+    static uint8_t local[4096];
+    modes_stay = true;
+    struct ibx_mr *mr = register_filled(sizeof(local), IBX_ACCESS_REMOTE_READ);
+    modes_stay = false;
+    fill(mr->span.address, sizeof(local));
+    post(server, &chunk, IBX_RDMA_READ, 1, local, mr, 0, sizeof(local));
+    await_notes(server, client, 1);
+    check(local, sizeof(local), 0);
+    assert_null(pointer(server, mr, sizeof(local)));
+    end_deregister(client, mr);
+}
+
 /* The peer's memory arrives when this process has no free descriptor. It is then copied without
  * a mapping. */
 static void test_no_descriptor_for_an_arena(void **state)
@@ -667,6 +692,7 @@ int main(void)
         TEST(test_in_a_child),
         TEST(test_populated_by_several_threads),
         TEST(test_a_cancelled_thread),
+        TEST(test_arena_that_stays_writable),
         TEST(test_no_descriptor_for_an_arena),
     };
     alarm(120 * patience_times());
