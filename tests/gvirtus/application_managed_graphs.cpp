@@ -19,7 +19,7 @@ constexpr std::size_t used = 100 * 1024;
 void *const per_thread = reinterpret_cast<void *>(2); // cudaStreamPerThread
 
 // The ways in which a program makes a copy a part of a graph.
-enum class Way { copy, rows, planes, node };
+enum class CopyCall { copy, rows, planes, node };
 
 char *locked(std::size_t n = used)
 {
@@ -38,21 +38,22 @@ Planes rows_of(char *to, const char *from, int kind)
     return p;
 }
 
-int copy_in(Way way, char *to, const char *from, int kind, void *stream)
+int copy_in(CopyCall way, char *to, const char *from, int kind, void *stream)
 {
-    if (way == Way::copy)
+    if (way == CopyCall::copy)
         return cudaMemcpyAsync(to, from, used, kind, stream);
     const Planes p = rows_of(to, from, kind);
-    return way == Way::rows
+    return way == CopyCall::rows
                ? run<void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int,
                      void *>("cudaMemcpy2DAsync", to, 128, from, 128, 100, used / 128, kind, stream)
                : run<const Planes *, void *>("cudaMemcpy3DAsync", &p, stream);
 }
 
-std::vector<char> after_copy(Way way, const std::vector<char> &to, const std::vector<char> &from)
+std::vector<char> after_copy(CopyCall way, const std::vector<char> &to,
+                             const std::vector<char> &from)
 {
     std::vector<char> after = from;
-    for (std::size_t i = 0; i < to.size() && way != Way::copy && way != Way::node; i++)
+    for (std::size_t i = 0; i < to.size() && way != CopyCall::copy && way != CopyCall::node; i++)
         after[i] = i % 128 < 100 ? from[i] : to[i];
     return after;
 }
@@ -77,18 +78,18 @@ int call_in(void *stream, Adds *a)
 }
 
 // kernel: other -> memory; function: memory; copy: from -> to.
-bool made(Way way, char *memory, const char *other, Adds *a, char *to, const char *from, int kind,
-          void **exec)
+bool made(CopyCall way, char *memory, const char *other, Adds *a, char *to, const char *from,
+          int kind, void **exec)
 {
     Graph graph;
     void *captured = nullptr;
     REQUIRE(cudaStreamCreateWithFlags(&captured, 1) == 0 && graph.destroy() == 0);
     REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
     REQUIRE(stub_launch(memory, other, used, captured) == 0 && call_in(captured, a) == 0);
-    if (way != Way::node)
+    if (way != CopyCall::node)
         REQUIRE(copy_in(way, to, from, kind, captured) == 0);
     REQUIRE(cudaStreamEndCapture(captured, &graph.handle) == 0);
-    if (way == Way::node) {
+    if (way == CopyCall::node) {
         Graph all;
         const Planes p = copy_of(to, from, used, kind);
         void *child = nullptr;
@@ -107,7 +108,7 @@ struct Memory {
 };
 
 // The copy is within host memory: of this process's, or of the back end's.
-bool copies_on_host(Way way, const Memory &m, char *to, char *from, int kind, void *stream)
+bool copies_on_host(CopyCall way, const Memory &m, char *to, char *from, int kind, void *stream)
 {
     void *exec = nullptr;
     Adds a{m.managed};
@@ -125,7 +126,7 @@ bool copies_on_host(Way way, const Memory &m, char *to, char *from, int kind, vo
 }
 
 // Copies of a graph, whose memory becomes managed before the graph is launched again.
-bool managed_later(const Memory &m, Way way, void *stream)
+bool managed_later(const Memory &m, CopyCall way, void *stream)
 {
     void *captured = nullptr, *exec = nullptr;
     char *there = locked(), *back = locked(), *device = device_memory(used);
@@ -159,13 +160,13 @@ bool all()
     REQUIRE(m.managed && m.other && m.there && m.back && cudaStreamCreate(&stream) == 0);
     // Kernels use it.
     REQUIRE(stub_launch(m.there, m.back, used, stream) == 0 && cudaStreamSynchronize(stream) == 0);
-    for (const Way way : {Way::copy, Way::rows, Way::planes, Way::node})
+    for (const CopyCall way : {CopyCall::copy, CopyCall::rows, CopyCall::planes, CopyCall::node})
         for (void *each : {stream, per_thread}) {
             REQUIRE(copies_on_host(way, m, m.there, m.back, DEFAULT, each));
             REQUIRE(copies_on_host(way, m, m.there, pageable.data(), DEFAULT, each));
             REQUIRE(copies_on_host(way, m, pageable.data(), m.back, DEFAULT, each));
         }
-    REQUIRE(managed_later(m, Way::copy, stream) && managed_later(m, Way::planes, stream));
+    REQUIRE(managed_later(m, CopyCall::copy, stream) && managed_later(m, CopyCall::planes, stream));
     REQUIRE(cudaFreeHost(m.there) == 0 && cudaFreeHost(m.back) == 0 && cudaFree(m.managed) == 0);
     return HOLDS(cudaFree(m.other) == 0 && cudaStreamDestroy(stream) == 0 &&
                  cudaGetLastError() == 0);

@@ -127,7 +127,7 @@ int to_symbol(Scene &s, void *stream)
 }
 
 // A call that reads the memory, or writes to it.
-const struct Way {
+const struct MemoryCall {
     const char *name;
     int (*make)(Scene &s, void *stream);
     bool (*has)(const Scene &s, char letter); // what the call has read
@@ -171,7 +171,7 @@ struct Pair {
 };
 
 // Makes the call in the second stream while the first one is in work that will write the memory.
-bool made_behind(Scene &s, const Way &way, Work work, const Pair &streams)
+bool made_behind(Scene &s, const MemoryCall &way, Work work, const Pair &streams)
 {
     const bool held = work == Work::KERNEL;
     Gate gate{s.memory, gettid(), !streams.ordered || (way.returns && !held)};
@@ -491,7 +491,7 @@ bool order_behind_legacy()
     };
     for (Work work : {Work::FUNCTION, Work::KERNEL})
         for (const Pair &streams : all)
-            for (const Way &way : ways) {
+            for (const MemoryCall &way : ways) {
                 if ((!streams.ordered && !way.in_own) || (way.symbols && !s.symbols) ||
                     (work == Work::KERNEL && (!over_shm || streams.event))) // see Scene::begin()
                     continue;

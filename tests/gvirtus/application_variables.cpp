@@ -259,15 +259,15 @@ bool unloads_and_failed_forks()
 }
 
 // Modules that a child registers by `first` and again by `second`, and whether it gives them back.
-bool registers(void **own, void **shared, const std::string &wanted, bool (*first)(),
+bool registers(void **own, void **shared, const std::string &expected, bool (*first)(),
                bool (*second)())
 {
     const pid_t child = fork();
     if (!child) {
         const std::string before = stub_registered();
         const bool none = cudaGetLastError() == 0 && before == stub_registered();
-        const bool good = first() && stub_registered() == before + wanted && second() &&
-                          stub_registered() == before + wanted;
+        const bool good = first() && stub_registered() == before + expected && second() &&
+                          stub_registered() == before + expected;
         const std::uint64_t unloads = stub_unloads();
         unload(shared);
         const bool kept = stub_unloads() == unloads;

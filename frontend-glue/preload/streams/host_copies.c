@@ -276,10 +276,11 @@ void ibx_launch_bytes_free(struct ibx_launch_bytes *taken)
 void ibx_frontend_graph_give(void *argument, struct ibx_launch_bytes *taken)
 {
     struct ibx_host_copy *copy = argument;
-    const int rc = exchange_bytes(copy, taken->bytes, taken->n);
+    int rc;
+    const bool made = exchange_bytes(copy, taken->bytes, taken->n, &rc);
     atomic_fetch_add(&copy->called, 1);
-    if (rc)
-        note_failure(rc);
+    if (!made || rc)
+        note_failure(made ? rc : CUDA_UNKNOWN);
 }
 
 static int exchange_rows(const struct ibx_host_copy *copy)
