@@ -192,8 +192,8 @@ bool ibx_frontend_copy_is_on_host(const struct ibx_cuda_memcpy3d *p)
 {
     const bool to_host = p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST;
     const bool from_host = p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST;
-    return (to_host || ibx_frontend_is_in_place(p->to.at)) &&
-           (from_host || ibx_frontend_is_in_place(p->from.at));
+    return (to_host || ibx_frontend_is_in_place(p->to.at) || is_page_locked(p->to.at)) &&
+           (from_host || ibx_frontend_is_in_place(p->from.at) || is_page_locked(p->from.at));
 }
 
 /* --------------------------------------------------------------------- allocations */

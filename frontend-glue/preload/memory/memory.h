@@ -171,10 +171,10 @@ uint8_t *ibx_registered_shared(const void *address, size_t n);
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 /* Whether one side of the copy is host memory; its kind is resolved then. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
-/* Whether both sides of a copy of that kind are host memory, of this process's or of the back
- * end's, whose pages stand in for page-locked memory. Such a copy must not be a node of CUDA's: the
- * launch of its graph makes it, waits for what is before it in the graph, and keeps out all other
- * calls, though a function of this process may need one. */
+/* Whether both sides of a copy are host memory, whatever its kind says: of this process, or of the
+ * back end, whose pages stand in for page-locked memory. Such a copy must not be a node of CUDA's:
+ * the launch of its graph makes it, waits for what is before it in the graph, and keeps out all
+ * other calls, though a function of this process may need one. */
 bool ibx_frontend_copy_is_on_host(const struct ibx_cuda_memcpy3d *copy);
 /* Whether a side of a copy within the device is memory that nobody has given out: then CUDA may say
  * at once that it is no device memory. */
