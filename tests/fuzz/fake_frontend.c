@@ -319,19 +319,20 @@ bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
     return number == 7;
 }
 
+int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec)
+{
+    static volatile uint64_t sum;
+    for (size_t i = 0; i < made->count; i++)
+        sum += made->numbers[i];
+    return made->copies ? CUDA_UNKNOWN : launch(exec, stream);
+}
+
 int ibx_frontend_copies_launch(const uint64_t *numbers, size_t count, void *stream,
                                int (*launch)(void *exec, void *stream), void *exec)
 {
-    static volatile uint64_t sum;
-    for (size_t i = 0; i < count; i++)
-        sum = sum + numbers[i];
-    return launch(exec, stream);
-}
-
-int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *copies, size_t count,
-                             void *stream, int (*launch)(void *exec, void *stream), void *exec)
-{
-    return copies ? CUDA_UNKNOWN : ibx_frontend_copies_launch(numbers, count, stream, launch, exec);
+    struct ibx_launch made = {.numbers = numbers, .count = count};
+    return ibx_frontend_host_launch(&made, stream, launch, exec);
 }
 
 bool ibx_frontend_graph_copies(void (*function)(void *argument))

@@ -131,6 +131,16 @@ void ibx_launch_bytes_free(struct ibx_launch_bytes *taken)
 
 void ibx_frontend_graph_behind_trim(void) {}
 
+int ibx_frontend_relax(void)
+{
+    return 0;
+}
+
+void ibx_frontend_relax_end(int mode)
+{
+    (void)mode;
+}
+
 bool ibx_frontend_captures(void *stream)
 {
     (void)stream;
@@ -209,22 +219,36 @@ static void make_of_graph(unsigned argument)
         require(ibx_frontend_host_function_of(numbers[i], &node) && node.argument == &marks[2][i]);
 }
 
+static void give(const struct ibx_launch *made, unsigned i)
+{
+    struct ibx_launch_bytes *taken = calloc(1, 1);
+    if (!ibx_frontend_host_give(made->id, made->numbers[i], taken))
+        free(taken);
+}
+
 static void launch_graph(unsigned argument)
 {
+    static const enum ibx_launch_use uses[] = {IBX_COPY_LATER, IBX_COPY_TAKEN, IBX_COPY_AWAITED,
+                                               IBX_COPY_UNTAKEN};
+    const enum ibx_launch_use use = uses[argument >> 6 & 3];
     uint64_t called_by_it[FUNCTIONS];
-    struct ibx_launch_copy copies[FUNCTIONS] = {{IBX_READS_LATER, NULL}};
+    struct ibx_launch_copy copies[FUNCTIONS] = {{IBX_COPY_LATER, NULL}};
     unsigned n = 0;
     for (unsigned i = 0; i < FUNCTIONS; i++)
         if (argument >> i & 1 && numbers[i])
             called_by_it[n++] = numbers[i];
     launched += n;
     for (unsigned i = 0; i < n; i++)
-        copies[i] = argument & 64
-                        ? (struct ibx_launch_copy){IBX_READS_TAKEN, calloc(1, 1)}
-                        : (struct ibx_launch_copy){
-                              argument >> 7 & 1 ? IBX_READS_AWAITED : IBX_READS_LATER, NULL};
-    ibx_frontend_host_launch(called_by_it, copies, n, (void *)(uintptr_t)(argument >> 4 & 3),
-                             launch, NULL);
+        copies[i] = (struct ibx_launch_copy){use, use == IBX_COPY_TAKEN ? calloc(1, 1) : NULL};
+    struct ibx_launch made = {.numbers = called_by_it, .copies = copies, .count = n};
+    void *stream = (void *)(uintptr_t)(argument >> 4 & 3);
+    struct ibx_launch_wait wait = {.code = CUDA_NOT_READY};
+    for (bool waits = !ibx_frontend_host_launch(&made, stream, launch, NULL);
+         waits && wait.code == CUDA_NOT_READY;) {
+        ibx_frontend_host_await(&made, stream, &wait);
+        for (unsigned i = 0; i < n && use == IBX_COPY_UNTAKEN; i++)
+            give(&made, i);
+    }
     for (unsigned i = 0; i < n; i++)
         free(copies[i].taken);
 }

@@ -411,6 +411,7 @@ int main(int argc, char **argv)
         {"copies-in-graphs-by-calls", copies_in_graphs_by_calls},
         {"copies-with-arrays", copies_with_arrays},
         {"bytes-of-launches", bytes_of_launches},
+        {"awaited-copies", copies_that_launches_await},
         {"graphs", graphs},
         {"few-bytes-of-graphs", few_bytes_of_graphs},
         {"graphs-within-graphs", graphs_within_graphs},

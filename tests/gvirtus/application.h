@@ -312,6 +312,7 @@ bool copies_with_arrays();
 
 // application_graph_launches.cpp
 bool bytes_of_launches();
+bool copies_that_launches_await();
 
 // application_graphs.cpp
 

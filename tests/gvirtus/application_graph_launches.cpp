@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Which bytes of this process's memory a launch of a graph copies: of pageable memory those that it
-// has when the launch begins, as with CUDA's driver 580 on an H200.
+// Which bytes of this process's memory a launch of a graph copies, and what it waits for, as with
+// CUDA's driver 580 on an H200: pageable memory may be changed, and has the bytes that the graph
+// copies there, when the launch returns.
 #include "tests/fixtures/patience.h"
 #include "tests/gvirtus/graph_calls.h"
 
@@ -38,8 +39,8 @@ struct Gate {
     void open() { flag = 1; }
 };
 
-// Opens a gate when the program has changed its memory or, if a launch waits for the gate, in the
-// end: the memory would be changed first if the launch did not wait.
+// Opens a gate when the program has changed its memory or, if a launch waits for the gate, after
+// `ms` milliseconds: the memory would be changed first if the launch did not wait.
 class Opener
 {
     std::mutex lock;
@@ -48,15 +49,20 @@ class Opener
     std::thread thread;
 
   public:
-    explicit Opener(Gate *gate)
-        : thread([this, gate] {
+    explicit Opener(Gate *gate, int ms = 100)
+        : thread([this, gate, ms] {
               std::unique_lock<std::mutex> locked(lock);
-              const std::chrono::milliseconds limit(100 * patience_times());
+              const std::chrono::milliseconds limit(ms * static_cast<int>(patience_times()));
               told.wait_for(locked, limit, [this] { return changed; });
               gate->open();
           })
     {
         gate->close();
+    }
+    ~Opener()
+    {
+        if (thread.joinable())
+            memory_is_changed();
     }
     void memory_is_changed()
     {
@@ -181,7 +187,7 @@ bool of_each_launch(char *device, void *stream)
     constexpr std::size_t n = 5000;
     struct Seen {
         std::string letters;
-        std::vector<char> back = std::vector<char>(n);
+        char *back = page_locked(n); // or the launches would wait
         static void add(void *seen)
         {
             auto *s = static_cast<Seen *>(seen);
@@ -193,7 +199,7 @@ bool of_each_launch(char *device, void *stream)
     Graph graph;
     const Host host = {Seen::add, &seen};
     const Planes in = copy_of(device, there.data(), n, H2D),
-                 out = copy_of(seen.back.data(), device, n, D2H);
+                 out = copy_of(seen.back, device, n, D2H);
     REQUIRE(graph.add("cudaGraphAddHostNode", {}, &gate.host) == 0);
     REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &in) == 0);
     REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[1]}, &out) == 0);
@@ -206,7 +212,7 @@ bool of_each_launch(char *device, void *stream)
     std::fill(there.begin(), there.end(), 'x');
     gate.open();
     REQUIRE(cudaStreamSynchronize(stream) == 0 && seen.letters == "abc");
-    return HOLDS(graph.destroy() == 0 && done(exec));
+    return HOLDS(graph.destroy() == 0 && done(exec) && cudaFreeHost(seen.back) == 0);
 }
 
 // A function ahead of the copy changes the memory.
@@ -238,6 +244,16 @@ bool waited_for(void *exec, void *stream, Gate *gate, std::vector<char> *there)
     return HOLDS(rc == 0 && cudaStreamSynchronize(stream) == 0);
 }
 
+// The launch returns while the gate is closed. Then the program changes the memory.
+bool returns_at_once(void *exec, void *stream, Gate *gate, char *there, std::size_t n)
+{
+    Opener opener(gate, 20000);
+    const bool launched = exec && launch(exec, stream) == 0, closed = !gate->flag;
+    std::memset(there, 'x', n);
+    opener.memory_is_changed();
+    return HOLDS(launched && closed && cudaStreamSynchronize(stream) == 0);
+}
+
 // Bytes that a graph copies from the device and back to it, in one launch and in two.
 bool behind_copies_from_device(char *device, void *stream)
 {
@@ -253,7 +269,7 @@ bool behind_copies_from_device(char *device, void *stream)
     REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &gate.host) == 0);
     REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[1]}, &in) == 0);
     void *exec = graph.made();
-    REQUIRE(waited_for(exec, stream, &gate, &there));
+    REQUIRE(returns_at_once(exec, stream, &gate, there.data(), n));
     REQUIRE(device_has(second, all('d', n).data(), n));
     REQUIRE(graph.destroy() == 0 && done(exec));
     Graph back;
@@ -261,11 +277,91 @@ bool behind_copies_from_device(char *device, void *stream)
     REQUIRE(back.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
     void *first = waits_and_copies(&gate, out), *last = back.made();
     std::fill(there.begin(), there.end(), 'l');
-    gate.close();
-    REQUIRE(first && launch(first, stream) == 0);
-    REQUIRE(waited_for(last, stream, &gate, &there));
-    REQUIRE(device_has(second, all('d', n).data(), n));
+    Opener opener(&gate);
+    REQUIRE(first && launch(first, stream) == 0 && there == all('d', n));
+    REQUIRE(launch(last, stream) == 0);
+    std::fill(there.begin(), there.end(), 'x');
+    opener.memory_is_changed();
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(second, all('d', n).data(), n));
     return HOLDS(back.destroy() == 0 && done(first) && done(last));
+}
+
+// A launch returns when the graph has copied to pageable memory, however it was made.
+bool to_pageable(char *device, char *there, std::size_t n, void *stream)
+{
+    Gate gate;
+    const Planes out = copy_of(there, device, n, D2H);
+    REQUIRE(cudaMemset(device, 'd', n) == 0);
+    for (int way = 0; way < 3; way++) {
+        void *exec = !way       ? waits_and_copies(&gate, out)
+                     : way == 1 ? captured(&gate, out, stream)
+                                : within(&gate, out);
+        for (int i = 0; i < 2; i++) {
+            std::memset(there, '.', n);
+            Opener opener(&gate);
+            const bool launched = exec && launch(exec, stream) == 0;
+            const bool copied = all('d', n) == std::vector<char>(there, there + n);
+            opener.memory_is_changed();
+            REQUIRE(launched && copied && cudaStreamSynchronize(stream) == 0);
+        }
+        REQUIRE(done(exec));
+    }
+    return true;
+}
+
+// ... but not for copies to page-locked memory.
+bool to_page_locked(char *device, char *there, std::size_t n, void *stream)
+{
+    Gate gate;
+    void *exec = waits_and_copies(&gate, copy_of(there, device, n, D2H));
+    REQUIRE(cudaMemset(device, 'd', n) == 0);
+    REQUIRE(returns_at_once(exec, stream, &gate, there, n) && done(exec));
+    return HOLDS(all('d', n) == std::vector<char>(there, there + n));
+}
+
+// Copies within the host's memory are made when the launch returns, of whatever kind this is.
+bool within_host(void *stream)
+{
+    constexpr std::size_t n = 2000;
+    std::vector<char> pageable(2 * n);
+    char *const locked = page_locked(2 * n);
+    Gate gate;
+    for (int way = 0; way < 4; way++) {
+        char *const from = way & 1 ? locked : pageable.data();
+        char *const to = (way & 2 ? locked : pageable.data()) + n;
+        void *exec = waits_and_copies(&gate, copy_of(to, from, n, H2H));
+        std::memset(from, 'l', n);
+        Opener opener(&gate);
+        REQUIRE(exec && launch(exec, stream) == 0);
+        std::memset(from, 'x', n);
+        opener.memory_is_changed();
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && done(exec));
+        REQUIRE(all('l', n) == std::vector<char>(to, to + n));
+    }
+    return HOLDS(cudaFreeHost(locked) == 0);
+}
+
+// What memory was when the node was added, or was changed, is what counts.
+bool as_added(char *device, void *stream)
+{
+    constexpr std::size_t n = 10000;
+    std::vector<char> there(n), other(n);
+    Gate gate;
+    Graph graph;
+    const Planes in = copy_of(device, there.data(), n, H2D),
+                 from_other = copy_of(device, other.data(), n, H2D);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &gate.host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &in) == 0);
+    REQUIRE(host_register(there.data(), n) == 0 && host_register(other.data(), n) == 0);
+    void *exec = graph.made();
+    REQUIRE(launched(exec, stream, &gate, there.data(), n));
+    REQUIRE(device_has(device, all('l', n).data(), n));
+    REQUIRE((run<void *, void *, const Planes *>("cudaGraphExecMemcpyNodeSetParams", exec,
+                                                 graph.nodes[1], &from_other) == 0));
+    REQUIRE(launched(exec, stream, &gate, other.data(), n));
+    REQUIRE(device_has(device, all('x', n).data(), n));
+    REQUIRE(host_unregister(there.data()) == 0 && host_unregister(other.data()) == 0);
+    return HOLDS(graph.destroy() == 0 && done(exec));
 }
 
 // More than a launch takes, and copies within this process's memory: the launch waits for them.
@@ -282,6 +378,24 @@ bool with_waits(void *stream)
     std::fill(there.begin(), there.end(), 'l');
     REQUIRE(waited_for(exec, stream, &gate, &there) && done(exec));
     return HOLDS(copied == all('l', 1000) && cudaFree(device) == 0);
+}
+
+// A launch waits for room that an earlier one has, and returns when it has got it.
+bool for_room(char *device, void *stream)
+{
+    constexpr std::size_t most = 16u << 20, n = 1000;
+    char *const large = device_memory(most);
+    std::vector<char> first(most, 'l'), second(n, 'l');
+    Gate gate, last;
+    void *fills = waits_and_copies(&gate, copy_of(large, first.data(), most, H2D)),
+         *exec = waits_and_copies(&last, copy_of(device, second.data(), n, H2D));
+    Opener opener(&gate);
+    REQUIRE(fills && launch(fills, stream) == 0 && !gate.flag);
+    REQUIRE(returns_at_once(exec, stream, &last, second.data(), n));
+    opener.memory_is_changed();
+    REQUIRE(device_has(device, all('l', n).data(), n));
+    REQUIRE(device_has(large, all('l', most).data(), most) && done(fills) && done(exec));
+    return HOLDS(cudaFree(large) == 0);
 }
 
 // Launches that are over, and those that fail, leave room for what later ones take.
@@ -323,6 +437,26 @@ bool bytes_of_launches()
     }
     REQUIRE(host_unregister(registered.data()) == 0);
     REQUIRE(behind_copies_from_device(device, stream) && with_waits(stream));
+    REQUIRE(as_added(device, stream) && for_room(device, stream));
     REQUIRE(with_room(device, stream) && cudaStreamDestroy(stream) == 0);
     return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
+}
+
+// Copies of which a launch waits for the end.
+bool copies_that_launches_await()
+{
+    char *device = device_memory(3u << 20), *pinned = page_locked(100000);
+    std::vector<char> there(3u << 20), registered(100000);
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (const std::size_t n : {4u, 128u, 129u, 5000u, 100000u, 3u << 20})
+        REQUIRE(to_pageable(device, there.data(), n, stream));
+    REQUIRE(host_register(registered.data(), registered.size()) == 0);
+    for (const std::size_t n : {4u, 100000u}) {
+        REQUIRE(to_page_locked(device, pinned, n, stream));
+        REQUIRE(to_page_locked(device, registered.data(), n, stream));
+    }
+    REQUIRE(host_unregister(registered.data()) == 0 && within_host(stream));
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device) == 0 &&
+                 cudaFreeHost(pinned) == 0);
 }

@@ -26,12 +26,12 @@ void wait_until_set(void *flag)
         std::this_thread::yield();
 }
 
-// Ready to be launched: waits for the flag, and then copies all of `back` from the device.
-void *waits_and_copies(Graph *graph, std::atomic<int> *flag, std::vector<char> *back,
-                       const char *device)
+// Ready to be launched: waits for the flag, and then copies all of `back` from the device. The
+// launch waits for neither.
+void *waits_and_copies(Graph *graph, std::atomic<int> *flag, PageLocked *back, const char *device)
 {
     const Host host = {wait_until_set, flag};
-    const Planes out = copy_of(back->data(), device, back->size(), D2H);
+    const Planes out = copy_of(back->at, device, back->n, D2H);
     if (graph->add("cudaGraphAddHostNode", {}, &host) ||
         graph->add("cudaGraphAddMemcpyNode", {graph->nodes[0]}, &out))
         return nullptr;
@@ -46,7 +46,7 @@ bool graphs_lost()
 {
     void *stream = nullptr, *other = nullptr;
     std::atomic<int> flag{0};
-    std::vector<char> memory(10000, 'a'), back(10000, 'x');
+    PageLocked back(10000, 'x');
     char *device = device_memory(10000);
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
     const Connections of_threads;
@@ -56,7 +56,7 @@ bool graphs_lost()
     of_threads.cut();
     flag = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999);
-    REQUIRE(back[0] == 'x' && cudaStreamSynchronize(other) == 0);
+    REQUIRE(back.at[0] == 'x' && cudaStreamSynchronize(other) == 0);
     return HOLDS(fails(launch(exec, stream), 999));
 }
 
@@ -101,7 +101,8 @@ bool frees_beside_graphs()
 {
     std::atomic<int> flag{0};
     constexpr std::size_t n = 3u << 20; // the back end has no slot for it
-    std::vector<char> there(10000, 'a'), back(10000, 'x'), never(n);
+    std::vector<char> there(10000, 'a');
+    PageLocked back(10000, 'x'), never(n, 'x');
     char *device = device_memory(10000), *second = device_memory(n);
     void *pooled = nullptr, *stream = nullptr, *array = nullptr, *node = nullptr;
     int channel[5] = {8, 0, 0, 0, 1};
@@ -110,7 +111,7 @@ bool frees_beside_graphs()
     REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
                  "cudaMallocArray", &array, channel, 64, 0, 0) == 0));
     Graph graph, failing, allocating;
-    const Planes wrong = copy_of(never.data(), second, n, D2H);
+    const Planes wrong = copy_of(never.at, second, n, D2H);
     REQUIRE(failing.add("cudaGraphAddMemcpyNode", {}, &wrong) == 0);
     Allocation allocation = {};
     allocation.kind = allocation.location = 1;
@@ -125,7 +126,7 @@ bool frees_beside_graphs()
         cudaFree(pooled) == 0 && cudaFree(nullptr) == 0 && cudaFree(allocation.address) == 0;
     REQUIRE(release.in_time() && freed);
     REQUIRE(cudaFree(second) == 0 && back == there);
-    std::fill(back.begin(), back.end(), 'y');
+    back.fill_with('y');
     REQUIRE(launch(exec, stream) == 0);
     REQUIRE(run("cudaFreeArray", array) == 0 && back == there);
     REQUIRE(launch(wrong_exec, stream) == 0 && fails(cudaFree(device), 1));
@@ -218,7 +219,8 @@ bool unpinned_beside_graphs()
 {
     REQUIRE(unpinned_beside_work(pin_bytes + (1u << 20)) && unpinned_beside_work(pin_bytes / 2));
     std::atomic<int> flag{0}, ready{0}, go{0};
-    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    std::vector<char> there(10000, 'a');
+    PageLocked back(10000, 'x');
     char *device = device_memory(10000);
     void *stream = nullptr, *locked = nullptr;
     REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
@@ -251,7 +253,8 @@ bool unpinned_beside_graphs()
 bool loads_beside_graphs()
 {
     std::atomic<int> flag{0};
-    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    std::vector<char> there(10000, 'a');
+    PageLocked back(10000, 'x');
     char *near = device_memory(10000);
     void *stream = nullptr;
     bool good = false;

@@ -9,6 +9,7 @@
 #include "frontend-glue/session/extensions.h"
 
 #include <cstddef>
+#include <cstring>
 #include <vector>
 
 namespace graph_calls
@@ -84,6 +85,21 @@ struct Graph {
         return n;
     }
     int destroy() { return run("cudaGraphDestroy", handle); }
+};
+
+// A launch does not wait for a copy to page-locked memory.
+struct PageLocked {
+    const std::size_t n;
+    char *const at;
+
+    PageLocked(std::size_t bytes, char fill) : n(bytes), at(page_locked(bytes)) { fill_with(fill); }
+    PageLocked(const PageLocked &) = delete;
+    ~PageLocked() { cudaFreeHost(at); }
+    void fill_with(char fill) { std::memset(at, fill, n); }
+    bool operator==(const std::vector<char> &other) const
+    {
+        return other == std::vector<char>(at, at + n);
+    }
 };
 
 inline int launch(void *exec, void *stream)

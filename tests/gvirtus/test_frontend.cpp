@@ -352,6 +352,7 @@ void check_what_the_provider_changes()
     check("copies in graphs, by other calls", copies_in_graphs_by_calls);
     check("copies with arrays in graphs", [] { return run("copies-with-arrays", true); });
     check("bytes that launches of graphs take", [] { return run("bytes-of-launches", true); });
+    check("copies that launches of graphs await", [] { return run("awaited-copies", true); });
     for (const char *test :
          {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
           "order-behind-legacy", "order-between-streams", "captures", "captures-of-planes",

@@ -10,8 +10,9 @@
  * If the back end has no slot for a copy, its graph calls another function of this library instead,
  * which makes the whole copy. Both functions are in host_copies.c.
  *
- * What a graph copies from pageable memory is what this has when the graph is launched
- * (launch_copies.c). Page-locked memory is read when the graph gets there.
+ * What a graph copies from pageable memory is what this has when the graph is launched, and the
+ * launch waits for copies to it (launch_copies.c). Page-locked memory is read when the graph gets
+ * there. What counts is what the memory was when the node was added.
  *
  * Equal copies share one function. They are never freed here, because nothing tells this process
  * when the last graph with such a function is destroyed.
@@ -19,6 +20,7 @@
 #include "frontend-glue/preload/streams/host_copies.h"
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/device_objects.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
@@ -81,6 +83,8 @@ static int compare(const void *a, const void *b)
     const int bytes_differ = copies_differ ? 0 : compare_planes(&left->bytes, &right->bytes);
     if (copies_differ || bytes_differ)
         return copies_differ ? copies_differ : bytes_differ;
+    if (left->pageable != right->pageable)
+        return left->pageable - right->pageable;
     return left->device != right->device ? left->device - right->device
                                          : left->parameters.kind - right->parameters.kind;
 }
@@ -118,6 +122,19 @@ static bool in_bytes(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d
     return unit.bytes && (bytes->extent.width || !p->extent.width);
 }
 
+/* What matters is what the memory is now, as for CUDA, not what it is when the graph is launched.
+ */
+static bool is_pageable(const struct ibx_cuda_memcpy3d *bytes)
+{
+    if (!ibx_host_copy_bytes(bytes) || bytes->kind == CUDA_MEMCPY_ON_HOST)
+        return bytes->kind == CUDA_MEMCPY_ON_HOST;
+    const struct ibx_host_span span = bytes->kind == CUDA_MEMCPY_TO_DEVICE
+                                          ? ibx_host_copy_reads(bytes)
+                                          : ibx_host_copy_writes(bytes);
+    return ibx_frontend_host_memory((const void *)span.begin, span.end - span.begin) ==
+           HOST_PAGEABLE;
+}
+
 static struct ibx_host_copy *copy_of(const struct ibx_cuda_memcpy3d *p, int *rc)
 {
     struct ibx_host_copy wanted = {.parameters = *p};
@@ -128,6 +145,7 @@ static struct ibx_host_copy *copy_of(const struct ibx_cuda_memcpy3d *p, int *rc)
         wanted.device >= IBX_HOST_COPY_DEVICES)
         return NULL;
     *rc = CUDA_MEMORY_ALLOCATION;
+    wanted.pageable = is_pageable(&wanted.bytes);
     return find_or_make(&wanted);
 }
 

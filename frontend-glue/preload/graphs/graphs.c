@@ -404,7 +404,8 @@ static int launch_plain(void *exec, void *stream)
 static int launch_later(const uint64_t *numbers, size_t count, void *stream,
                         int (*go)(void *exec, void *stream), void *exec)
 {
-    return ibx_frontend_host_launch(numbers, NULL, count, stream, go, exec);
+    struct ibx_launch made = {.numbers = numbers, .count = count};
+    return ibx_frontend_host_launch(&made, stream, go, exec);
 }
 
 /* `with`: launches a graph that calls functions of this process. */

@@ -7,7 +7,7 @@
  *   graph_drawing.c  cudaGraphDebugDotPrint
  *   user_objects.c   objects of the program that graphs keep (cudaUserObjectCreate)
  *   graph_copies.c   copies between host and device as nodes of graphs
- *   launch_copies.c  the bytes of this process that a launch takes for these
+ *   launch_copies.c  the bytes of this process that a launch takes for these, and waits for
  *   host_calls.c     cudaLaunchHostFunc and callbacks
  *   captured_work.c  what is captured in another way than GVirtuS would
  *   capture_graphs.c captures, and the graphs that a program names during one
@@ -37,7 +37,8 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
-/* cudaGraphLaunch(), except that the graph reads all memory of this process when it gets there. */
+/* cudaGraphLaunch(), except that it waits for no copy, and the graph reads all memory of this
+ * process when it gets there. */
 int ibx_frontend_launch_later(void *exec, void *stream);
 /* In an executable graph, has a node call function `number` from now on. `before`: the number that
  * the node in the graph calls. Returns a CUDA error. */
@@ -96,8 +97,8 @@ void ibx_frontend_graph_behind_trim(void);
 
 /* ------------------------------------------------------------------------------ launch_copies.c */
 
-/* As ibx_frontend_host_launch(), like CUDA's launch: what the graph copies from pageable memory is
- * what this has when the launch begins, and the program may change it when the launch returns. */
+/* As ibx_frontend_host_launch(), like CUDA's launch: the program may change pageable memory from
+ * which the graph copies, and read that to which it copies, when the launch returns. */
 int ibx_frontend_copies_launch(const uint64_t *numbers, size_t count, void *stream,
                                int (*launch)(void *exec, void *stream), void *exec);
 

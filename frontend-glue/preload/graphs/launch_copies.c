@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The bytes that a graph's copies from pageable memory need. CUDA reads them within
- * cudaGraphLaunch, so that the program may change them when that returns. It takes what it has room
- * for before anything of the graph has run, and waits for the graph with the rest. So does this
- * file. A copy that CUDA makes of bytes which the same graph, or an earlier launch, copies to that
- * memory has those: CUDA waits for them within the launch. Such a copy is made when the graph gets
- * there, and the launch waits for it.
+ * What launches of graphs do about the graph's copies of pageable memory. CUDA reads and writes
+ * such memory within cudaGraphLaunch. Of a copy to the device it takes the bytes, as far as it has
+ * room, before anything of the graph has run. A copy from the device, which may write to pageable
+ * memory, and one within the host's memory, of whatever kind, is made when the launch returns; and
+ * of what they write a later copy of the graph has the new bytes. So the program may change the
+ * memory when the launch returns, and read what the graph has copied there.
  *
- * Page-locked memory is read when the graph gets there.
+ * Here a launch takes the bytes, too. For those that it cannot take yet, because copies which are
+ * to come first write them, or for lack of room, and for the other copies it waits when it has sent
+ * its request: a function of this process makes these copies when the graph gets there. If the
+ * memory was page-locked when the node was added, nobody waits for its copy.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -17,17 +20,13 @@
 
 #include <stdlib.h>
 
-struct span {
-    uintptr_t begin, end;
-};
-
 /* A launch, while it is prepared. */
 struct prepared {
     const uint64_t *numbers;
     size_t count;
     size_t written_count, written_room;
-    struct span *written; /* of copies to this process's memory, sorted, and apart */
-    bool no_memory;       /* for these */
+    struct ibx_host_span *written; /* of copies to this process's memory, sorted, and apart */
+    bool no_memory;                /* for these */
 };
 
 /* ------------------------------------------------------------------------- one copy's bytes */
@@ -40,31 +39,9 @@ static const struct ibx_host_copy *copy_of(const struct host_node *host)
     return copy && ibx_host_copy_bytes(&copy->bytes) ? copy : NULL;
 }
 
-static struct span span_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                           const struct ibx_cuda_extent *extent)
-{
-    const size_t first = at->depth * memory->y + at->height;
-    const size_t last =
-        (at->depth + extent->depth - 1) * memory->y + at->height + extent->height - 1;
-    const uintptr_t column = (uintptr_t)memory->at + at->width;
-    return (struct span){column + first * memory->pitch,
-                         column + last * memory->pitch + extent->width};
-}
-
 static bool is_to_host(const struct ibx_host_copy *copy)
 {
     return copy->bytes.kind == CUDA_MEMCPY_FROM_DEVICE || copy->bytes.kind == CUDA_MEMCPY_ON_HOST;
-}
-
-/* Whether it reads pageable memory, and which. */
-static bool reads_pageable(const struct ibx_host_copy *copy, struct span *span)
-{
-    const struct ibx_cuda_memcpy3d *p = &copy->bytes;
-    if (p->kind != CUDA_MEMCPY_TO_DEVICE && p->kind != CUDA_MEMCPY_ON_HOST)
-        return false;
-    *span = span_of(&p->from, &p->from_at, &p->extent);
-    return ibx_frontend_host_memory((const void *)span->begin, span->end - span->begin) ==
-           HOST_PAGEABLE;
 }
 
 /* ---------------------------------------------------------------------- what copies write */
@@ -77,20 +54,19 @@ static void note_written(const struct host_node *host, void *context)
         return;
     if (launch->written_count == launch->written_room) {
         const size_t room = launch->written_room ? 2 * launch->written_room : 64;
-        struct span *more = realloc(launch->written, room * sizeof(*more));
+        struct ibx_host_span *more = realloc(launch->written, room * sizeof(*more));
         launch->no_memory = !more;
         if (!more)
             return;
         launch->written = more;
         launch->written_room = room;
     }
-    launch->written[launch->written_count++] =
-        span_of(&copy->bytes.to, &copy->bytes.to_at, &copy->bytes.extent);
+    launch->written[launch->written_count++] = ibx_host_copy_writes(&copy->bytes);
 }
 
 static int compare_begins(const void *a, const void *b)
 {
-    const struct span *left = a, *right = b;
+    const struct ibx_host_span *left = a, *right = b;
     return (left->begin > right->begin) - (left->begin < right->begin);
 }
 
@@ -101,8 +77,8 @@ static void sort_written(struct prepared *launch)
     if (launch->written_count)
         qsort(launch->written, launch->written_count, sizeof(*launch->written), compare_begins);
     for (size_t i = 0; i < launch->written_count; i++) {
-        const struct span next = launch->written[i];
-        struct span *last = n ? launch->written + n - 1 : NULL;
+        const struct ibx_host_span next = launch->written[i];
+        struct ibx_host_span *last = n ? launch->written + n - 1 : NULL;
         if (!last || next.begin > last->end)
             launch->written[n++] = next;
         else if (next.end > last->end)
@@ -113,11 +89,11 @@ static void sort_written(struct prepared *launch)
 
 static int compare_spans(const void *wanted, const void *written)
 {
-    const struct span *left = wanted, *right = written;
+    const struct ibx_host_span *left = wanted, *right = written;
     return left->end <= right->begin ? -1 : left->begin >= right->end;
 }
 
-static bool is_written(const struct prepared *launch, const struct span *span)
+static bool is_written(const struct prepared *launch, const struct ibx_host_span *span)
 {
     return launch->written_count &&
            bsearch(span, launch->written, launch->written_count, sizeof(*span), compare_spans);
@@ -125,59 +101,110 @@ static bool is_written(const struct prepared *launch, const struct span *span)
 
 /* ------------------------------------------------------------------------------ the launch */
 
-/* Whether the graph reads pageable memory. */
-static bool reads_any(const struct prepared *launch)
+/* The copy that a launch takes, or waits for; NULL: none. */
+static const struct ibx_host_copy *pageable_of(uint64_t number, struct host_node *host)
 {
-    struct host_node host;
-    struct span span;
-    const struct ibx_host_copy *copy;
-    size_t i = 0;
-    while (i < launch->count && !(ibx_frontend_host_function_of(launch->numbers[i], &host) &&
-                                  (copy = copy_of(&host)) && reads_pageable(copy, &span)))
-        i++;
-    return i < launch->count;
+    const struct ibx_host_copy *copy =
+        ibx_frontend_host_function_of(number, host) ? copy_of(host) : NULL;
+    return copy && copy->pageable ? copy : NULL;
 }
 
-static void note_all_written(struct prepared *launch)
+static bool has_pageable(const uint64_t *numbers, size_t count)
 {
     struct host_node host;
-    for (size_t i = 0; i < launch->count; i++)
+    size_t i = 0;
+    while (i < count && !pageable_of(numbers[i], &host))
+        i++;
+    return i < count;
+}
+
+/* What is written before the graph can read it: by its own copies and, in whatever stream they are,
+ * by those that are outstanding. `own`: the graph's are not outstanding yet. */
+static void note_all_written(struct prepared *launch, bool own)
+{
+    struct host_node host;
+    launch->written_count = 0;
+    for (size_t i = 0; own && i < launch->count; i++)
         if (ibx_frontend_host_function_of(launch->numbers[i], &host))
             note_written(&host, launch);
     ibx_frontend_host_outstanding(note_written, launch);
     sort_written(launch);
 }
 
+/* Takes the bytes of a copy to the device. NULL: they cannot be taken yet. */
+static struct ibx_launch_bytes *take(const struct prepared *launch,
+                                     const struct ibx_host_copy *copy)
+{
+    const struct ibx_host_span span = ibx_host_copy_reads(&copy->bytes);
+    return launch->no_memory || is_written(launch, &span) ? NULL : ibx_launch_bytes_take(copy);
+}
+
 static struct ibx_launch_copy prepare(const struct prepared *launch, uint64_t number)
 {
-    struct ibx_launch_copy made = {IBX_READS_LATER, NULL};
+    struct ibx_launch_copy made = {IBX_COPY_LATER, NULL};
     struct host_node host;
-    struct span span;
-    const struct ibx_host_copy *copy =
-        ibx_frontend_host_function_of(number, &host) ? copy_of(&host) : NULL;
-    if (!copy || !reads_pageable(copy, &span))
+    const struct ibx_host_copy *copy = pageable_of(number, &host);
+    if (!copy)
         return made;
-    if (host.function == ibx_host_copy_exchange && !is_written(launch, &span))
-        made.taken = ibx_launch_bytes_take(copy);
-    made.reads = made.taken ? IBX_READS_TAKEN : IBX_READS_AWAITED;
+    if (is_to_host(copy) || host.function != ibx_host_copy_exchange)
+        made.use = IBX_COPY_AWAITED;
+    else
+        made.use = (made.taken = take(launch, copy)) ? IBX_COPY_TAKEN : IBX_COPY_UNTAKEN;
     return made;
+}
+
+/* ------------------------------------------------------------------------------ the wait */
+
+/* Takes the bytes that can be taken now. */
+static void take_more(struct prepared *all, const struct ibx_launch *launch)
+{
+    struct host_node host;
+    bool noted = false;
+    for (size_t i = 0; i < launch->count; i++) {
+        if (launch->copies[i].use != IBX_COPY_UNTAKEN ||
+            !ibx_frontend_host_function_of(launch->numbers[i], &host))
+            continue;
+        if (!noted)
+            note_all_written(all, false);
+        noted = true;
+        struct ibx_launch_bytes *taken = take(all, host.argument);
+        if (!taken)
+            continue;
+        launch->copies[i].use = IBX_COPY_TAKEN;
+        if (!ibx_frontend_host_give(launch->id, launch->numbers[i], taken))
+            ibx_launch_bytes_free(taken); /* the graph has got there */
+    }
+}
+
+/* Returns a CUDA error. */
+static int await(struct prepared *all, const struct ibx_launch *launch, void *stream)
+{
+    struct ibx_launch_wait wait = {.code = CUDA_NOT_READY};
+    do {
+        take_more(all, launch);
+        ibx_frontend_host_await(launch, stream, &wait);
+    } while (wait.code == CUDA_NOT_READY);
+    return wait.code ? ibx_frontend_fail(wait.code) : CUDA_SUCCESS;
 }
 
 int ibx_frontend_copies_launch(const uint64_t *numbers, size_t count, void *stream,
                                int (*launch)(void *exec, void *stream), void *exec)
 {
     struct prepared all = {.numbers = numbers, .count = count};
-    if (!reads_any(&all))
-        return ibx_frontend_host_launch(numbers, NULL, count, stream, launch, exec);
-    note_all_written(&all);
-    struct ibx_launch_copy *copies = all.no_memory ? NULL : calloc(count, sizeof(*copies));
-    for (size_t i = 0; copies && i < count; i++)
-        copies[i] = prepare(&all, numbers[i]);
-    const int rc = copies ? ibx_frontend_host_launch(numbers, copies, count, stream, launch, exec)
-                          : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    for (size_t i = 0; copies && i < count; i++)
-        ibx_launch_bytes_free(copies[i].taken); /* that no function has got */
-    free(copies);
+    struct ibx_launch made = {.numbers = numbers, .count = count};
+    if (!has_pageable(numbers, count))
+        return ibx_frontend_host_launch(&made, stream, launch, exec);
+    note_all_written(&all, true);
+    made.copies = all.no_memory ? NULL : calloc(count, sizeof(*made.copies));
+    for (size_t i = 0; made.copies && i < count; i++)
+        made.copies[i] = prepare(&all, numbers[i]);
+    int rc = made.copies ? ibx_frontend_host_launch(&made, stream, launch, exec)
+                         : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (!rc)
+        rc = await(&all, &made, stream);
+    for (size_t i = 0; made.copies && i < count; i++)
+        ibx_launch_bytes_free(made.copies[i].taken); /* that no function has got */
+    free(made.copies);
     free(all.written);
     return rc;
 }

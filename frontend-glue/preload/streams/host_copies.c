@@ -186,6 +186,25 @@ size_t ibx_host_copy_bytes(const struct ibx_cuda_memcpy3d *p)
     return p->extent.width * p->extent.height * p->extent.depth;
 }
 
+static struct ibx_host_span span_of(const struct ibx_cuda_pitched *memory,
+                                    const struct ibx_cuda_extent *at,
+                                    const struct ibx_cuda_extent *extent)
+{
+    const uintptr_t first = (uintptr_t)row_of(memory, at, 0, 0);
+    const uintptr_t last = (uintptr_t)row_of(memory, at, extent->height - 1, extent->depth - 1);
+    return (struct ibx_host_span){first, last + extent->width};
+}
+
+struct ibx_host_span ibx_host_copy_reads(const struct ibx_cuda_memcpy3d *p)
+{
+    return span_of(&p->from, &p->from_at, &p->extent);
+}
+
+struct ibx_host_span ibx_host_copy_writes(const struct ibx_cuda_memcpy3d *p)
+{
+    return span_of(&p->to, &p->to_at, &p->extent);
+}
+
 static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
 {
     return p->kind == CUDA_MEMCPY_TO_DEVICE ? row_of(&p->from, &p->from_at, y, z)

@@ -12,6 +12,8 @@ struct ibx_host_copy {
     struct ibx_cuda_memcpy3d parameters;
     struct ibx_cuda_memcpy3d bytes; /* the same with this side's columns and the width in bytes */
     int device;                     /* the device that was current */
+    bool pageable; /* this side's memory was pageable when the copy was requested; or both sides are
+                      this process's */
     _Atomic uint64_t number; /* of the function that copies between the slot and this memory, in the
                                 process that has requested it; 0: none yet */
     atomic_uint called;      /* how often the function was called */
@@ -21,6 +23,13 @@ struct ibx_host_copy {
 
 /* Of a copy in bytes. */
 size_t ibx_host_copy_bytes(const struct ibx_cuda_memcpy3d *p);
+/* The memory of this process, from the first byte to behind the last one, that a copy of some bytes
+ * reads, or that it writes. */
+struct ibx_host_span {
+    uintptr_t begin, end;
+};
+struct ibx_host_span ibx_host_copy_reads(const struct ibx_cuda_memcpy3d *p);
+struct ibx_host_span ibx_host_copy_writes(const struct ibx_cuda_memcpy3d *p);
 /* The bytes of one copy that a launch has taken, without gaps. */
 struct ibx_launch_bytes {
     size_t n;

@@ -14,6 +14,7 @@
  * there (graph_copies.c).
  */
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/outstanding.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
@@ -49,19 +50,6 @@ enum server_state {
 #define ASK_MS  100u    /* between questions about a stream that a launch waits for */
 #define POLL_NS 100000u /* to poll for the next function, if there are processors for it */
 
-struct function {
-    struct function *next;
-    uint64_t number;
-    uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
-    uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
-    bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
-    bool blocking;   /* its stream and the legacy stream wait for each other */
-    struct ibx_launch_copy copy; /* if it copies for a graph */
-    void *stream, *argument;
-    void (*function)(void *argument);
-    void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct {
@@ -69,8 +57,8 @@ static struct {
     pthread_t thread;
     uint64_t queue;
     uint64_t last_number, last_order, last_launch;
-    uint64_t answers;           /* number of answers that the thread got */
-    struct function *functions; /* the outstanding functions, oldest first */
+    uint64_t answers;                  /* number of answers that the thread got */
+    struct ibx_outstanding *functions; /* the outstanding functions, oldest first */
     uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
     struct stream {
         const void *handle;
@@ -81,6 +69,7 @@ static struct {
     bool returned;                   /* it has returned */
     struct host_node runs;           /* what was called and has not returned; {0}: nothing */
     uint64_t runs_for;               /* the launch that awaits this; 0: none */
+    uint64_t changes;                /* copies that graphs have made, and streams that went on */
 } server;                            /* under the lock */
 static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
 
@@ -95,6 +84,11 @@ enum use_state { USE_NONE, USE_BEGINS, USE_BEGUN };
 static _Atomic enum use_state used;
 static pthread_mutex_t use_lock = PTHREAD_MUTEX_INITIALIZER; /* held while the state is BEGINS */
 static const struct ibx_frontend_around *_Atomic around;
+
+static bool is_awaited(const struct ibx_outstanding *f)
+{
+    return f->copy.use == IBX_COPY_UNTAKEN || f->copy.use == IBX_COPY_AWAITED;
+}
 
 bool ibx_frontend_gives_beside(void)
 {
@@ -123,48 +117,6 @@ bool ibx_frontend_host_functions(void)
     return atomic_load_explicit(&outstanding, memory_order_acquire);
 }
 
-/* Called under the lock. Removes the oldest one with this number from the list: launches of a graph
- * call it in their order. One that a reset has left there has no launch to be called for. */
-static struct function *take(uint64_t number)
-{
-    struct function **found = NULL;
-    for (struct function **at = &server.functions; *at && (!found || (*found)->abandoned);
-         at = &(*at)->next)
-        if ((*at)->number == number && (!found || !(*at)->abandoned))
-            found = at;
-    struct function *taken = found ? *found : NULL;
-    if (taken)
-        *found = taken->next;
-    return taken;
-}
-
-static void discard(struct function *f)
-{
-    ibx_launch_bytes_free(f ? f->copy.taken : NULL);
-    free(f);
-}
-
-/* Called under the lock. For a function of a graph that is not outstanding, because the graph was
- * changed after its launch: it replaces an outstanding one, since a back end may call no more
- * functions than the launched graphs have. NULL: there is none. */
-static struct function *take_instead(uint64_t number)
-{
-    struct host_node host;
-    struct function **at = &server.functions;
-    while (*at && !(*at)->launch)
-        at = &(*at)->next;
-    struct function *instead = ibx_repeated_find(number, &host) ? *at : NULL;
-    if (!instead)
-        return NULL;
-    *at = instead->next;
-    instead->number = number;
-    instead->function = host.function;
-    instead->argument = host.argument;
-    ibx_launch_bytes_free(instead->copy.taken);
-    instead->copy.taken = NULL;
-    return instead;
-}
-
 uint64_t ibx_frontend_host_enqueued(void)
 {
     if (!ibx_frontend_host_functions())
@@ -182,7 +134,7 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     if (!order || (!all && stream == CUDA_STREAM_PER_THREAD) || ibx_frontend_unloads())
         return false;
     pthread_mutex_lock(&lock);
-    const struct function *f = server.functions;
+    const struct ibx_outstanding *f = server.functions;
     while (f && (f->abandoned || !f->order || f->order > order || (!all && f->stream != stream)))
         f = f->next;
     /* If the back end still answers, and the function is still outstanding after two more answers,
@@ -217,7 +169,7 @@ static bool are_ordered(const struct stream *one, const struct stream *other)
            (one->blocking && other->blocking && (is_legacy(one) || is_legacy(other)));
 }
 
-static bool is_before(const struct function *f, const struct stream *stream)
+static bool is_before(const struct ibx_outstanding *f, const struct stream *stream)
 {
     return !f->abandoned && are_ordered(&(struct stream){f->stream, f->blocking}, stream);
 }
@@ -226,7 +178,7 @@ static bool is_before(const struct function *f, const struct stream *stream)
  * that was not called; 0: none. */
 static uint64_t next_before(const struct stream *in)
 {
-    const struct function *f = server.functions;
+    const struct ibx_outstanding *f = server.functions;
     while (f && !is_before(f, in))
         f = f->next;
     return f ? f->number : 0;
@@ -297,7 +249,7 @@ bool ibx_frontend_host_gone(const void *stream)
         return false;
     const struct stream in = stream_of(stream);
     pthread_mutex_lock(&lock);
-    const struct function *f = server.state == SERVER_REFUSED ? server.functions : NULL;
+    const struct ibx_outstanding *f = server.state == SERVER_REFUSED ? server.functions : NULL;
     while (f && !is_before(f, &in))
         f = f->next;
     pthread_mutex_unlock(&lock);
@@ -307,7 +259,7 @@ bool ibx_frontend_host_gone(const void *stream)
 void ibx_frontend_host_reset(void)
 {
     pthread_mutex_lock(&lock);
-    for (struct function *f = server.functions; f; f = f->next) {
+    for (struct ibx_outstanding *f = server.functions; f; f = f->next) {
         if (!f->order || f->abandoned) /* not enqueued yet, so after the reset */
             continue;
         f->abandoned = true;
@@ -382,7 +334,7 @@ void ibx_frontend_around_functions(const struct ibx_frontend_around *calls)
         calls->begins();
 }
 
-static void call(const struct function *f, struct called *called)
+static void call(const struct ibx_outstanding *f, struct called *called)
 {
     const struct ibx_frontend_around *calls = atomic_load(&around);
     if (calls)
@@ -407,6 +359,7 @@ static void call(const struct function *f, struct called *called)
     if (server.runs_for)
         pthread_cond_broadcast(&changed);
     server.runs_for = 0;
+    server.changes++;
     while (server.state == SERVER_LEFT) /* from now on GVirtuS must not be called */
         ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
@@ -439,16 +392,17 @@ static bool wait_for_more(bool polls)
 static bool call_named(struct called *called)
 {
     pthread_mutex_lock(&lock);
-    struct function *f = called->number ? take(called->number) : NULL;
+    struct ibx_outstanding *f =
+        called->number ? ibx_outstanding_take(&server.functions, called->number) : NULL;
     if (called->number && !f)
-        f = take_instead(called->number);
+        f = ibx_outstanding_replace(&server.functions, called->number);
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? (struct stream){f->stream, f->blocking} : (struct stream){0};
     server.called_order = f ? f->order : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
-    server.runs_for = f && f->copy.reads == IBX_READS_AWAITED ? f->launch : 0;
+    server.runs_for = f && is_awaited(f) ? f->launch : 0;
     server.answers++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -459,7 +413,7 @@ static bool call_named(struct called *called)
                 "a stream has got to function %llu of the host, which is none of this process's, "
                 "or of no graph that was launched: it goes on without it",
                 (unsigned long long)called->number);
-    discard(f);
+    ibx_outstanding_free(f);
     return was_outstanding;
 }
 
@@ -469,6 +423,7 @@ static void goes_on(void)
     pthread_mutex_lock(&lock);
     atomic_fetch_sub(&outstanding, 1);
     server.called = 0;
+    server.changes++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -566,9 +521,9 @@ static bool begin(void)
 }
 
 /* Called under the lock. */
-static void add(struct function *f)
+static void add(struct ibx_outstanding *f)
 {
-    struct function **at = &server.functions;
+    struct ibx_outstanding **at = &server.functions;
     while (*at)
         at = &(*at)->next;
     f->next = NULL;
@@ -603,7 +558,7 @@ void ibx_frontend_host_outstanding(void (*visit)(const struct host_node *host, v
 {
     pthread_mutex_lock(&lock);
     visit(&server.runs, context);
-    for (const struct function *f = server.functions; f; f = f->next)
+    for (const struct ibx_outstanding *f = server.functions; f; f = f->next)
         if (!f->abandoned)
             visit(&(struct host_node){f->function, f->argument}, context);
     pthread_mutex_unlock(&lock);
@@ -615,15 +570,15 @@ static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy, const st
                          uint64_t launch)
 {
     struct host_node host;
-    struct function *made = ibx_repeated_find(number, &host) ? malloc(sizeof(*made)) : NULL;
+    struct ibx_outstanding *made = ibx_repeated_find(number, &host) ? malloc(sizeof(*made)) : NULL;
     if (!made)
         return false;
-    *made = (struct function){.number = number,
-                              .launch = launch,
-                              .blocking = in->blocking,
-                              .stream = (void *)(uintptr_t)in->handle,
-                              .argument = host.argument,
-                              .function = host.function};
+    *made = (struct ibx_outstanding){.number = number,
+                                     .launch = launch,
+                                     .blocking = in->blocking,
+                                     .stream = (void *)(uintptr_t)in->handle,
+                                     .argument = host.argument,
+                                     .function = host.function};
     if (copy) {
         made->copy = *copy;
         copy->taken = NULL;
@@ -636,10 +591,10 @@ static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy, const st
  * outstanding any more. */
 static void settle(uint64_t launch, bool launched)
 {
-    for (struct function **at = &server.functions, *f; (f = *at);) {
+    for (struct ibx_outstanding **at = &server.functions, *f; (f = *at);) {
         if (f->launch == launch && !launched) {
             *at = f->next;
-            discard(f);
+            ibx_outstanding_free(f);
             atomic_fetch_sub(&outstanding, 1);
             continue;
         }
@@ -650,50 +605,83 @@ static void settle(uint64_t launch, bool launched)
 }
 
 /* Called under the lock. Whether a copy that the launch awaits has not been made yet. */
-static bool is_awaited(uint64_t launch)
+static bool awaits(uint64_t launch)
 {
-    const struct function *f = server.functions;
-    while (f && (f->launch != launch || f->abandoned || f->copy.reads != IBX_READS_AWAITED))
+    const struct ibx_outstanding *f = server.functions;
+    while (f && (f->launch != launch || f->abandoned || !is_awaited(f)))
         f = f->next;
     return f || server.runs_for == launch;
 }
 
-/* Called under the lock. Waits for the copies that the launch awaits. After an error CUDA calls no
- * function: the stream, which is asked now and then, has that error. */
-static void await_copies(uint64_t launch, void *stream)
+/* Called under the lock, which it gives up meanwhile. Whether the stream has failed. */
+static int ask_stream(void *stream)
+{
+    pthread_mutex_unlock(&lock);
+    const int mode = ibx_frontend_relax(); /* a launch is permitted beside captures */
+    const int code = ibx_frontend_stream_ask(stream);
+    ibx_frontend_relax_end(mode);
+    pthread_mutex_lock(&lock);
+    return code;
+}
+
+/* The thread for functions gets an answer each 20 ms, and tells all who wait. */
+void ibx_frontend_host_await(const struct ibx_launch *launch, void *stream,
+                             struct ibx_launch_wait *wait)
 {
     int code = CUDA_NOT_READY;
     const int cancel = ibx_thread_hold_cancel();
-    while (code == CUDA_NOT_READY && server.state == SERVER_SERVES && is_awaited(launch)) {
-        const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ASK_MS));
-        if (!pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until) ||
-            ibx_frontend_capturing())
+    pthread_mutex_lock(&lock);
+    while (code == CUDA_NOT_READY && wait->seen == server.changes &&
+           server.state == SERVER_SERVES && awaits(launch->id)) {
+        wait->ask = wait->ask ? wait->ask : ibx_deadline_in_ms(ASK_MS);
+        const struct timespec until = ibx_timespec_of(wait->ask);
+        if (!pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until))
             continue;
-        pthread_mutex_unlock(&lock);
-        code = ibx_frontend_stream_ask(stream);
-        pthread_mutex_lock(&lock);
+        wait->ask = 0;
+        code = ask_stream(stream);
     }
+    if (!awaits(launch->id))
+        wait->code = CUDA_SUCCESS;
+    else if (server.state != SERVER_SERVES)
+        wait->code = CUDA_UNKNOWN;
+    else
+        wait->code = code;
+    wait->seen = server.changes;
+    pthread_mutex_unlock(&lock);
     ibx_thread_release_cancel(cancel);
 }
 
-int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *copies, size_t count,
-                             void *stream, int (*launch)(void *exec, void *stream), void *exec)
+bool ibx_frontend_host_give(uint64_t launch, uint64_t number, struct ibx_launch_bytes *taken)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_outstanding *f = server.functions;
+    while (f && (f->launch != launch || f->number != number || f->abandoned ||
+                 f->copy.use != IBX_COPY_UNTAKEN))
+        f = f->next;
+    if (f)
+        f->copy = (struct ibx_launch_copy){IBX_COPY_TAKEN, taken};
+    pthread_mutex_unlock(&lock);
+    return f;
+}
+
+int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec)
 {
     const struct stream in = stream_of(stream);
+    struct ibx_launch_copy *copies = made->copies;
     size_t n = 0;
     pthread_mutex_lock(&lock);
-    const uint64_t id = ++server.last_launch;
+    made->id = ++server.last_launch;
     const bool serves = server.state == SERVER_SERVES;
-    while (serves && n < count && add_repeated(numbers[n], copies ? copies + n : NULL, &in, id))
+    while (serves && n < made->count &&
+           add_repeated(made->numbers[n], copies ? copies + n : NULL, &in, made->id))
         n++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    const bool ready = serves && n == count;
+    const bool ready = serves && n == made->count;
     const int rc = ready ? launch(exec, stream) : serves ? CUDA_MEMORY_ALLOCATION : CUDA_UNKNOWN;
     pthread_mutex_lock(&lock);
-    settle(id, !rc);
-    if (copies && !rc)
-        await_copies(id, stream);
+    settle(made->id, !rc);
     pthread_mutex_unlock(&lock);
     return ready ? rc : ibx_frontend_fail(rc);
 }
@@ -703,18 +691,18 @@ int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *co
 int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const char *name)
 {
     struct extension_request e;
-    struct function *f = malloc(sizeof(*f));
+    struct ibx_outstanding *f = malloc(sizeof(*f));
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     const bool blocking = ibx_frontend_stream_blocks(wish->stream);
     use();
     pthread_mutex_lock(&lock);
     const bool serves = begin();
-    *f = (struct function){.stream = wish->stream,
-                           .blocking = blocking,
-                           .argument = wish->argument,
-                           .function = wish->function,
-                           .callback = wish->callback};
+    *f = (struct ibx_outstanding){.stream = wish->stream,
+                                  .blocking = blocking,
+                                  .argument = wish->argument,
+                                  .function = wish->function,
+                                  .callback = wish->callback};
     f->number = ++server.last_number;
     if (serves)
         add(f);
@@ -739,7 +727,7 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     if (!rc && f) /* if it is not there, it was called already */
         f->order = ++server.last_order;
     if (rc)
-        f = take(number);
+        f = ibx_outstanding_take(&server.functions, number);
     pthread_mutex_unlock(&lock);
     if (!rc)
         return CUDA_SUCCESS;

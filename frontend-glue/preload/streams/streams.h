@@ -9,6 +9,7 @@
  *   own_streams.c    the streams of this process, and waits for them during captures
  *   captures.c       which streams are captured
  *   host_functions.c host functions that streams and graphs call
+ *   outstanding.c    the list of those that were not called yet (outstanding.h)
  *   repeated_functions.c  the numbers of those that graphs call
  *   host_events.c    events that were recorded after such functions
  *   host_copies.c    copies between host and device that are such functions
@@ -99,22 +100,42 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
                                     uint64_t *queue);
 /* The function of a number; false: there is none. */
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host);
-/* How a launch of a graph reads this process's memory for one function of the graph. */
-enum ibx_launch_reads {
-    IBX_READS_LATER,  /* not at all, or when the graph gets there */
-    IBX_READS_TAKEN,  /* it has taken the bytes */
-    IBX_READS_AWAITED /* when the graph gets there, for which it waits */
+/* What a launch of a graph does about one function of the graph. */
+enum ibx_launch_use {
+    IBX_COPY_LATER,   /* nothing: it copies nothing, or with what is there when the graph gets there
+                       */
+    IBX_COPY_TAKEN,   /* it has taken the bytes that are copied */
+    IBX_COPY_UNTAKEN, /* it waits until it can take them, or until the copy is made */
+    IBX_COPY_AWAITED  /* it waits until the copy is made */
 };
 struct ibx_launch_bytes;
 struct ibx_launch_copy {
-    enum ibx_launch_reads reads;
-    struct ibx_launch_bytes *taken; /* of IBX_READS_TAKEN */
+    enum ibx_launch_use use;
+    struct ibx_launch_bytes *taken; /* of IBX_COPY_TAKEN */
+};
+struct ibx_launch {
+    const uint64_t *numbers;        /* of the functions that the graph calls */
+    struct ibx_launch_copy *copies; /* for each; NULL: IBX_COPY_LATER for all */
+    size_t count;
+    uint64_t id; /* is set */
 };
 /* Calls launch(exec, stream) for a graph that calls these functions, which are outstanding from
- * then on, and waits for those that it awaits. `copies`: for each function; what it has taken is
- * the function's then. NULL: it reads nothing. Returns a CUDA error. */
-int ibx_frontend_host_launch(const uint64_t *numbers, struct ibx_launch_copy *copies, size_t count,
-                             void *stream, int (*launch)(void *exec, void *stream), void *exec);
+ * then on. What the launch has taken for one is the function's then. Returns a CUDA error. */
+int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec);
+/* A wait for what a launch awaits. Begins with the code CUDA_NOT_READY and zeros. */
+struct ibx_launch_wait {
+    int code;      /* CUDA_NOT_READY: it goes on */
+    uint64_t seen; /* what has changed so far */
+    uint64_t ask;  /* when the stream is asked whether it has failed; 0: it was asked */
+};
+/* Waits until it is over or something changes, so that perhaps bytes can be taken now. After an
+ * error, which is the wait's code then, CUDA calls no function. */
+void ibx_frontend_host_await(const struct ibx_launch *launch, void *stream,
+                             struct ibx_launch_wait *wait);
+/* Gives a function of the launch the bytes that this has taken since. False: it does not need them.
+ */
+bool ibx_frontend_host_give(uint64_t launch, uint64_t number, struct ibx_launch_bytes *taken);
 /* Calls `visit`, which makes no call, for each function that is outstanding or is being called. */
 void ibx_frontend_host_outstanding(void (*visit)(const struct host_node *host, void *context),
                                    void *context);

@@ -29,10 +29,14 @@ static pthread_t application;
 static _Atomic unsigned looks; /* how often the thread has looked at the clock */
 static _Atomic unsigned sleeps;
 
+static atomic_bool ticks; /* the clock is not simulated any more */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *at);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *at);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *at)
 {
-    (void)clock;
+    if (atomic_load(&ticks))
+        return __real_clock_gettime(clock, at);
     looks += !pthread_equal(pthread_self(), application);
     *at = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
     return 0;
@@ -56,10 +60,11 @@ bool __wrap_ibx_thread_may_spin(void)
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    uint64_t number; /* of the function that has not been called yet; 0: none */
-    uint64_t before; /* of a function that was never enqueued and is named before it; 0: none */
-    uint64_t over;   /* the first function that was reported as over since this was 0 */
-} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    uint64_t number;    /* of the function that has not been called yet; 0: none */
+    uint64_t before;    /* of a function that was never enqueued and is named before it; 0: none */
+    uint64_t over;      /* the first function that was reported as over since this was 0 */
+    bool names_nothing; /* it answers at once that no function is to be called */
+} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, false};
 
 static void count(void *argument)
 {
@@ -113,7 +118,7 @@ bool ibx_frontend_request_try(const struct extension_request *e, void *out, size
     pthread_mutex_lock(&back_end.lock);
     if (!back_end.over)
         back_end.over = over;
-    while (waits && !back_end.number)
+    while (waits && !back_end.number && !back_end.names_nothing)
         pthread_cond_wait(&back_end.more, &back_end.lock);
     uint64_t *next = back_end.number && back_end.before ? &back_end.before : &back_end.number;
     ibx_put_u64(&w, *next);
@@ -140,6 +145,16 @@ void ibx_frontend_graph_behind_trim(void) {}
 bool ibx_frontend_capturing(void)
 {
     return false;
+}
+
+int ibx_frontend_relax(void)
+{
+    return 0;
+}
+
+void ibx_frontend_relax_end(int mode)
+{
+    (void)mode;
 }
 
 void ibx_frontend_host_function_is(enum ibx_host_function is)
@@ -318,7 +333,8 @@ static int changed(void)
     uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
     for (unsigned i = 1; i <= 3; i++) {
         back_end.before = i == 3 ? now : 0; /* once more than it was launched */
-        if (ibx_frontend_host_launch(&of_graph, NULL, 1, NULL, launch_changed, &now))
+        struct ibx_launch made = {.numbers = &of_graph, .count = 1};
+        if (ibx_frontend_host_launch(&made, NULL, launch_changed, &now))
             return 2;
         await(&second, i);
         while (ibx_frontend_host_functions())
@@ -340,13 +356,14 @@ static struct ibx_launch_copy taken(char byte)
     char *bytes = malloc(1);
     if (bytes)
         *bytes = byte;
-    return (struct ibx_launch_copy){IBX_READS_TAKEN, (struct ibx_launch_bytes *)(void *)bytes};
+    return (struct ibx_launch_copy){IBX_COPY_TAKEN, (struct ibx_launch_bytes *)(void *)bytes};
 }
 
 static int launch_taken(uint64_t number, char byte, void *exec)
 {
     struct ibx_launch_copy copy = taken(byte);
-    const int rc = ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_only, exec);
+    struct ibx_launch made = {&number, &copy, 1, 0};
+    const int rc = ibx_frontend_host_launch(&made, NULL, launch_only, exec);
     return rc || copy.taken ? 1 : 0;
 }
 
@@ -388,6 +405,15 @@ static int each_launch(void)
     return strcmp(given, "abc") != 0 || freed != 5 ? 5 : 0;
 }
 
+/* Waits for what the launch awaits. Returns the CUDA error. */
+static int waited(const struct ibx_launch *made)
+{
+    struct ibx_launch_wait wait = {.code = CUDA_NOT_READY};
+    while (wait.code == CUDA_NOT_READY)
+        ibx_frontend_host_await(made, NULL, &wait);
+    return wait.code;
+}
+
 /* A launch waits for the copies that it awaits, and no more when the stream has failed. */
 static int launch_awaits(void)
 {
@@ -397,13 +423,57 @@ static int launch_awaits(void)
     if (call_one(&called))
         return 1;
     number = ibx_frontend_host_repeated(count, (void *)&first, &queue);
-    struct ibx_launch_copy copy = {IBX_READS_AWAITED, NULL};
-    if (ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_changed, &number) ||
-        (first != 1 && asked < 3))
+    struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
+    struct ibx_launch made = {&number, &copy, 1, 0};
+    if (ibx_frontend_host_launch(&made, NULL, launch_changed, &number))
         return 2;
+    const int code = waited(&made);
+    if ((first != 1 && asked < 3) || (code && code != 700))
+        return 3;
     await(&first, 1);
     asked = 0;
-    return ibx_frontend_host_launch(&number, &copy, 1, NULL, launch_only, NULL) || asked != 3;
+    return ibx_frontend_host_launch(&made, NULL, launch_only, NULL) || waited(&made) != 700 ||
+           asked != 3;
+}
+
+/* ... though the back end answers again and again that no function is to be called. */
+static int stream_fails(void)
+{
+    static _Atomic unsigned called, of_graph;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
+    struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
+    struct ibx_launch made = {&number, &copy, 1, 0};
+    atomic_store(&ticks, true);
+    pthread_mutex_lock(&back_end.lock);
+    back_end.names_nothing = true;
+    pthread_cond_broadcast(&back_end.more);
+    pthread_mutex_unlock(&back_end.lock);
+    return ibx_frontend_host_launch(&made, NULL, launch_only, NULL) || waited(&made) != 700 ||
+           asked != 3;
+}
+
+/* A launch waits no more when it has taken the bytes, which the function gets. */
+static int launch_takes_later(void)
+{
+    static _Atomic unsigned called, of_graph;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
+    struct ibx_launch_copy copy = {IBX_COPY_UNTAKEN, NULL};
+    struct ibx_launch made = {&number, &copy, 1, 0};
+    struct ibx_launch_bytes *bytes = taken('t').taken;
+    if (ibx_frontend_host_launch(&made, NULL, launch_only, NULL) ||
+        ibx_frontend_host_give(made.id + 1, number, bytes) ||
+        ibx_frontend_host_give(made.id, number + 1, bytes) ||
+        !ibx_frontend_host_give(made.id, number, bytes) || waited(&made) || asked)
+        return 2;
+    name(number, &of_graph);
+    await(&freed, 1);
+    return strcmp(given, "t") != 0 || ibx_frontend_host_give(made.id, number, NULL);
 }
 
 static void run(int (*scene)(void))
@@ -455,6 +525,18 @@ static void test_launch_that_awaits(void **state)
     run(launch_awaits);
 }
 
+static void test_launch_that_takes_bytes_later(void **state)
+{
+    (void)state;
+    run(launch_takes_later);
+}
+
+static void test_launch_whose_stream_fails(void **state)
+{
+    (void)state;
+    run(stream_fails);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,6 +546,8 @@ int main(void)
         cmocka_unit_test(test_changed_function_of_a_graph),
         cmocka_unit_test(test_bytes_of_each_launch),
         cmocka_unit_test(test_launch_that_awaits),
+        cmocka_unit_test(test_launch_that_takes_bytes_later),
+        cmocka_unit_test(test_launch_whose_stream_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

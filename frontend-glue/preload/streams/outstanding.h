@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The functions that streams and graphs have not called yet: a list, oldest first, under the lock
+ * of host_functions.c. */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_STREAMS_OUTSTANDING_H
+#define IBX_FRONTEND_GLUE_PRELOAD_STREAMS_OUTSTANDING_H
+
+#include "frontend-glue/preload/streams/streams.h"
+
+struct ibx_outstanding {
+    struct ibx_outstanding *next;
+    uint64_t number;
+    uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
+    uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
+    bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
+    bool blocking;   /* its stream and the legacy stream wait for each other */
+    struct ibx_launch_copy copy; /* if it copies for a graph */
+    void *stream, *argument;
+    void (*function)(void *argument);
+    void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
+};
+
+/* Removes the oldest one with this number; NULL: there is none. */
+struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number);
+/* For a function of a graph that is not outstanding, because the graph was changed after its
+ * launch: it replaces an outstanding one, since a back end may call no more functions than the
+ * launched graphs have. Removes that; NULL: there is none. */
+struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, uint64_t number);
+/* Frees it with the bytes that it has. Ignores NULL. */
+void ibx_outstanding_free(struct ibx_outstanding *f);
+
+#endif
