@@ -64,7 +64,8 @@ static struct {
     uint64_t before;    /* of a function that was never enqueued and is named before it; 0: none */
     uint64_t over;      /* the first function that was reported as over since this was 0 */
     bool names_nothing; /* it answers at once that no function is to be called */
-} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, false};
+    bool gone;          /* it answers no more */
+} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, false, false};
 
 static void count(void *argument)
 {
@@ -118,15 +119,16 @@ bool ibx_frontend_request_try(const struct extension_request *e, void *out, size
     pthread_mutex_lock(&back_end.lock);
     if (!back_end.over)
         back_end.over = over;
-    while (waits && !back_end.number && !back_end.names_nothing)
+    while (waits && !back_end.number && !back_end.names_nothing && !back_end.gone)
         pthread_cond_wait(&back_end.more, &back_end.lock);
     uint64_t *next = back_end.number && back_end.before ? &back_end.before : &back_end.number;
     ibx_put_u64(&w, *next);
     ibx_put_u32(&w, 0);
     *next = 0;
+    const bool gone = back_end.gone;
     pthread_mutex_unlock(&back_end.lock);
     *code = 0;
-    return true;
+    return !gone;
 }
 
 bool ibx_frontend_connect_own(void)
@@ -455,6 +457,31 @@ static int stream_fails(void)
            asked != 3;
 }
 
+static int launch_and_end(void *exec, void *stream)
+{
+    (void)exec, (void)stream;
+    pthread_mutex_lock(&back_end.lock);
+    back_end.gone = true;
+    pthread_cond_broadcast(&back_end.more);
+    pthread_mutex_unlock(&back_end.lock);
+    return 0;
+}
+
+/* The back end ends while a launch waits: the copy is not made, which the launch tells. */
+static int back_end_ends(void)
+{
+    static _Atomic unsigned called, of_graph;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
+    struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
+    struct ibx_launch made = {&number, &copy, 1, 0};
+    atomic_store(&ticks, true);
+    return ibx_frontend_host_launch(&made, NULL, launch_and_end, NULL) ||
+           waited(&made) != CUDA_UNKNOWN || of_graph;
+}
+
 /* A launch waits no more when it has taken the bytes, which the function gets. */
 static int launch_takes_later(void)
 {
@@ -537,6 +564,12 @@ static void test_launch_whose_stream_fails(void **state)
     run(stream_fails);
 }
 
+static void test_launch_whose_back_end_ends(void **state)
+{
+    (void)state;
+    run(back_end_ends);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -548,6 +581,7 @@ int main(void)
         cmocka_unit_test(test_launch_that_awaits),
         cmocka_unit_test(test_launch_that_takes_bytes_later),
         cmocka_unit_test(test_launch_whose_stream_fails),
+        cmocka_unit_test(test_launch_whose_back_end_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
