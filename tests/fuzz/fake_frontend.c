@@ -324,7 +324,7 @@ int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
 {
     static volatile uint64_t sum;
     for (size_t i = 0; i < made->count; i++)
-        sum += made->numbers[i];
+        sum = sum + made->numbers[i];
     return made->copies ? CUDA_UNKNOWN : launch(exec, stream);
 }
 
