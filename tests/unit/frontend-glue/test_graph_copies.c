@@ -2,6 +2,7 @@
 /* Copies in graphs whose bytes the preload has taken. If a back end names the function of such a
  * copy after the bytes were freed, it gets none of what is in that memory now. */
 #include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -135,6 +136,12 @@ bool ibx_frontend_first_begins(void)
     return true;
 }
 void ibx_frontend_first_is_over(void) {}
+enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return HOST_PAGEABLE;
+}
+
 void ibx_frontend_device_used(void) {}
 bool ibx_frontend_host_waits(const void *stream)
 {
