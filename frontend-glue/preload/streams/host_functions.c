@@ -60,10 +60,7 @@ static struct {
     uint64_t answers;                  /* number of answers that the thread got */
     struct ibx_outstanding *functions; /* the outstanding functions, oldest first */
     uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
-    struct stream {
-        const void *handle;
-        bool blocking;
-    } called_in;
+    struct ibx_in_stream called_in;
     uint64_t called_order;           /* its order */
     uint64_t before_event;           /* the last order before an event in the legacy stream */
     bool returned;                   /* it has returned */
@@ -152,56 +149,36 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
-static struct stream stream_of(const void *handle)
+static struct ibx_in_stream stream_of(const void *handle)
 {
-    return (struct stream){handle, ibx_frontend_stream_blocks(handle)};
-}
-
-static bool is_legacy(const struct stream *stream)
-{
-    return (uintptr_t)stream->handle <= 1;
-}
-
-/* Whether work in the one stream comes after what was in the other before. */
-static bool are_ordered(const struct stream *one, const struct stream *other)
-{
-    return one->handle == other->handle ||
-           (one->blocking && other->blocking && (is_legacy(one) || is_legacy(other)));
-}
-
-static bool is_before(const struct ibx_outstanding *f, const struct stream *stream)
-{
-    return !f->abandoned && are_ordered(&(struct stream){f->stream, f->blocking}, stream);
+    return (struct ibx_in_stream){handle, ibx_frontend_stream_blocks(handle)};
 }
 
 /* Called under the lock. The number of the first function that work in the stream comes after, and
  * that was not called; 0: none. */
-static uint64_t next_before(const struct stream *in)
+static uint64_t next_before(const struct ibx_in_stream *in)
 {
-    const struct ibx_outstanding *f = server.functions;
-    while (f && !is_before(f, in))
-        f = f->next;
+    const struct ibx_outstanding *f = ibx_outstanding_before(server.functions, in);
     return f ? f->number : 0;
 }
 
-/* Called under the lock. The same, or one that was called and whose stream has not gone on yet. */
-static uint64_t first_before(const struct stream *in)
+/* Called under the lock. Whether work in the stream comes after one that was called, and whose
+ * stream has not gone on yet. */
+static bool is_after_called(const struct ibx_in_stream *in)
 {
-    return server.called && are_ordered(&server.called_in, in) ? server.called : next_before(in);
+    return server.called && ibx_streams_ordered(&server.called_in, in);
 }
 
-/* Called under the lock. The same, or one that comes before because of an event in the legacy
+/* Called under the lock. That one, or the next; also if the order is that of an event in the legacy
  * stream. */
-static uint64_t first_by_event(const struct stream *in)
+static uint64_t first_before(const struct ibx_in_stream *in)
 {
-    const struct function *f = server.functions;
-    const uint64_t first = first_before(in);
+    const uint64_t first = is_after_called(in) ? server.called : next_before(in);
     if (first || !in->blocking)
         return first;
     if (server.called && server.called_in.blocking && server.called_order <= server.before_event)
         return server.called;
-    while (f && (f->abandoned || !f->blocking || !f->order || f->order > server.before_event))
-        f = f->next;
+    const struct ibx_outstanding *f = ibx_outstanding_up_to(server.functions, server.before_event);
     return f ? f->number : 0;
 }
 
@@ -216,10 +193,9 @@ void ibx_frontend_host_ordered(void)
  * moment later. */
 bool ibx_frontend_host_waits(const void *stream)
 {
-    const struct stream in = stream_of(stream);
+    const struct ibx_in_stream in = stream_of(stream);
     pthread_mutex_lock(&lock);
-    const bool waits = (server.called && are_ordered(&server.called_in, &in) && !server.returned) ||
-                       next_before(&in);
+    const bool waits = (is_after_called(&in) && !server.returned) || next_before(&in);
     pthread_mutex_unlock(&lock);
     return waits;
 }
@@ -229,11 +205,11 @@ bool ibx_frontend_host_before(const void *stream, unsigned ms)
     static uint64_t in_vain; /* the last function that was waited for in vain */
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
-    const struct stream in = stream_of(stream);
+    const struct ibx_in_stream in = stream_of(stream);
     const int cancel = ibx_thread_hold_cancel();
     uint64_t first;
     pthread_mutex_lock(&lock);
-    while ((first = first_by_event(&in)) && first != in_vain && server.state == SERVER_SERVES &&
+    while ((first = first_before(&in)) && first != in_vain && server.state == SERVER_SERVES &&
            ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     in_vain = first ? first : in_vain;
@@ -247,26 +223,17 @@ bool ibx_frontend_host_gone(const void *stream)
 {
     if (!ibx_frontend_host_functions())
         return false;
-    const struct stream in = stream_of(stream);
+    const struct ibx_in_stream in = stream_of(stream);
     pthread_mutex_lock(&lock);
-    const struct ibx_outstanding *f = server.state == SERVER_REFUSED ? server.functions : NULL;
-    while (f && !is_before(f, &in))
-        f = f->next;
+    const bool gone = server.state == SERVER_REFUSED && next_before(&in);
     pthread_mutex_unlock(&lock);
-    return f;
+    return gone;
 }
 
 void ibx_frontend_host_reset(void)
 {
     pthread_mutex_lock(&lock);
-    for (struct ibx_outstanding *f = server.functions; f; f = f->next) {
-        if (!f->order || f->abandoned) /* not enqueued yet, so after the reset */
-            continue;
-        f->abandoned = true;
-        ibx_launch_bytes_free(f->copy.taken);
-        f->copy.taken = NULL;
-        atomic_fetch_sub(&outstanding, 1);
-    }
+    atomic_fetch_sub(&outstanding, ibx_outstanding_abandon(server.functions));
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -398,7 +365,8 @@ static bool call_named(struct called *called)
         f = ibx_outstanding_replace(&server.functions, called->number);
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
-    server.called_in = f ? (struct stream){f->stream, f->blocking} : (struct stream){0};
+    server.called_in =
+        f ? (struct ibx_in_stream){f->stream, f->blocking} : (struct ibx_in_stream){0};
     server.called_order = f ? f->order : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
@@ -566,8 +534,8 @@ void ibx_frontend_host_outstanding(void (*visit)(const struct host_node *host, v
 
 /* Called under the lock. Makes the function outstanding, which has what `copy` has taken from then
  * on; false: there is no memory, or no such function. */
-static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy, const struct stream *in,
-                         uint64_t launch)
+static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy,
+                         const struct ibx_in_stream *in, uint64_t launch)
 {
     struct host_node host;
     struct ibx_outstanding *made = ibx_repeated_find(number, &host) ? malloc(sizeof(*made)) : NULL;
@@ -585,23 +553,6 @@ static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy, const st
     }
     add(made);
     return true;
-}
-
-/* Called under the lock, after a launch: its functions are enqueued or, if it has failed, not
- * outstanding any more. */
-static void settle(uint64_t launch, bool launched)
-{
-    for (struct ibx_outstanding **at = &server.functions, *f; (f = *at);) {
-        if (f->launch == launch && !launched) {
-            *at = f->next;
-            ibx_outstanding_free(f);
-            atomic_fetch_sub(&outstanding, 1);
-            continue;
-        }
-        if (f->launch == launch)
-            f->order = ++server.last_order;
-        at = &f->next;
-    }
 }
 
 /* Called under the lock. Whether a copy that the launch awaits has not been made yet. */
@@ -667,7 +618,7 @@ bool ibx_frontend_host_give(uint64_t launch, uint64_t number, struct ibx_launch_
 int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
                              int (*launch)(void *exec, void *stream), void *exec)
 {
-    const struct stream in = stream_of(stream);
+    const struct ibx_in_stream in = stream_of(stream);
     struct ibx_launch_copy *copies = made->copies;
     size_t n = 0;
     pthread_mutex_lock(&lock);
@@ -681,7 +632,8 @@ int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
     const bool ready = serves && n == made->count;
     const int rc = ready ? launch(exec, stream) : serves ? CUDA_MEMORY_ALLOCATION : CUDA_UNKNOWN;
     pthread_mutex_lock(&lock);
-    settle(made->id, !rc);
+    atomic_fetch_sub(&outstanding, ibx_outstanding_settle(&server.functions, made->id,
+                                                          rc ? NULL : &server.last_order));
     pthread_mutex_unlock(&lock);
     return ready ? rc : ibx_frontend_fail(rc);
 }

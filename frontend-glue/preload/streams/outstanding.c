@@ -3,6 +3,36 @@
 
 #include <stdlib.h>
 
+static bool is_legacy(const struct ibx_in_stream *stream)
+{
+    return (uintptr_t)stream->handle <= 1;
+}
+
+bool ibx_streams_ordered(const struct ibx_in_stream *one, const struct ibx_in_stream *other)
+{
+    return one->handle == other->handle ||
+           (one->blocking && other->blocking && (is_legacy(one) || is_legacy(other)));
+}
+
+const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstanding *list,
+                                                     const struct ibx_in_stream *in)
+{
+    const struct ibx_outstanding *f = list;
+    while (f && (f->abandoned ||
+                 !ibx_streams_ordered(&(struct ibx_in_stream){f->stream, f->blocking}, in)))
+        f = f->next;
+    return f;
+}
+
+const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding *list,
+                                                    uint64_t order)
+{
+    const struct ibx_outstanding *f = list;
+    while (f && (f->abandoned || !f->blocking || !f->order || f->order > order))
+        f = f->next;
+    return f;
+}
+
 /* Launches of a graph call a function in their order. One that a reset has left in the list has no
  * launch to be called for. */
 struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number)
@@ -34,6 +64,38 @@ struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, u
     ibx_launch_bytes_free(instead->copy.taken);
     instead->copy.taken = NULL;
     return instead;
+}
+
+unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, uint64_t *order)
+{
+    unsigned removed = 0;
+    for (struct ibx_outstanding **at = list, *f; (f = *at);) {
+        if (f->launch == launch && !order) {
+            *at = f->next;
+            ibx_outstanding_free(f);
+            removed++;
+            continue;
+        }
+        if (f->launch == launch)
+            f->order = ++*order;
+        at = &f->next;
+    }
+    return removed;
+}
+
+/* What is not enqueued yet comes after the reset. */
+unsigned ibx_outstanding_abandon(struct ibx_outstanding *list)
+{
+    unsigned abandoned = 0;
+    for (struct ibx_outstanding *f = list; f; f = f->next) {
+        if (!f->order || f->abandoned)
+            continue;
+        f->abandoned = true;
+        ibx_launch_bytes_free(f->copy.taken);
+        f->copy.taken = NULL;
+        abandoned++;
+    }
+    return abandoned;
 }
 
 void ibx_outstanding_free(struct ibx_outstanding *f)

@@ -19,12 +19,30 @@ struct ibx_outstanding {
     void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
 };
 
+struct ibx_in_stream {
+    const void *handle;
+    bool blocking; /* the stream and the legacy stream wait for each other */
+};
+/* Whether work in the one stream comes after what was in the other before. */
+bool ibx_streams_ordered(const struct ibx_in_stream *one, const struct ibx_in_stream *other);
+/* The first one that somebody waits for, and that work in the stream comes after; NULL: none. */
+const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstanding *list,
+                                                     const struct ibx_in_stream *in);
+/* The first one up to that order that is in a blocking stream; NULL: none. */
+const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding *list,
+                                                    uint64_t order);
+
 /* Removes the oldest one with this number; NULL: there is none. */
 struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number);
 /* For a function of a graph that is not outstanding, because the graph was changed after its
  * launch: it replaces an outstanding one, since a back end may call no more functions than the
  * launched graphs have. Removes that; NULL: there is none. */
 struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, uint64_t number);
+/* After a launch: its functions are enqueued, in the order that follows *order or, if it has failed
+ * (NULL), removed. Returns how many were removed. */
+unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, uint64_t *order);
+/* After a reset: nobody waits for those that are enqueued. Returns how many these are. */
+unsigned ibx_outstanding_abandon(struct ibx_outstanding *list);
 /* Frees it with the bytes that it has. Ignores NULL. */
 void ibx_outstanding_free(struct ibx_outstanding *f);
 
