@@ -347,12 +347,6 @@ bool ibx_frontend_copy_is_on_host(const struct ibx_cuda_memcpy3d *copy)
 {
     return copy->kind == CUDA_MEMCPY_ON_HOST;
 }
-int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
-{
-    (void)copy, (void)stream;
-    return 0;
-}
-
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc)
 {
     (void)copy, (void)rc;
@@ -488,15 +482,6 @@ size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cu
     (void)pitch, (void)rows;
     return extent->width && extent->height && extent->depth;
 }
-bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
-{
-    (void)stream, (void)flags;
-    return false;
-}
-bool ibx_frontend_stream_blocks(const void *stream)
-{
-    return (uintptr_t)stream % 2 == 0;
-}
 void ibx_math_settings_stream_ends(uint64_t stream)
 {
     (void)stream;
@@ -506,48 +491,6 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 {
     (void)fact, (void)handle, (void)answer;
     return false;
-}
-int ibx_frontend_wait_in_order(void *stream)
-{
-    (void)stream;
-    return 0;
-}
-int ibx_frontend_wait_for_legacy(void *stream)
-{
-    (void)stream;
-    return 0;
-}
-int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
-{
-    (void)memory, (void)n, (void)stream;
-    return 0;
-}
-int ibx_frontend_are_devices(int one, int other)
-{
-    (void)one, (void)other;
-    return 0;
-}
-bool ibx_frontend_peers_apart(const void *to, const void *from)
-{
-    (void)to, (void)from;
-    return false;
-}
-int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
-                                size_t n, void *stream)
-{
-    (void)to, (void)to_device, (void)from, (void)from_device, (void)n, (void)stream;
-    return 900;
-}
-int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back)
-{
-    (void)to, (void)from, (void)stream;
-    *back = -1;
-    return 0;
-}
-int ibx_frontend_peers_end(int rc, void *stream, int back)
-{
-    (void)stream, (void)back;
-    return rc;
 }
 int cudaMemcpy3DPeer(const struct peer_planes *p)
 {
@@ -666,15 +609,6 @@ void ibx_frontend_memory_of(void *address, size_t n, int device)
 {
     (void)address, (void)n, (void)device;
 }
-bool ibx_frontend_peers_reach(int device)
-{
-    (void)device;
-    return true;
-}
-void ibx_frontend_peers_reset(int device)
-{
-    (void)device;
-}
 void ibx_frontend_memory_lapsed(uintptr_t at, size_t n)
 {
     (void)at, (void)n;
@@ -685,26 +619,4 @@ bool ibx_frontend_in_host_function(void)
     return false;
 }
 void ibx_frontend_reach_reset(void) {}
-int ibx_frontend_stream_ask(void *stream)
-{
-    (void)stream;
-    return CUDA_CAPTURE_UNSUPPORTED;
-}
-void ibx_frontend_stream_rests(const void *stream)
-{
-    (void)stream;
-}
-void ibx_frontend_stream_stays(void *stream, unsigned flags)
-{
-    (void)stream, (void)flags;
-}
-void ibx_frontend_stream_used(const void *stream)
-{
-    (void)stream;
-}
-void ibx_frontend_stream_worked(void *stream)
-{
-    (void)stream;
-}
-void ibx_frontend_streams_reset(void) {}
 void ibx_frontend_variables_reset(void) {}

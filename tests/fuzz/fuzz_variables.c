@@ -103,6 +103,21 @@ bool ibx_frontend_host_waits(const void *stream)
     (void)stream;
     return false;
 }
+int ibx_frontend_order_legacy(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+void ibx_frontend_own_work_note(void) {}
+uint64_t ibx_frontend_host_enqueued(void)
+{
+    return 0;
+}
+enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return HOST_PAGEABLE;
+}
 int ibx_frontend_device_of(const void *address)
 {
     (void)address;

@@ -96,5 +96,6 @@ void check_registered()
           [] { return reach("registered-anywhere", true); });
     check("registered memory beyond pins", beyond_pins);
     check("page-locked memory within pins", within_pins);
-    check("... that have room for it once", with_room_for_one);
+    if (provider == "shm") // over others the back end has no pages of the program's
+        check("... that have room for it once", with_room_for_one);
 }

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Beside fake_frontend.c: streams whose work is over at once, and devices that reach all memory. */
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
+
+bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
+{
+    (void)stream, (void)flags;
+    return false;
+}
+bool ibx_frontend_stream_blocks(const void *stream)
+{
+    return (uintptr_t)stream % 2 == 0;
+}
+int ibx_frontend_wait_in_order(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+int ibx_frontend_wait_for_legacy(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
+{
+    (void)memory, (void)n, (void)stream;
+    return 0;
+}
+int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    (void)copy, (void)stream;
+    return 0;
+}
+int ibx_frontend_stream_ask(void *stream)
+{
+    (void)stream;
+    return CUDA_CAPTURE_UNSUPPORTED;
+}
+void ibx_frontend_stream_rests(const void *stream)
+{
+    (void)stream;
+}
+void ibx_frontend_stream_stays(void *stream, unsigned flags)
+{
+    (void)stream, (void)flags;
+}
+void ibx_frontend_stream_used(const void *stream)
+{
+    (void)stream;
+}
+void ibx_frontend_stream_worked(void *stream)
+{
+    (void)stream;
+}
+int ibx_frontend_are_devices(int one, int other)
+{
+    (void)one, (void)other;
+    return 0;
+}
+bool ibx_frontend_peers_apart(const void *to, const void *from)
+{
+    (void)to, (void)from;
+    return false;
+}
+int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
+                                size_t n, void *stream)
+{
+    (void)to, (void)to_device, (void)from, (void)from_device, (void)n, (void)stream;
+    return 900;
+}
+int ibx_frontend_peers_begin(const void *to, const void *from, const void *stream, int *back)
+{
+    (void)to, (void)from, (void)stream;
+    *back = -1;
+    return 0;
+}
+int ibx_frontend_peers_end(int rc, void *stream, int back)
+{
+    (void)stream, (void)back;
+    return rc;
+}
+bool ibx_frontend_peers_reach(int device)
+{
+    (void)device;
+    return true;
+}
+void ibx_frontend_peers_reset(int device)
+{
+    (void)device;
+}
+void ibx_frontend_streams_reset(void) {}
