@@ -357,8 +357,7 @@ void check_what_the_provider_changes()
          {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
           "order-behind-legacy", "order-between-streams", "captures", "captures-of-planes",
           "captures-of-events", "captures-of-callbacks", "captures-forbid",
-          "copies-beside-captures", "empty-copies-in-captures",
-          "copies-of-managed-in-graphs"})
+          "copies-beside-captures", "empty-copies-in-captures", "copies-of-managed-in-graphs"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
