@@ -153,6 +153,23 @@ bool is_replaced(std::uint64_t address, std::uint64_t page)
     return true;
 }
 
+// A kernel may find an address in an object that was copied to the device, or in a variable there.
+bool is_found_in_copies(char *device)
+{
+    for (const std::size_t n : {std::size_t{24}, std::size_t{8192}}) {
+        char *memory = page_locked(bytes_each);
+        const auto address = reinterpret_cast<std::uint64_t>(memory);
+        const std::uint64_t named = address + 100;
+        std::vector<char> object(n);
+        std::memcpy(object.data() + n - sizeof(named), &named, sizeof(named));
+        REQUIRE(memory && (!over_shm || offset_in_back_end(address) == ~0ull));
+        REQUIRE(cudaMemcpy(device, object.data(), n, H2D) == 0);
+        REQUIRE(!over_shm || (offset_in_back_end(address) != ~0ull) == (n < 4096));
+        REQUIRE(cudaFreeHost(memory) == 0);
+    }
+    return true;
+}
+
 // Refused addresses: in the middle of other memory of the back end, pages that were never touched,
 // and so on.
 bool is_refused(const char *mapped)
@@ -209,6 +226,7 @@ bool kernels_and_page_locked()
         REQUIRE(rc == 0 && (!reached() || device_has(device + bytes_each, bytes.data(), n)));
     }
     REQUIRE(!reached() || goes_on(device, stream));
+    REQUIRE(!reached() || is_found_in_copies(device));
     std::memset(from, 1, 1);
     REQUIRE(is_seen_at_once(word, from));
     REQUIRE(!reached() || is_refused(to));

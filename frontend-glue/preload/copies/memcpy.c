@@ -141,6 +141,8 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
         *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
+    if (to_device && one_piece && ibx_frontend_host_any())
+        ibx_frontend_copied_reach(copy.host, copy.n);
     enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;

@@ -3,7 +3,8 @@
  * Page-locked memory that kernels use. Natively they can access all of it, at its address. Here the
  * back end maps the memory that a launch names in its arguments (reach() in struct
  * ibx_frontend_calls): then both sides have the same pages at the same address, and see each
- * other's writes at once.
+ * other's writes at once. It also maps what few bytes point to that are copied to the device, such
+ * as a variable there or an object of the program's: Kokkos keeps its locks so.
  *
  * Over another path than shm, such memory becomes managed memory at its address
  * (managed_in_place.c).
@@ -12,8 +13,8 @@
  *
  * If none of this is possible, the launch fails here: an invalid access of the
  * kernel would be an error that ends the work of all clients of the back end. That still happens if
- * a kernel finds the address elsewhere than in its arguments, and no launch has named the memory
- * before.
+ * a kernel finds the address elsewhere than in its arguments or in such bytes, and no launch has
+ * named the memory before.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -22,6 +23,9 @@
 
 #include <errno.h>
 #include <pthread.h>
+
+#define LOOKED_THROUGH                                                                             \
+    ((size_t)4096) /* longest copy to the device that is searched for addresses */
 
 /* All such memory is within [lowest, highest). */
 static atomic_uintptr_t lowest = UINTPTR_MAX, highest;
@@ -289,19 +293,42 @@ int ibx_frontend_host_reach(const void *address)
     return rc;
 }
 
-int ibx_frontend_arguments_reach(const void *arguments, size_t n)
+/* The next word of n bytes, from *at on, that may be an address in page-locked memory; 0: there is
+ * none. */
+static uint64_t next_address(const uint8_t *bytes, size_t n, size_t *at)
 {
     const uintptr_t low = atomic_load_explicit(&lowest, memory_order_relaxed);
     const uintptr_t high = atomic_load_explicit(&highest, memory_order_relaxed);
-    const uint8_t *bytes = arguments;
-    int rc = CUDA_SUCCESS;
-    for (size_t at = 0; at + 8 <= n && !rc; at += 8) {
+    for (; *at + sizeof(uint64_t) <= n && high > low; *at += sizeof(uint64_t)) {
         uint64_t word;
-        memcpy(&word, bytes + at, sizeof(word));
-        if (word - low < high - low && high > low)
-            rc = ibx_frontend_host_reach((void *)(uintptr_t)word);
+        memcpy(&word, bytes + *at, sizeof(word));
+        if (word - low < high - low) {
+            *at += sizeof(word);
+            return word;
+        }
     }
+    return 0;
+}
+
+int ibx_frontend_arguments_reach(const void *arguments, size_t n)
+{
+    int rc = CUDA_SUCCESS;
+    uint64_t word;
+    for (size_t at = 0; !rc && (word = next_address(arguments, n, &at));)
+        rc = ibx_frontend_host_reach((void *)(uintptr_t)word);
     return rc;
+}
+
+void ibx_frontend_copied_reach(const void *bytes, size_t n)
+{
+    struct range range;
+    uint64_t word;
+    for (size_t at = 0; n <= LOOKED_THROUGH && (word = next_address(bytes, n, &at));) {
+        const void *address = (void *)(uintptr_t)word;
+        if (ibx_frontend_host_range(address, &range) && range.allocated &&
+            ibx_frontend_host_try(address, &range))
+            put_in_place(&range);
+    }
 }
 
 int ibx_frontend_graph_reach(void)

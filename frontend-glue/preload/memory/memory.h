@@ -43,6 +43,10 @@ int ibx_frontend_order_legacy(void *stream);
  * access to page-locked memory that they point to. An error is what the launch has to return: the
  * kernel could not access one of them. */
 int ibx_frontend_arguments_reach(const void *arguments, size_t n);
+/* To be called before n bytes are copied to the device, where a kernel may find addresses in
+ * them: the same for page-locked memory that was allocated, if there are few bytes. No error, since
+ * perhaps no kernel uses it. */
+void ibx_frontend_copied_reach(const void *bytes, size_t n);
 /* The same before a launch of a graph, whose arguments are not known here: for all page-locked
  * memory that kernels have ever accessed. */
 int ibx_frontend_graph_reach(void);
