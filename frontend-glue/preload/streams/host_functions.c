@@ -463,9 +463,14 @@ static void in_child(void)
     pthread_cond_init(&changed, NULL);
 }
 
-static void watch(void)
+/* From the start: a thread may fork while another one waits before the first function (use()). */
+__attribute__((constructor)) static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+}
+
+static void watch_end(void)
+{
     atexit(at_exit);
 }
 
@@ -475,7 +480,7 @@ static bool begin(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (ibx_frontend_unloads())
         return false;
-    pthread_once(&once, watch);
+    pthread_once(&once, watch_end);
     if (server.state == SERVER_NONE) {
         server.state = SERVER_BEGINS;
         if (ibx_thread_begin(&server.thread, serve, NULL))

@@ -503,6 +503,49 @@ static int launch_takes_later(void)
     return strcmp(given, "t") != 0 || ibx_frontend_host_give(made.id, number, NULL);
 }
 
+static atomic_bool may_begin;
+static _Atomic unsigned first_begins;
+
+static void hold_first(void)
+{
+    atomic_fetch_add(&first_begins, 1);
+    while (!may_begin)
+        sched_yield();
+}
+
+static void around(void) {}
+
+static void *enqueue(void *called)
+{
+    return cudaLaunchHostFunc(NULL, count, called) ? called : NULL;
+}
+
+/* A thread forks while another one waits before the first function. The child has functions of its
+ * own, and waits for no thread of its parent's. */
+static int forked_before_first(void)
+{
+    static const struct ibx_frontend_around calls = {hold_first, around, around};
+    static _Atomic unsigned called;
+    pthread_t thread;
+    void *failed = NULL;
+    int status = -1;
+    ibx_frontend_around_functions(&calls);
+    if (pthread_create(&thread, NULL, enqueue, (void *)&called))
+        return 1;
+    await(&first_begins, 1);
+    const pid_t child = fork();
+    may_begin = true;
+    if (!child) {
+        alarm(FAILED_S);
+        _exit(call_one(&called));
+    }
+    pthread_join(thread, &failed);
+    await(&called, 1);
+    if (failed || waitpid(child, &status, 0) != child)
+        return 2;
+    return status ? 3 : 0;
+}
+
 static void run(int (*scene)(void))
 {
     int status = -1;
@@ -570,6 +613,12 @@ static void test_launch_whose_back_end_ends(void **state)
     run(back_end_ends);
 }
 
+static void test_fork_before_the_first(void **state)
+{
+    (void)state;
+    run(forked_before_first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -582,6 +631,7 @@ int main(void)
         cmocka_unit_test(test_launch_that_takes_bytes_later),
         cmocka_unit_test(test_launch_whose_stream_fails),
         cmocka_unit_test(test_launch_whose_back_end_ends),
+        cmocka_unit_test(test_fork_before_the_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
