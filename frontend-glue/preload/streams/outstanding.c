@@ -33,14 +33,27 @@ const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding
     return f;
 }
 
-/* Launches of a graph call a function in their order. One that a reset has left in the list has no
- * launch to be called for. */
-struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number)
+static bool is_of_graph(const struct ibx_outstanding *f, uint64_t number)
+{
+    (void)number;
+    return f->launch;
+}
+
+static bool has_number(const struct ibx_outstanding *f, uint64_t number)
+{
+    return f->number == number;
+}
+
+/* Removes the oldest one that fits. One that a reset has left in the list has no launch to be
+ * called for: it is taken if there is no other. */
+static struct ibx_outstanding *take(struct ibx_outstanding **list,
+                                    bool (*fits)(const struct ibx_outstanding *f, uint64_t number),
+                                    uint64_t number)
 {
     struct ibx_outstanding **found = NULL;
     for (struct ibx_outstanding **at = list; *at && (!found || (*found)->abandoned);
          at = &(*at)->next)
-        if ((*at)->number == number && (!found || !(*at)->abandoned))
+        if (fits(*at, number) && (!found || !(*at)->abandoned))
             found = at;
     struct ibx_outstanding *taken = found ? *found : NULL;
     if (taken)
@@ -48,16 +61,19 @@ struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint
     return taken;
 }
 
+/* Launches of a graph call a function in their order. */
+struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number)
+{
+    return take(list, has_number, number);
+}
+
 struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, uint64_t number)
 {
     struct host_node host;
-    struct ibx_outstanding **at = list;
-    while (*at && !(*at)->launch)
-        at = &(*at)->next;
-    struct ibx_outstanding *instead = ibx_repeated_find(number, &host) ? *at : NULL;
+    struct ibx_outstanding *instead =
+        ibx_repeated_find(number, &host) ? take(list, is_of_graph, 0) : NULL;
     if (!instead)
         return NULL;
-    *at = instead->next;
     instead->number = number;
     instead->function = host.function;
     instead->argument = host.argument;

@@ -407,6 +407,27 @@ static int each_launch(void)
     return strcmp(given, "abc") != 0 || freed != 5 ? 5 : 0;
 }
 
+/* The same of a launch behind a reset, which has left another one in the list. */
+static int changed_after_reset(void)
+{
+    static _Atomic unsigned called, first, second;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t of_graph = ibx_frontend_host_repeated(count, (void *)&first, &queue);
+    uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
+    struct ibx_launch made = {.numbers = &of_graph, .count = 1};
+    if (ibx_frontend_host_launch(&made, NULL, launch_only, NULL))
+        return 2;
+    ibx_frontend_host_reset();
+    if (ibx_frontend_host_launch(&made, NULL, launch_changed, &now))
+        return 3;
+    await(&second, 1);
+    while (ibx_frontend_host_functions())
+        sched_yield();
+    return first ? 4 : 0;
+}
+
 /* Waits for what the launch awaits. Returns the CUDA error. */
 static int waited(const struct ibx_launch *made)
 {
@@ -583,6 +604,12 @@ static void test_changed_function_of_a_graph(void **state)
     run(changed);
 }
 
+static void test_changed_function_after_a_reset(void **state)
+{
+    (void)state;
+    run(changed_after_reset);
+}
+
 static void test_bytes_of_each_launch(void **state)
 {
     (void)state;
@@ -626,6 +653,7 @@ int main(void)
         cmocka_unit_test(test_sleeps),
         cmocka_unit_test(test_function_that_is_not_outstanding),
         cmocka_unit_test(test_changed_function_of_a_graph),
+        cmocka_unit_test(test_changed_function_after_a_reset),
         cmocka_unit_test(test_bytes_of_each_launch),
         cmocka_unit_test(test_launch_that_awaits),
         cmocka_unit_test(test_launch_that_takes_bytes_later),
