@@ -60,9 +60,11 @@ int ibx_vm_migration(struct ibx_qmp *qmp, struct ibx_vm_progress *progress, uint
 bool ibx_vm_migration_ended(const char *status);
 /* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */
 int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
-/* A narrow stream takes twice so many bytes before this tool reads: less than the ROM that QEMU
- * writes before it stops the VM, and less than the devices that it writes before it hands the disks
- * over. So it does neither before this tool has looked for block jobs. */
+/* A narrow stream takes up to three times so many bytes before this tool reads: less than the ROM
+ * that QEMU writes before it stops the VM, and less than most machines' devices, which QEMU before
+ * 10 writes before it hands the disks over. So it does neither before this tool has looked for
+ * block jobs. What QEMU collects before it writes, 32 KiB, comes on top: devices that take less
+ * hold nothing up, however narrow the stream is. */
 #define IBX_VM_STREAM_NARROW 8192
 void ibx_vm_stream_narrow(int theirs);
 /* Makes it as wide as it was made; a QEMU that waits for room goes on. */

@@ -21,10 +21,12 @@
  *                                            this tool's end; in HELD QEMU has one
  *
  * In NARROW, QEMU writes more only when this tool reads, which it does while it knows of no block
- * job that has begun: QEMU hands its disks over when it has saved the devices of the stopped VM,
- * and would end by an assertion if a job wrote to one then. The ROM comes before the stop, the
- * devices come after it, and each is more than fits into the stream. Where a job has begun, the
- * stream is closed, and QEMU's migration fails.
+ * job that has begun: QEMU hands its disks over behind the stop, and would end by an assertion if a
+ * job wrote to one then. The ROM comes before the stop, and is more than fits into the stream. So
+ * are the devices of most machines, which come before the disks in QEMU before 10. QEMU 10 hands
+ * the disks over first, and a machine of few devices (a bare microvm) has written none by then:
+ * there, a job that begins between this tool's last read and the stop is not noticed in time. Where
+ * a job has begun, the stream is closed, and QEMU's migration fails.
  */
 enum source_stream_state {
     STREAM_CLOSED,
