@@ -125,6 +125,7 @@ static void is_kept_beside_a_copy(void)
     mover_ends(&sender, 1);
     mover_must_print(&sender, "the block job copy began here at the last moment");
     mover_ends(&receiver, 1);
+    assert_false(vm_has_stopped(&vms[0])); /* nothing more was read */
     pair_stayed();
     mover_end_all(NULL);
 }
