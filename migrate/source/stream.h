@@ -12,13 +12,13 @@
  * (migrate/common/hold.h).
  *
  * state machine: source stream
- *   [*] -> CLOSED -> MADE -> NARROW -> OPEN -> READ -> SENT -> HELD
- *                                            READ: all of it; SENT: with STATE_END
- *   MADE -> OPEN                             libvirt has started QEMU's migration
- *   [*] -> HELD                              recover
- *   HELD -> RELEASED -> [*]                  QEMU's migration has ended
- *   MADE | NARROW | OPEN | READ | SENT | HELD -> CLOSED -> [*]
- *                                            this tool's end; in HELD QEMU has one
+ *   [*] -> CLOSED -> MADE -> NARROW -> OPEN
+ *   MADE -> OPEN                           libvirt has started QEMU's migration
+ *   OPEN -> READ -> SENT -> HELD           READ: all of it; SENT: with STATE_END
+ *   [*] -> HELD                            recover
+ *   HELD -> RELEASED -> [*]                QEMU's migration has ended
+ *   MADE | NARROW | OPEN -> CLOSED         this tool's end
+ *   READ | SENT | HELD -> CLOSED -> [*]    likewise; in HELD QEMU has one
  *
  * In NARROW, QEMU writes more only when this tool reads, which it does while it knows of no block
  * job that has begun: QEMU hands its disks over behind the stop, and would end by an assertion if a
