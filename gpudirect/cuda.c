@@ -36,6 +36,7 @@ static const struct {
     {"cuEventDestroy_v2", offsetof(struct ibx_cuda, event_destroy)},
     {"cuStreamSynchronize", offsetof(struct ibx_cuda, stream_synchronize)},
     {"cuStreamQuery", offsetof(struct ibx_cuda, stream_query)},
+    {"cuStreamWaitEvent", offsetof(struct ibx_cuda, stream_wait_event)},
     {"cuStreamIsCapturing", offsetof(struct ibx_cuda, stream_is_capturing)},
     {"cuStreamGetCtx", offsetof(struct ibx_cuda, stream_get_context)},
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},

@@ -19,6 +19,7 @@
 /* CUresult */
 #define IBX_CUDA_HOST_MEMORY_REGISTERED     712
 #define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
+#define IBX_CUDA_INVALID_HANDLE             400
 #define IBX_CUDA_NOT_READY                  600
 #define IBX_CUDA_CAPTURE_FIRST              900 /* codes from FIRST to LAST concern captures */
 #define IBX_CUDA_CAPTURE_LAST               908
@@ -106,6 +107,7 @@ struct ibx_cuda {
     int (*event_destroy)(void *event);
     int (*stream_synchronize)(void *stream);
     int (*stream_query)(void *stream);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*stream_is_capturing)(void *stream, int *status);
     int (*stream_get_context)(void *stream, void **context);
     int (*pointer_get_attributes)(unsigned count, const int *attributes, void **values,
@@ -195,6 +197,26 @@ static inline int ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream
     const int rc = cuda->stream_synchronize(stream);
     ibx_cuda_capture_restore(cuda, mode);
     return rc;
+}
+
+/* Bytes of a copy that a driver may read before their turn. */
+#define IBX_CUDA_EARLY_MOST (64u << 10)
+
+/* To be called before an asynchronous copy of no more bytes than that, without rows, from
+ * page-locked memory to the device, if work that it comes after may write them. If the stream has
+ * no work itself, the driver reads them in the call, though the legacy stream may have the copy
+ * come after other streams' work (16 KiB at most, driver 580 on an H200; not of synchronous copies,
+ * nor of rows). Natively that happens to the program's own copies, too, but neither to synchronous
+ * ones nor to those to managed memory, which are copies like this one here. A wait for an event of
+ * the stream itself is work of the stream; an event alone is not, unless it is the legacy stream.
+ * An event of another device than the stream's cannot be recorded: then this waits for the stream.
+ * 0 or a CUresult. */
+static inline int ibx_cuda_put_behind(const struct ibx_cuda *cuda, void *event, void *stream)
+{
+    const int rc = cuda->event_record(event, stream);
+    if (rc == IBX_CUDA_INVALID_HANDLE)
+        return ibx_cuda_stream_wait(cuda, stream);
+    return rc ? rc : cuda->stream_wait_event(stream, event, 0);
 }
 
 #endif

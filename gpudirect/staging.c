@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INVALID_HANDLE 400 /* CUresult */
 #define CAPTURED_EVENT 907 /* CUresult: the stream was being captured as the event was recorded */
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
@@ -102,6 +101,7 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
 static void forget_events(struct ibx_staging *st, bool begun)
 {
     st->events = st->left = 0;
+    st->before = NULL;
     ibx_word_give(st->word);
     st->word = NULL;
     st->wordless = false;
@@ -118,11 +118,13 @@ static void drop_events(struct ibx_staging *st, bool begun)
 {
     const struct ibx_cuda *cuda = st->cuda;
     void *context = NULL, *popped = NULL;
-    bool any = st->events || (begun && st->begun_ready);
+    bool any = st->events || st->before || (begun && st->begun_ready);
     bool foreign = cuda->ctx_get_current(&context) || context != st->context;
     bool inside = any && (!foreign || !cuda->ctx_push_current(st->context));
     for (unsigned i = 0; inside && i < st->events; i++)
         cuda->event_destroy(st->slots[i].event);
+    if (inside && st->before)
+        cuda->event_destroy(st->before);
     for (unsigned i = 0; inside && begun && i < st->begun_ready; i++)
         cuda->event_destroy(st->begun_events[i]);
     if (foreign && inside)
@@ -167,6 +169,13 @@ int ibx_staging_begun_events_ready(struct ibx_staging *st)
         st->begun_ready += !rc;
     }
     return rc;
+}
+
+int ibx_staging_before_ready(struct ibx_staging *st)
+{
+    const int rc = enter_context(st);
+    return rc || st->before ? rc
+                            : st->cuda->event_create(&st->before, IBX_CUDA_EVENT_DISABLE_TIMING);
 }
 
 /* Frees all slots in SLOT_DMA: the GPU has nothing left to do. */
@@ -296,7 +305,7 @@ static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t len
 int ibx_staging_record(struct ibx_staging *st, void *event, void *stream)
 {
     const int rc = st->cuda->event_record(event, stream);
-    return rc == INVALID_HANDLE ? ibx_cuda_stream_wait(st->cuda, stream) : rc;
+    return rc == IBX_CUDA_INVALID_HANDLE ? ibx_cuda_stream_wait(st->cuda, stream) : rc;
 }
 
 int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device,

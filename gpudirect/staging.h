@@ -37,6 +37,7 @@ struct ibx_gpu_copy {
     void *stream;
     bool
         beside_graphs; /* graphs wait for their client: no driver call may wait inside the driver */
+    bool changes;      /* to the device: work that the copy comes after may write its bytes */
 };
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
@@ -117,6 +118,9 @@ int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t
 
 /* Waits for the work that the stream has, and returns its error. Needs no chunks. */
 int ibx_staging_settle(struct ibx_staging *staging, void *stream);
+/* To be called before an asynchronous copy of `n` bytes without rows, from pinned memory to the
+ * device: has the driver read them in the order of the stream. Needs no chunks. 0 or a CUresult. */
+int ibx_staging_put_behind(struct ibx_staging *staging, void *stream, uint64_t n);
 /* A whole copy straight between the device and pinned memory `host`, which has all bytes of the
  * host's side. Needs no chunks. */
 int ibx_staging_straight(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,

@@ -39,6 +39,7 @@ struct ibx_staging {
     unsigned begun_ready, begun_next;        /* how many exist; which one is used next */
     unsigned open;                           /* copies that were begun and not ended */
     unsigned generation;                     /* counts how often begun_events were dropped */
+    void *before;                            /* an event before a copy; NULL: there is none yet */
     struct ibx_word *word;                   /* of the events' context, or NULL */
     bool wordless;                           /* no word could be had in this context */
     unsigned count;                          /* slots with a chunk */
@@ -80,6 +81,9 @@ void ibx_staging_restart_at(struct ibx_staging *staging, uint64_t at);
 int ibx_staging_events_ready(struct ibx_staging *staging);
 /* Creates those of begun_events. */
 int ibx_staging_begun_events_ready(struct ibx_staging *staging);
+
+/* Creates `before`. */
+int ibx_staging_before_ready(struct ibx_staging *staging);
 
 /* Waits for this session's turn to have the GPU copy `length` bytes of the host's side. */
 void ibx_staging_take_turn(struct ibx_staging *staging, size_t length);

@@ -13,6 +13,23 @@
 #define LEFT_PIECE  (1u << 20) /* bytes of a piece of a copy that is not waited for */
 #define PATIENCE_NS 1000000u   /* wait for it at most so long: its stream may wait for the client */
 
+/* ------------------------------------------------------------------------ their turn */
+
+int ibx_staging_put_behind(struct ibx_staging *st, void *stream, uint64_t n)
+{
+    if (n > IBX_CUDA_EARLY_MOST)
+        return 0;
+    const int rc = ibx_staging_before_ready(st);
+    return rc ? rc : ibx_cuda_put_behind(st->cuda, st->before, stream);
+}
+
+static int put_behind(struct ibx_staging *st, bool to_device)
+{
+    return to_device && st->copy.changes && ibx_gpu_copy_is_plain(&st->copy)
+               ? ibx_staging_put_behind(st, st->copy.stream, st->total)
+               : 0;
+}
+
 /* ------------------------------------------------------------------------ waited for */
 
 /* Waits by an event, not by synchronizing the stream, to which others may add work without end. */
@@ -137,6 +154,8 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
         ibx_staging_set_copy(st, copy);
         rc = word ? 0 : ibx_staging_events_ready(st);
         if (!rc)
+            rc = put_behind(st, to_device);
+        if (!rc)
             rc = straight(st, host, 0, (size_t)st->total, to_device);
     }
     return rc ? ibx_staging_stop_gpu(st, rc) : 0;
@@ -237,6 +256,8 @@ int ibx_staging_leave(struct ibx_staging *st, void *host, const struct ibx_gpu_c
     ibx_staging_set_copy(st, copy);
     bool beside = st->company == IBX_TURN_BESIDE;
     int rc = beside ? ibx_staging_events_ready(st) : 0;
+    if (!rc)
+        rc = put_behind(st, to_device);
     bool limited = beside && !rc && !is_behind_others(st);
     for (size_t done = 0, some; done < st->total && !rc; done += some) {
         const size_t most = !beside ? SIZE_MAX : limited ? IBX_TURN_PIECE : LEFT_PIECE;

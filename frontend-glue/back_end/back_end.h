@@ -100,6 +100,7 @@ struct copy {
     struct ibx_gpu_copy gpu; /* the same for the driver */
     uint64_t bytes;          /* of the payload, or of this part */
     bool settle;             /* it may be answered only when it has ended */
+    bool from_host;          /* from page-locked memory, within the device for the client */
     enum copy_wire wire;
     const uint8_t *payload;   /* FROM_MESSAGE */
     uint8_t *out;             /* TO_REPLY: where a payload goes that is inline */

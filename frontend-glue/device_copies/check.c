@@ -6,8 +6,8 @@
 /* Whether [address, address + n) is device memory of the current device (`any`: of any device),
  * within one allocation, and not of another tenant (n 0: these two are not checked); or page-locked
  * memory that kernels of the client use. One driver call: a few would take a good part of a short
- * copy's time. */
-static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool any)
+ * copy's time. *of_host: it is the latter. */
+static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool any, bool *of_host)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
                                 IBX_CUDA_POINTER_ORDINAL, IBX_CUDA_POINTER_RANGE_START,
@@ -19,7 +19,8 @@ static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool 
     void *values[] = {&type, &managed, &ordinal, &base, &size};
     if (x->cuda->pointer_get_attributes(5, names, values, address))
         return false;
-    if (type == IBX_CUDA_MEMORY_HOST) /* with unified addressing the device has it, too */
+    *of_host = type == IBX_CUDA_MEMORY_HOST;
+    if (*of_host) /* with unified addressing the device has it, too */
         return n && ibx_host_maps_hold(x, address, n);
     return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->device) &&
            (!n || (address - base < size && n <= size - (address - base) &&
@@ -34,13 +35,14 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
 bool ibx_copies_sound(struct gpu_session *x, struct ibx_frame *f)
 {
     int capturing = 0;
-    bool on_both = f->kind == IBX_FRAME_D2D;
+    bool on_both = f->kind == IBX_FRAME_D2D, of_host;
     if (f->call == IBX_FRAME_TO_SYMBOL) /* not an allocation, but the runtime knows its size */
-        return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false);
+        return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false, &of_host);
     ibx_held_by_copy(x, f);
-    if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
+    if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both, &of_host))
         return false;
-    if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))
+    if (f->kind != IBX_FRAME_H2D &&
+        !allocated(x, f->src, span_of(f->spitch, f), on_both, &x->copy.from_host))
         return false;
     if (f->stream <= 1) { /* the legacy stream, which cannot be captured */
         if (f->call == IBX_FRAME_MEMCPY_ASYNC)

@@ -22,14 +22,24 @@
 
 /* ----------------------------------------------------------------------------- requests */
 
+/* A copy from page-locked memory that kernels of the client use is one from the host for CUDA. */
+static int run_row_on_device(struct gpu_session *x, void *stream)
+{
+    const struct ibx_frame *f = &x->copy.frame;
+    int rc = 0;
+    if (x->copy.from_host)
+        rc = ibx_copies_staging(x) ? ibx_staging_put_behind(x->staging, stream, f->width)
+                                   : ibx_cuda_stream_wait(x->cuda, stream);
+    return rc ? rc : x->cuda->memcpy_async(f->dst, f->src, (size_t)f->width, stream);
+}
+
 /* Does not wait for the copy, as CUDA does not. */
 static int run_on_device(struct gpu_session *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
     void *stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY;
     if (f->height == 1)
-        return ibx_copies_outcome(x,
-                                  x->cuda->memcpy_async(f->dst, f->src, (size_t)f->width, stream));
+        return ibx_copies_outcome(x, run_row_on_device(x, stream));
     struct ibx_cuda_memcpy2d rows = {
         .src_type = IBX_CUDA_MEMORY_DEVICE,
         .src_device = f->src,

@@ -97,6 +97,7 @@ static bool in_place_able(struct gpu_session *x)
     bool async = c->reach.lasting && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
     bool leave = async && !c->settle;
     bool in_order = async && c->stage == COPY_FROM_CLIENT; /* earlier work may fill that memory */
+    c->gpu.changes = in_order;
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin_for_copy(x);

@@ -351,6 +351,27 @@ static int copy_planes(struct extension_request *e)
     return copy(&p);
 }
 
+/* A single row from page-locked memory that kernels of the client use is a short copy from the host
+ * for CUDA. A node of a graph is in its order. */
+static int put_behind(const struct extension_request *e, const struct ibx_cuda_memcpy3d *p,
+                      void *stream)
+{
+    const struct ibx_cuda *cuda = e->x->cuda;
+    void *event = NULL;
+    int capturing = 0;
+    if (p->from_array || p->extent.height > 1 || p->extent.depth > 1 ||
+        p->extent.width > IBX_CUDA_EARLY_MOST || !cuda ||
+        !ibx_host_maps_hold(e->x, (uintptr_t)p->from.at, 1) ||
+        cuda->stream_is_capturing(stream, &capturing) || capturing)
+        return 0;
+    int rc = cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING);
+    if (rc)
+        return rc;
+    rc = ibx_cuda_put_behind(cuda, event, stream);
+    cuda->event_destroy(event);
+    return rc;
+}
+
 static int copy_planes_in_stream(struct extension_request *e)
 {
     int (*copy)(const struct ibx_cuda_memcpy3d *parameters, void *stream) = NULL;
@@ -361,7 +382,8 @@ static int copy_planes_in_stream(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
     const unsigned before = ibx_captures_over_so_far(e->x);
-    const int rc = copy(&p, stream);
+    int rc = put_behind(e, &p, stream);
+    rc = rc ? rc : copy(&p, stream);
     if (!rc)
         captures(e, stream, &p, before);
     return rc;

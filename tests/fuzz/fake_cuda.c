@@ -106,6 +106,12 @@ static int event_record(void *event, void *stream)
     return result();
 }
 
+static int stream_wait_event(void *stream, void *event, unsigned flags)
+{
+    (void)flags;
+    return event_record(event, stream);
+}
+
 static int event_query(void *event)
 {
     check(event != NULL);
@@ -229,6 +235,7 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .memcpy_2d_async = rows_async,
         .event_create = event_create,
         .event_record = event_record,
+        .stream_wait_event = stream_wait_event,
         .event_query = event_query,
         .event_synchronize = event_query,
         .event_destroy = event_destroy,

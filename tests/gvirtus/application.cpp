@@ -449,6 +449,7 @@ int main(int argc, char **argv)
         {"launches-beside-gates", launches_beside_gates},
         {"order-behind-legacy", order_behind_legacy},
         {"order-between-streams", order_between_streams},
+        {"order-behind-kernels", order_behind_kernels},
         {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},

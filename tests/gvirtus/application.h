@@ -443,6 +443,7 @@ bool destroyed_beside_wait();
 // The order between the legacy stream and others.
 bool order_behind_legacy(); // of copies, and sets of memory
 bool order_between_streams();
+bool order_behind_kernels(); // of copies of few bytes
 
 // application_variables.cpp
 

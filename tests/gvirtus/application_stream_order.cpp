@@ -57,13 +57,14 @@ void write_behind_gate(void *argument)
 
 struct Scene {
     char *memory = page_locked(bytes), *device = device_memory(2 * bytes), *from = device + bytes;
+    char *managed = managed_memory(bytes);
     void *array = nullptr;
     bool symbols = false;
     std::vector<char> copied = std::vector<char>(bytes);
 
     bool begin()
     {
-        REQUIRE(memory && device && malloc_array(&array, {bytes / 4, 0, 0}) == 0);
+        REQUIRE(memory && device && managed && malloc_array(&array, {bytes / 4, 0, 0}) == 0);
         symbols = stub_remote()->register_var(reinterpret_cast<std::uint64_t>(variable),
                                               reinterpret_cast<std::uint64_t>(device), bytes);
         REQUIRE(cudaMemset(from, written, bytes) == 0);
@@ -75,6 +76,10 @@ struct Scene {
     bool in_copied(char letter, std::size_t n) const
     {
         return std::memcmp(copied.data(), std::vector<char>(n, letter).data(), n) == 0;
+    }
+    bool in_managed(char letter) const
+    {
+        return std::memcmp(managed, std::vector<char>(bytes, letter).data(), bytes) == 0;
     }
     bool on_device(char letter, std::size_t n) const
     {
@@ -126,6 +131,16 @@ int to_symbol(Scene &s, void *stream)
         "cudaMemcpyToSymbolAsync")(variable, s.memory, bytes, 0, H2D, stream);
 }
 
+int row_of_planes(void *to, const Scene &s, void *stream)
+{
+    Planes p = {};
+    p.from = {s.memory, bytes, bytes, 1};
+    p.to = {to, bytes, bytes, 1};
+    p.extent = {bytes, 1, 1};
+    p.kind = DEFAULT;
+    return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, stream);
+}
+
 // A call that reads the memory, or writes to it.
 const struct MemoryCall {
     const char *name;
@@ -134,6 +149,7 @@ const struct MemoryCall {
     bool returns;                             // before the work that it comes after is over
     bool in_own; // it is made in its own stream, and not in the legacy one
     bool symbols;
+    bool may_be_early = false; // the driver may read the bytes in the call
 } ways[] = {
     {"bytes on the host",
      [](Scene &s, void *stream) {
@@ -146,10 +162,31 @@ const struct MemoryCall {
      [](const Scene &s, char letter) { return s.in_copied(letter, row); }, false, true, false},
     {"few bytes to the device",
      [](Scene &s, void *stream) { return cudaMemcpyAsync(s.device, s.memory, 4, H2D, stream); },
-     [](const Scene &s, char letter) { return s.on_device(letter, 4); }, true, true, false},
+     [](const Scene &s, char letter) { return s.on_device(letter, 4); }, true, true, false, true},
     {"many bytes to the device",
      [](Scene &s, void *stream) { return cudaMemcpyAsync(s.device, s.memory, bytes, H2D, stream); },
-     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, true, true, false},
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, true, true, false,
+     true},
+    // In the legacy stream, behind whatever the first stream is.
+    {"bytes to the device, waited for",
+     [](Scene &s, void *) { return cudaMemcpy(s.device, s.memory, bytes, H2D); },
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, false, false, false,
+     true},
+    {"bytes to managed memory",
+     [](Scene &s, void *stream) {
+         return cudaMemcpyAsync(s.managed, s.memory, bytes, DEFAULT, stream);
+     },
+     [](const Scene &s, char letter) { return s.in_managed(letter); }, false, false, false, true},
+    {"bytes to managed memory, waited for",
+     [](Scene &s, void *) { return cudaMemcpy(s.managed, s.memory, bytes, DEFAULT); },
+     [](const Scene &s, char letter) { return s.in_managed(letter); }, false, false, false, true},
+    {"a row to the device",
+     [](Scene &s, void *stream) { return row_of_planes(s.device, s, stream); },
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, false, false, false,
+     true},
+    {"a row to managed memory",
+     [](Scene &s, void *stream) { return row_of_planes(s.managed, s, stream); },
+     [](const Scene &s, char letter) { return s.in_managed(letter); }, false, false, false, true},
     {"rows to the device",
      [](Scene &s, void *stream) {
          return preloaded<Rows>("cudaMemcpy2DAsync")(s.device, row, s.memory, pitch, row, height,
@@ -177,6 +214,7 @@ bool made_behind(Scene &s, const MemoryCall &way, Work work, const Pair &streams
     Gate gate{s.memory, gettid(), !streams.ordered || (way.returns && !held)};
     std::thread opens;
     std::memset(s.memory, before, bytes);
+    std::memset(s.managed, 'x', bytes);
     std::fill(s.copied.begin(), s.copied.end(), 'x');
     REQUIRE(cudaMemset(s.device, 'x', bytes) == 0 && cudaDeviceSynchronize() == 0);
     if (held) {
@@ -441,8 +479,56 @@ bool waits_once(const Scene &s, void *stream)
     return HOLDS(one && calls_for(s, stream, false, 10) == one);
 }
 
+// Page-locked memory that kernels have named is managed memory, except over shm: copies from it
+// read what a kernel before them writes, which goes on when the call has returned, or waits.
+bool copied_behind_kernel(Scene &s, const MemoryCall &way, void *first, void *then)
+{
+    Gate gate{nullptr, gettid(), false};
+    gate.longest = 50;
+    std::memset(s.memory, before, bytes);
+    std::memset(s.managed, 'x', bytes);
+    REQUIRE(cudaMemset(s.device, 'x', bytes) == 0 && cudaDeviceSynchronize() == 0);
+    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
+    std::thread opens([&gate] {
+        Remote *remote = stub_remote();
+        gate.pass();
+        remote->hold_stream(0);
+    });
+    int rc = stub_launch(s.memory, s.from, bytes, first);
+    rc = rc ? rc : way.make(s, then);
+    gate.returned = true;
+    opens.join();
+    REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0 && s.memory[bytes - 1] == written);
+    return HOLDS(way.has(s, written));
+}
+
 } // namespace order
 } // namespace
+
+bool order_behind_kernels()
+{
+    using namespace order;
+    order::Scene s;
+    void *one = nullptr, *other = nullptr;
+    bool good = true;
+    REQUIRE(s.begin() && cudaStreamCreate(&one) == 0 && cudaStreamCreate(&other) == 0);
+    REQUIRE(stub_launch(s.memory, s.from, bytes, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+    const struct {
+        const char *name;
+        void *first, *then;
+    } pairs[] = {{"from a blocking stream to the legacy one", one, nullptr},
+                 {"from the legacy stream to a blocking one", nullptr, other},
+                 {"from the thread's stream to the legacy one", threads_own, nullptr}};
+    for (const MemoryCall &way : ways) {
+        if (!way.may_be_early)
+            continue;
+        for (const auto &pair : pairs)
+            good = say(way.name, Work::KERNEL, pair.name,
+                       copied_behind_kernel(s, way, pair.first, pair.then)) &&
+                   good;
+    }
+    return HOLDS(good && cudaGetLastError() == 0);
+}
 
 bool order_between_streams()
 {

@@ -19,6 +19,17 @@ int copy_captured(Frame &f, std::uint64_t n, void *stream)
     return runtime().copy_planes(&p, stream);
 }
 
+// A synchronous copy within the device, and rows, which the driver never reads early.
+int copy_within(Frame &f, std::uint64_t to, std::uint64_t from, std::size_t n)
+{
+    if (f.app->copy_in_turn)
+        f.app->copy_in_turn(true);
+    const int rc = f.app->copy_async(to, from, n, nullptr);
+    if (f.app->copy_in_turn)
+        f.app->copy_in_turn(false);
+    return rc;
+}
+
 int copy(Frame &f, std::size_t behind)
 {
     auto kind = f.back<std::int32_t>(behind);
@@ -48,7 +59,8 @@ int copy(Frame &f, std::size_t behind)
     if (kind != D2D)
         return 21;
     auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
-    int rc = f.app->copy_async(to, from, count, nullptr);
+    const int rc =
+        behind ? f.app->copy_async(to, from, count, nullptr) : copy_within(f, to, from, count);
     return rc ? rc : f.app->stream_synchronize(nullptr);
 }
 
@@ -75,7 +87,7 @@ int copy_2d(Frame &f)
     int rc = kind == D2H || kind == D2D ? 0 : 21;
     for (std::uint64_t i = 0; i < height && !rc; i++)
         rc = kind == D2H ? f.app->from_device(&rows[i * dpitch], from + i * spitch, width)
-                         : f.app->copy_async(to + i * dpitch, from + i * spitch, width, nullptr);
+                         : copy_within(f, to + i * dpitch, from + i * spitch, width);
     if (kind == D2H)
         f.out.host(rows.data(), rows.size());
     return rc;

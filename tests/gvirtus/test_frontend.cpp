@@ -355,8 +355,8 @@ void check_what_the_provider_changes()
     check("copies that launches of graphs await", [] { return run("awaited-copies", true); });
     for (const char *test :
          {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
-          "order-behind-legacy", "order-between-streams", "captures", "captures-of-planes",
-          "captures-of-events", "captures-of-callbacks", "captures-forbid",
+          "order-behind-legacy", "order-between-streams", "order-behind-kernels", "captures",
+          "captures-of-planes", "captures-of-events", "captures-of-callbacks", "captures-forbid",
           "copies-beside-captures", "empty-copies-in-captures", "copies-of-managed-in-graphs"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });

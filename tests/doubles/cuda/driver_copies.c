@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EARLY_MOST (16u << 10) /* bytes that the driver reads in the call */
+
 /* One end of a copy: device memory, or host memory that a job can use when it runs. With unified
  * addressing pinned memory has an address of the device's, too. */
 static uint8_t *end_of(unsigned type, uint64_t device, const void *host, size_t n, bool *pinned)
@@ -74,6 +76,42 @@ static void meet_devices(struct job *job, const struct stream *behind)
 /* KERNEL: the double's kernel makes it, for which nobody waits. */
 enum maker { SYNC, ASYNC, KERNEL };
 
+/* Whether the stream has work, as the driver sees it. */
+static bool has_work(const struct stream *stream)
+{
+    const struct job *job = stream->first;
+    while (job && job->idle)
+        job = job->next;
+    return job;
+}
+
+/* Whether the stream has no work itself, but comes after that of others. */
+static bool only_others_before(const struct stream *stream)
+{
+    bool others = false;
+    for (const struct stream *s = streams; s && stream->blocking; s = s->next)
+        others = others || (s != stream && s->used && s->blocking &&
+                            (is_legacy(stream) || is_legacy(s)) && has_work(s));
+    return others && !has_work(stream);
+}
+
+static _Thread_local bool in_turn; /* rows, or a node of a graph: they are not read early */
+
+EXPORT void ibx_double_copy_in_turn(bool begins)
+{
+    in_turn = begins;
+}
+
+/* As driver 580 on an H200, which reads few bytes of page-locked memory in the call if the stream
+ * has no work itself, whatever other streams' work it comes after by the legacy stream. So it does
+ * with an asynchronous copy to the device's own memory; not with rows. */
+static bool reads_early(const struct stream *stream, const struct ibx_cuda_memcpy2d *c,
+                        const uint8_t *from, const uint8_t *to, enum maker maker)
+{
+    return maker == ASYNC && !in_turn && c->height == 1 && c->width <= EARLY_MOST &&
+           is_pinned(from) && !is_pinned(to) && only_others_before(stream);
+}
+
 /* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
  * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum maker maker)
@@ -106,7 +144,7 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum mak
     job->from_pitch = c->src_pitch;
     job->width = c->width;
     job->height = c->height;
-    if (!from_pinned && !sync) {
+    if ((!from_pinned && !sync) || reads_early(stream, c, from, to, maker)) {
         job->snapshot = malloc(span_of(c->src_pitch, c->width, c->height));
         if (job->snapshot)
             job->from = memcpy(job->snapshot, from, span_of(c->src_pitch, c->width, c->height));

@@ -152,6 +152,13 @@ EXPORT int cuEventDestroy_v2(void *handle)
     return leave(SUCCESS);
 }
 
+static bool is_done(const struct event *event)
+{
+    if (event->shared)
+        return shared_event_done(event->shared, event->shared->recorded);
+    return !event->stream || (int)(event->stream->done - event->job) >= 0;
+}
+
 EXPORT int cuEventRecord(void *handle, void *stream_handle)
 {
     int code = enter("cuEventRecord");
@@ -171,18 +178,12 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
         marker->records = event->shared;
         marker->times = ++event->shared->recorded;
     }
+    marker->idle = !is_legacy(stream);
     capture_records(stream_handle, handle);
     submit(stream, marker);
     event->stream = stream;
     event->job = stream->submitted;
     return leave(SUCCESS);
-}
-
-static bool is_done(const struct event *event)
-{
-    if (event->shared)
-        return shared_event_done(event->shared, event->shared->recorded);
-    return !event->stream || (int)(event->stream->done - event->job) >= 0;
 }
 
 EXPORT int cuEventQuery(void *handle)
@@ -238,6 +239,7 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     } else if (event->stream) {
         marker->needs[event->stream->number] = event->job;
     }
+    marker->idle = !is_legacy(stream) && is_done(event);
     capture_joins(handle, event_handle);
     submit(stream, marker);
     return leave(SUCCESS);

@@ -39,14 +39,23 @@ static int copy_row(const struct ibx_cuda_memcpy3d *p, char *to, const char *fro
                : copy_bytes(to, from, p->extent.width, stream);
 }
 
-int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
+static int run_rows(const struct ibx_cuda_memcpy3d *copy, bool in_turn, void *stream)
 {
     struct ibx_cuda_memcpy3d p;
+    void (*turn)(bool begins) = NULL;
     int rc = copy->kind >= 1 && copy->kind <= 3 && copies_memory(copy, &p) ? 0 : INVALID_VALUE;
+    *(void **)&turn = driver_function("ibx_double_copy_in_turn");
+    turn(in_turn || copy->extent.height > 1 || copy->extent.depth > 1);
     for (size_t z = 0; !rc && p.extent.width && p.extent.height && z < p.extent.depth; z++)
         for (size_t y = 0; y < p.extent.height && !rc; y++)
             rc = copy_row(&p, at(&p.to, &p.to_at, y, z), at(&p.from, &p.from_at, y, z), stream);
+    turn(false);
     return rc;
+}
+
+int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    return run_rows(copy, false, stream);
 }
 
 int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
@@ -125,7 +134,7 @@ static int run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
     *(void **)&wait = driver_function("ibx_double_copy_on_host");
     if (copy->to.at && copy->from.at)
         wait(copy->to.at, copy->from.at, stream);
-    return graph_run_copy(copy, stream);
+    return run_rows(copy, true, stream);
 }
 
 static int run_graph(const struct double_graph *graph, void *stream);

@@ -25,7 +25,9 @@ struct job {
     void *argument;
     const void *word; /* a word in memory that has to become so; NULL: none */
     uint64_t value;
-    unsigned word_bytes, condition;        /* CUstreamWaitValue_flags */
+    unsigned word_bytes, condition; /* CUstreamWaitValue_flags */
+    bool idle; /* an event that is recorded, or a wait for one that is done: for the driver the
+                  stream has no work by that */
     struct shared_event *records, *awaits; /* events that are then done, or have to be, */
     unsigned times;                        /* so often */
     unsigned count;   /* of streams when it was made: it needs nothing of later ones */
