@@ -109,7 +109,7 @@ int ibx_frontend_order_legacy(void *stream)
     return 0;
 }
 void ibx_frontend_own_work_note(void) {}
-uint64_t ibx_frontend_host_enqueued(void)
+uint64_t ibx_frontend_host_made(void)
 {
     return 0;
 }

@@ -471,14 +471,14 @@ void ibx_frontend_managed_launched(void)
 
 void ibx_frontend_managed_before_load(void)
 {
-    static _Atomic uint64_t in_vain; /* the functions before this mark were waited for in vain */
-    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS), mark = ibx_frontend_host_enqueued();
-    if (!ibx_managed_any() || mark == atomic_load(&in_vain))
+    static _Atomic uint64_t in_vain; /* of so many functions, some were waited for in vain */
+    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS), made = ibx_frontend_host_made();
+    if (!ibx_managed_any() || made == atomic_load(&in_vain))
         return;
     while (ibx_frontend_host_functions() && ibx_now_ns() < deadline)
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     if (ibx_frontend_host_functions())
-        atomic_store(&in_vain, mark);
+        atomic_store(&in_vain, made);
 }
 
 /* The serving thread takes the lock, so that the end of the process waits for it. A thread of the

@@ -69,6 +69,7 @@ static struct {
     uint64_t changes;                /* copies that graphs have made, and streams that went on */
 } server;                            /* under the lock */
 static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
+static _Atomic uint64_t so_far;      /* how many were ever outstanding */
 
 /*
  * Whether this process has, or had, host functions.
@@ -112,6 +113,11 @@ static void use(void)
 bool ibx_frontend_host_functions(void)
 {
     return atomic_load_explicit(&outstanding, memory_order_acquire);
+}
+
+uint64_t ibx_frontend_host_made(void)
+{
+    return atomic_load(&so_far);
 }
 
 uint64_t ibx_frontend_host_enqueued(void)
@@ -496,11 +502,8 @@ static bool begin(void)
 /* Called under the lock. */
 static void add(struct ibx_outstanding *f)
 {
-    struct ibx_outstanding **at = &server.functions;
-    while (*at)
-        at = &(*at)->next;
-    f->next = NULL;
-    *at = f;
+    ibx_outstanding_append(&server.functions, f);
+    atomic_fetch_add(&so_far, 1);
     atomic_fetch_add(&outstanding, 1);
 }
 

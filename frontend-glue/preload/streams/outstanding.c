@@ -3,6 +3,14 @@
 
 #include <stdlib.h>
 
+void ibx_outstanding_append(struct ibx_outstanding **list, struct ibx_outstanding *f)
+{
+    while (*list)
+        list = &(*list)->next;
+    f->next = NULL;
+    *list = f;
+}
+
 static bool is_legacy(const struct ibx_in_stream *stream)
 {
     return (uintptr_t)stream->handle <= 1;

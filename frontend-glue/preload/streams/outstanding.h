@@ -32,6 +32,7 @@ const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstandin
 const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding *list,
                                                     uint64_t order);
 
+void ibx_outstanding_append(struct ibx_outstanding **list, struct ibx_outstanding *f);
 /* Removes the oldest one with this number; NULL: there is none. */
 struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number);
 /* For a function of a graph that is not outstanding, because the graph was changed after its

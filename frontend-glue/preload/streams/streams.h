@@ -77,6 +77,8 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
 /* Whether host functions of the application are outstanding: a stream has not passed them yet.
  * Quick. */
 bool ibx_frontend_host_functions(void);
+/* How many ever were, each launch of a graph's counted. */
+uint64_t ibx_frontend_host_made(void);
 /* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
  * there would end a capture, or might wait for a function that accesses such memory. Quick. */
 bool ibx_frontend_gives_beside(void);
