@@ -114,6 +114,13 @@ static bool is_there(const struct ibx_frontend_copy *copy)
     return n < LONG || ibx_frontend_all_mapped(copy->host, n);
 }
 
+/* Before a copy to the device: a kernel may find addresses in the bytes. */
+static void reach_what_is_copied(const struct rows *r)
+{
+    if (r->kind == CUDA_MEMCPY_TO_DEVICE && is_one_piece(r) && ibx_frontend_host_any())
+        ibx_frontend_copied_reach(r->from, r->width * r->height);
+}
+
 /* Makes the copy by the plugin: *exit_code is what the call returns. False: GVirtuS has to make it.
  */
 static bool copied(const struct rows *r, bool async, void *stream, int *exit_code)
@@ -141,8 +148,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
         *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
-    if (to_device && one_piece && ibx_frontend_host_any())
-        ibx_frontend_copied_reach(copy.host, copy.n);
+    reach_what_is_copied(r);
     enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;
@@ -318,6 +324,7 @@ static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
         if (*rc != CUDA_NOT_READY)
             return true;
     }
+    reach_what_is_copied(r);
     return ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
 }
 
