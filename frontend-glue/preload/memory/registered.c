@@ -16,8 +16,9 @@
  *
  * Either way no write is lost. Threads that write meanwhile wait in the handler of their fault, and
  * read what was there; copies of CUDA's wait or have ended (replaced_pages.c); and a fork waits.
- * What a device or another process writes by itself, to pages that it has pinned before (O_DIRECT,
- * io_uring, RDMA), is not seen any more: nothing tells that there is such a pin.
+ * What a device or another process writes by itself, to pages that it has pinned before, is not
+ * seen any more. So nothing moves while the kernel counts pinned memory of this process (io_uring,
+ * RDMA: mappings.c); a read by O_DIRECT that is under way is not counted.
  *
  * A child must not share memory with its parent. So it does not get the shared mappings
  * (MADV_DONTFORK), but private pages at the same addresses, with the bytes of the moment before the
