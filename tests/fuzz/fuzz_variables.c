@@ -93,11 +93,6 @@ int ibx_frontend_host_reach(const void *address)
     (void)address;
     return CUDA_NOT_SUPPORTED;
 }
-bool ibx_frontend_host_likely(const void *address)
-{
-    (void)address;
-    return false;
-}
 bool ibx_frontend_host_waits(const void *stream)
 {
     (void)stream;

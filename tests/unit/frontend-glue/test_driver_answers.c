@@ -170,18 +170,7 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc)
     return rc;
 }
 
-bool ibx_driver_is_context(const void *context)
-{
-    return context;
-}
-
 int ibx_driver_device_of(const void *context)
-{
-    (void)context;
-    return 0;
-}
-
-int ibx_driver_device(const struct ibx_driver_context *context)
 {
     (void)context;
     return 0;
