@@ -556,11 +556,6 @@ void ibx_frontend_host_memory_reset(int device)
     (void)device;
 }
 void ibx_frontend_host_reset(void) {}
-void ibx_frontend_kernels_unknown(void) {}
-void ibx_frontend_kernel_registered(const void *function, const char *name)
-{
-    (void)function, (void)name;
-}
 void ibx_frontend_look_for_libraries(void) {}
 void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}
