@@ -399,6 +399,8 @@ int main(int argc, char **argv)
         {"managed-reads", managed_reads},
         {"managed-in-function", managed_in_function},
         {"managed-in-function-beside-load", managed_in_function_beside_load},
+        {"managed-in-function-beside-load-with-attribute",
+         managed_in_function_beside_load_with_attribute},
         {"managed-in-function-and-child", managed_in_function_and_child},
         {"managed-made-beside-function", managed_made_beside_function},
         {"managed-given-beside-first-function", managed_given_beside_first_function},

@@ -379,6 +379,7 @@ bool pointers();
 // Managed memory that is used where that is not allowed.
 bool managed_in_function();
 bool managed_in_function_beside_load();
+bool managed_in_function_beside_load_with_attribute();
 bool managed_in_function_and_child();
 bool managed_made_beside_function();
 bool managed_given_beside_first_function();

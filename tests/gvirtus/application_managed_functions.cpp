@@ -348,8 +348,11 @@ bool managed_given_beside_first_function()
     return HOLDS(cudaFree(memory) == 0 && cudaFree(device) == 0 && cudaEventDestroy(event) == 0);
 }
 
+namespace
+{
+
 // The first launch of the process, while a stream waits for a function. CUDA loads the kernel then.
-bool managed_in_function_beside_load()
+bool is_touched_beside_load(bool with_attribute)
 {
     void *stream = nullptr;
     char *memory = managed_memory(used), *device = device_memory(2 * used);
@@ -358,9 +361,25 @@ bool managed_in_function_beside_load()
     REQUIRE(cudaMemset(memory, 4, used) == 0 && cudaMemset(device, 5, 2 * used) == 0);
     alarm(30 * patience_times());
     launch_function(touch, &t, stream);
-    REQUIRE(stub_launch(device, device + used, used, nullptr) == 0);
+    std::size_t n = used;
+    void *to = device, *from = device + used, *arguments[] = {&to, &from, &n};
+    const LaunchAttribute early = {6, {1}};
+    const LaunchConfig config = {{1, 1, 1}, {1, 1, 1}, 0, nullptr, &early, with_attribute};
+    REQUIRE(preloaded<LaunchAs>("cudaLaunchKernelExC")(&config, &stub_kernel, arguments) == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && t.right && has(memory, touched(t.expected, 1)));
     return HOLDS(cudaFree(memory) == 0 && cudaFree(device) == 0 && cudaStreamDestroy(stream) == 0);
+}
+
+} // namespace
+
+bool managed_in_function_beside_load()
+{
+    return is_touched_beside_load(false);
+}
+
+bool managed_in_function_beside_load_with_attribute()
+{
+    return is_touched_beside_load(true);
 }
 
 bool managed_in_function()

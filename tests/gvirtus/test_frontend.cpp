@@ -565,7 +565,9 @@ void check_what_it_does_not()
                              "managed-made-beside-function", "managed-given-beside-first-function"})
         check("managed memory, touched in a function of a stream",
               [=] { return managed_in_function(test); });
-    check("... while CUDA loads a kernel", [] { return alone("managed-in-function-beside-load"); });
+    for (const char *test :
+         {"managed-in-function-beside-load", "managed-in-function-beside-load-with-attribute"})
+        check("... while CUDA loads a kernel", [=] { return alone(test); });
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });
     check("memory of the host that kernels use", mapped_memory);
     check("... that one uses without end", mapped_for_ever);

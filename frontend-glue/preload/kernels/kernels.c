@@ -439,7 +439,11 @@ static bool has_arguments(const struct kernel *k)
 static const struct kernel *learned(const void *function, const struct launch_config *config)
 {
     ibx_frontend_own_modules();
-    struct kernel *k = find(function) ? NULL : look_at(function, config);
+    const struct kernel *known = find(function);
+    if (known)
+        return known;
+    ibx_frontend_managed_before_load();
+    struct kernel *k = look_at(function, config);
     if (k)
         add(k);
     return find(function);
@@ -609,10 +613,8 @@ static int launch_now(const void *function, const struct launch_config *config, 
     if (rc)
         return ibx_frontend_fail(rc);
     const bool first = plugin && !k;
-    if (first) {
-        ibx_frontend_managed_before_load();
+    if (first)
         k = learned(function, config);
-    }
     const enum way way = k ? k->way : BY_GVIRTUS;
     if (way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
