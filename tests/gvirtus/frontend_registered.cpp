@@ -37,22 +37,11 @@ bool within_pins()
     return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
-// There is room for each allocation once, so a launch takes that of the pin for copies, but for one
-// beside work that does not end.
-bool with_room_for_one()
+// The back end has no room to pin the memory of one launch, which is said once.
+bool one_has_no_room(const char *test, const char *settings)
 {
-    GpuBackEnd back(true, "rdma.pins : 6M\nrdma.tenant_share : 100\n");
-    Application app(&back, application, "page-locked-in-turn", "taken");
-    REQUIRE(app.good());
-    return HOLDS(lines_with(app.said(), "kernels do not reach") == 1 &&
-                 lines_with(app.said(), "ibx:") == 1);
-}
-
-// The back end pins no more than it may.
-bool beyond_pins()
-{
-    GpuBackEnd back(true, "rdma.pins : 6M\n");
-    Application app(&back, application, "registered-beyond-pins", "taken");
+    GpuBackEnd back(true, settings);
+    Application app(&back, application, test, "taken");
     REQUIRE(app.good());
     return HOLDS(lines_with(app.said(), "kernels do not reach") == 1 &&
                  lines_with(app.said(), "ibx:") == 1);
@@ -94,8 +83,14 @@ void check_registered()
           [] { return places_in_children("registered-and-handlers-of-forks"); });
     check("registered memory where the back end has something",
           [] { return reach("registered-anywhere", true); });
-    check("registered memory beyond pins", beyond_pins);
+    check("registered memory beyond pins",
+          [] { return one_has_no_room("registered-beyond-pins", "rdma.pins : 6M\n"); });
     check("page-locked memory within pins", within_pins);
-    if (provider == "shm") // over others the back end has no pages of the program's
-        check("... that have room for it once", with_room_for_one);
+    // There is room for each allocation once, so a launch takes that of the pin for copies, but for
+    // one beside work that does not end. Over others the back end has no pages of the program's.
+    if (provider == "shm")
+        check("... that have room for it once", [] {
+            return one_has_no_room("page-locked-in-turn",
+                                   "rdma.pins : 6M\nrdma.tenant_share : 100\n");
+        });
 }
