@@ -183,16 +183,13 @@ static bool reads_state(const struct source *s)
                : s->stream.state.now == STREAM_OPEN && idle && !state_waits(s);
 }
 
-/* Before the stop QEMU comes closer to it with each part that is read. So events come first: once a
- * block job has begun, nothing more is read. */
 static int read_before_stop(struct source *s, struct ibx_error *err)
 {
     const bool any = s->stream.pending > s->stream.held_length;
     if (s->stream.state.now != STREAM_NARROW || !any || !reads_state(s))
         return 0;
     ibx_migration_stop_at("source", "reading");
-    int rc = ibx_qmp_pump(s->vm.qmp, err);
-    return rc || ibx_qmp_has_events(s->vm.qmp) ? rc : ibx_source_stream_read_some(&s->stream, err);
+    return ibx_source_stream_read_some(&s->stream, s->vm.qmp, err);
 }
 
 static int carry(struct source *s, struct ibx_error *err)

@@ -230,9 +230,13 @@ bool ibx_source_stream_has_room(const struct source_stream *stream)
     return stream->held_length < WAITS_MAX;
 }
 
-int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_error *err)
+int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_qmp *qmp,
+                                struct ibx_error *err)
 {
     uint8_t bytes[IBX_VM_STREAM_NARROW];
+    const int rc = ibx_qmp_pump(qmp, err);
+    if (rc || ibx_qmp_has_events(qmp))
+        return rc;
     const ssize_t n = read(stream->fd, bytes, sizeof(bytes));
     if (n > 0)
         return hold_back(stream, bytes, (size_t)n, err);

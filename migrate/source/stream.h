@@ -64,8 +64,10 @@ int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct 
 /* Starts QEMU's migration into it: NARROW. -EREMOTEIO: QEMU has refused. */
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
                            struct ibx_error *err);
-/* In NARROW: reads up to IBX_VM_STREAM_NARROW bytes, so that QEMU can write as many. */
-int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_error *err);
+/* In NARROW: reads up to IBX_VM_STREAM_NARROW bytes, so that QEMU can write as many; nothing if
+ * QEMU has reported what the caller has not looked at, which may be that a block job has begun. */
+int ibx_source_stream_read_some(struct source_stream *stream, struct ibx_qmp *qmp,
+                                struct ibx_error *err);
 /* Whether that may be done while nothing can be sent. */
 bool ibx_source_stream_has_room(const struct source_stream *stream);
 /* In NARROW: QEMU has stopped the VM, no job has begun before, and none can begin. So QEMU shall
