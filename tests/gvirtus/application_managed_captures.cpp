@@ -3,6 +3,7 @@
 // Managed memory while this process captures streams.
 #include "tests/gvirtus/application.h"
 #include "tests/gvirtus/application_arrays.h"
+#include "tests/gvirtus/application_math.h"
 
 #include <atomic>
 #include <cstring>
@@ -280,6 +281,37 @@ bool own_streams_in_a_capture()
                  cudaFree(device) == 0 && cudaStreamDestroy(captured) == 0);
 }
 
+// The same for work of cuBLAS, whose handle names the stream: behind a kernel there, and alone.
+bool libraries_in_a_capture()
+{
+    constexpr std::size_t length = 20 * 1024;
+    char *from = managed_memory(length), *far = managed_memory(length),
+         *to = managed_memory(length), *device = device_memory();
+    void *captured = nullptr, *graph = nullptr, *handle = nullptr;
+    const int count = length / sizeof(double);
+    REQUIRE(from && far && to && device && cudaStreamCreate(&captured) == 0);
+    REQUIRE(math("cublasCreate_v2", &handle) == 0);
+    REQUIRE(math("cublasSetStream_v2", handle, per_thread) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(stub_launch(device, device + length, length, captured) == 0);
+    stub_remote()->slow(20000);
+    for (bool alone : {false, true, false}) {
+        const std::vector<char> bytes = random_bytes(length, 17 + alone);
+        std::memcpy(from, bytes.data(), length);
+        if (!alone)
+            REQUIRE(stub_launch(far, from, length, per_thread) == 0);
+        for (unsigned i = 0; i < 5; i++)
+            REQUIRE(math("cublasDcopy_v2", handle, count, from, 1, far, 1) == 0);
+        REQUIRE(math("cublasDcopy_v2", handle, count, far, 1, to, 1) == 0);
+        REQUIRE(has(to, bytes) && cudaStreamSynchronize(per_thread) == 0);
+    }
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(math("cublasDestroy_v2", handle) == 0);
+    return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0 &&
+                 cudaFree(device) == 0 && cudaStreamDestroy(captured) == 0);
+}
+
 } // namespace
 
 bool managed_beside_captures()
@@ -287,6 +319,6 @@ bool managed_beside_captures()
     REQUIRE(own_stream_before_a_capture());
     REQUIRE(beside_own_captures() && freed_in_a_capture() && begun_beside_captures());
     REQUIRE(rested_streams_beside_captures() && own_streams_in_a_capture());
-    REQUIRE(allocated_beside_captures());
+    REQUIRE(libraries_in_a_capture() && allocated_beside_captures());
     return HOLDS(own_stream_beside_captures());
 }

@@ -529,7 +529,10 @@ int ibx_frontend_peers_end(int rc, void *stream, int back)
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
                                 size_t n, void *stream)
 {
-    return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
+    ibx_frontend_stream_used(stream);
+    const int rc = CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
+    ibx_frontend_stream_worked(stream);
+    return rc;
 }
 
 bool ibx_frontend_peers_apart(const void *to, const void *from)

@@ -11,6 +11,7 @@
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 
@@ -44,6 +45,12 @@ static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
     uint64_t made = 0;
     memcpy(&made, at, a->kind == IBX_MATH_MAKES ? 8 : 4);
     return made;
+}
+
+static void note_stream(const struct call *c)
+{
+    if (c->f->use == IBX_MATH_USE_SELECTS) /* arguments: handle, stream */
+        ibx_math_handle_selects(c->type, c->handle, c->values[1].p);
 }
 
 /* Marks the handles that GVirtuS's function has made as its own. */
@@ -105,8 +112,10 @@ static int pass(const struct call *c)
     ibx_frontend_first_is_over();
     if (may && (!next || (status && ibx_math_is_dnn(c->f->number)))) /* NVIDIA's own has none */
         tell(c, status);
-    if (!status)
+    if (!status) {
+        note_stream(c);
         note_foreign(c);
+    }
     return status;
 }
 
@@ -347,6 +356,7 @@ static void take_results(const struct call *c, const uint8_t *out)
                 ibx_math_handle_end((enum ibx_math_type)a->n, made);
             else
                 ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
+            ibx_math_handle_selects((enum ibx_math_type)a->n, made, NULL);
             if (a->n == IBX_MATH_BLAS)
                 ibx_math_settings_end(made);
             if (a->n == IBX_MATH_DNVEC) /* arguments: handle, size, values, type */
@@ -369,6 +379,7 @@ static void take_results(const struct call *c, const uint8_t *out)
 /* Notes the effects of a successful call on later calls. */
 static void note(const struct call *c)
 {
+    note_stream(c);
     if (c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
         c->f->number == IBX_MATH_cusparseSetPointerMode)
         ibx_math_handle_set(c->type, c->handle,
@@ -471,6 +482,27 @@ static int request(struct call *c)
     return asked ? code : pass(c);
 }
 
+/* Whether the call may put work into the calling thread's own stream. */
+static bool works_in_own(const struct call *c)
+{
+    return c->f->use == IBX_MATH_USE_ADDS &&
+           (ibx_math_names_stream(c->f)
+                ? c->values[c->f->count - 1].p == CUDA_STREAM_PER_THREAD
+                : ibx_math_handle_is_in_own(c->type, c->handle));
+}
+
+/* `theirs`: by GVirtuS's function. */
+static int make(struct call *c, bool theirs)
+{
+    const bool own = works_in_own(c);
+    if (own)
+        ibx_frontend_stream_used(CUDA_STREAM_PER_THREAD);
+    const int status = theirs ? pass(c) : request(c);
+    if (own)
+        ibx_frontend_stream_worked(CUDA_STREAM_PER_THREAD);
+    return status;
+}
+
 static void find_handle(struct call *c)
 {
     for (unsigned i = 0; i < c->f->count; i++) {
@@ -496,14 +528,14 @@ static struct call call_of(unsigned number, const union ibx_math_value *values)
 int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values)
 {
     struct call c = call_of(number, values);
-    return request(&c);
+    return make(&c, false);
 }
 
 int ibx_frontend_math_named(unsigned number, const union ibx_math_value *values, bool same)
 {
     struct call c = call_of(number, values);
     c.same = same && ibx_math_answers_are_same(c.f);
-    return request(&c);
+    return make(&c, false);
 }
 
 size_t ibx_frontend_math_body(unsigned number, const union ibx_math_value *values, uint8_t *bytes,
@@ -533,11 +565,6 @@ int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t h
     const bool asked = ask(&e, NULL, 0, &code);
     ibx_frontend_request_free(&e);
     return asked ? code : ibx_math_statuses_of(c.f->number)->not_supported;
-}
-
-static int make(struct call *c, bool theirs)
-{
-    return theirs ? pass(c) : request(c);
 }
 
 /* What may be NULL when it is destroyed. */

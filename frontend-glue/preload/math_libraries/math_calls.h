@@ -50,6 +50,11 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
 /* The handle is destroyed. False: there was none. */
 bool ibx_math_handle_end(enum ibx_math_type type, uint64_t handle);
+/* The handle, which may be new, has its work in this stream from now on. Without memory it is not
+ * noted. */
+void ibx_math_handle_selects(enum ibx_math_type type, uint64_t handle, const void *stream);
+/* Whether that is cudaStreamPerThread: the own stream of whichever thread makes the call. */
+bool ibx_math_handle_is_in_own(enum ibx_math_type type, uint64_t handle);
 
 /* math_vectors.c: the cudaDataType of dense vectors, as the program stated it: the back end must
  * not decide how many bytes of the program's scalars are read. */

@@ -11,6 +11,7 @@
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/session/math_nccl.h"
 
 #include "common/clock.h"
@@ -167,10 +168,11 @@ static bool reach(const struct ibx_nccl_operation *all, unsigned count)
 static int send_all(const struct ibx_nccl_operation *all, unsigned count, uint8_t *bytes)
 {
     struct ibx_writer w = ibx_writer_of(bytes, count * IBX_NCCL_OPERATION_BYTES);
-    bool one_stream = true;
+    bool one_stream = true, own = false;
     for (unsigned i = 0; i < count; i++) {
         put_operation(&w, &all[i]);
         one_stream = one_stream && all[i].stream == all[0].stream;
+        own = own || all[i].stream == (uintptr_t)CUDA_STREAM_PER_THREAD;
     }
     const union ibx_math_value values[] = {{.p = (void *)(uintptr_t)all[0].communicator},
                                            {.i = (int)count},
@@ -179,7 +181,14 @@ static int send_all(const struct ibx_nccl_operation *all, unsigned count, uint8_
                                            {.p = (void *)(uintptr_t)all[0].stream}};
     if (!reach(all, count))
         return NCCL_INVALID_ARGUMENT;
-    return ask(one_stream ? IBX_MATH_ncclGroupEnd : IBX_MATH_ncclGroupStart, values);
+    if (one_stream) /* which the request names */
+        return ask(IBX_MATH_ncclGroupEnd, values);
+    if (own)
+        ibx_frontend_stream_used(CUDA_STREAM_PER_THREAD);
+    const int status = ask(IBX_MATH_ncclGroupStart, values);
+    if (own)
+        ibx_frontend_stream_worked(CUDA_STREAM_PER_THREAD);
+    return status;
 }
 
 static int send_group(const struct ibx_nccl_operation *all, unsigned count)

@@ -116,6 +116,19 @@ EXPORT int cublasScopy_v2(const struct handle *h, int n, const float *x, int x_s
     return !math_wait(h) && math_put(y, is, sizeof(is)) ? 0 : BLAS_EXECUTION_FAILED;
 }
 
+/* As work in the handle's stream. */
+EXPORT int cublasDcopy_v2(const struct handle *h, int n, const double *x, int x_step, double *y,
+                          int y_step)
+{
+    int (*copy)(uint64_t to, uint64_t from, size_t bytes, void *stream) = NULL;
+    *(void **)&copy = math_driver("cuMemcpyAsync");
+    if (n < 0 || x_step != 1 || y_step != 1)
+        return BLAS_INVALID_VALUE;
+    return copy((uintptr_t)y, (uintptr_t)x, (size_t)n * sizeof(*x), h->stream)
+               ? BLAS_EXECUTION_FAILED
+               : 0;
+}
+
 static int isamax(const struct handle *h, int64_t n, const float *x, int64_t step, int64_t *best)
 {
     float value, most = -1;

@@ -3,6 +3,7 @@
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include <stdlib.h>
 
@@ -13,6 +14,16 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
 }
 
 void ibx_frontend_connect(void) {}
+
+void ibx_frontend_stream_used(const void *stream)
+{
+    (void)stream;
+}
+
+void ibx_frontend_stream_worked(void *stream)
+{
+    (void)stream;
+}
 
 bool ibx_frontend_request_room(struct extension_request *e, size_t n)
 {

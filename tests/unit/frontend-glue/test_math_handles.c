@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A process forks while another thread notes a handle. */
+/* A process forks while another thread notes a handle; and handles whose work is in a thread's own
+ * stream. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
@@ -66,10 +67,30 @@ static void child_has_all_handles(void **state)
     assert_int_equal(ibx_math_handle_is(IBX_MATH_BLAS, 100 + FIRST), IBX_MATH_ON_DEVICE);
 }
 
+static void own_stream_is_noted(void **state)
+{
+    (void)state;
+    atomic_store(&went_on, 1);
+    for (uint64_t i = 0; i < 2 * FIRST; i++) {
+        assert_false(ibx_math_handle_is_in_own(IBX_MATH_BLAS, i));
+        ibx_math_handle_selects(IBX_MATH_BLAS, i, CUDA_STREAM_PER_THREAD);
+        ibx_math_handle_selects(IBX_MATH_BLAS, i, CUDA_STREAM_PER_THREAD);
+    }
+    for (uint64_t i = 0; i < 2 * FIRST; i++) {
+        assert_true(ibx_math_handle_is_in_own(IBX_MATH_BLAS, i));
+        assert_false(ibx_math_handle_is_in_own(IBX_MATH_FFT, i));
+    }
+    ibx_math_handle_selects(IBX_MATH_BLAS, 3, NULL);
+    ibx_math_handle_end(IBX_MATH_BLAS, 4);
+    for (uint64_t i = 0; i < 2 * FIRST; i++)
+        assert_true(ibx_math_handle_is_in_own(IBX_MATH_BLAS, i) == (i != 3 && i != 4));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(child_has_all_handles),
+        cmocka_unit_test(own_stream_is_noted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
