@@ -218,25 +218,8 @@ static int planes_by(const struct way *way, const struct ibx_cuda_memcpy3d *p)
     return rc ? rc : ibx_frontend_stream_wait(way->stream);
 }
 
-/* As ibx_frontend_before_host(), for all bytes from the first row to the last. */
-static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                         const struct ibx_cuda_extent *extent, void *stream)
+static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
 {
-    const char *first = row_at(memory, at, 0, 0),
-               *last = row_at(memory, at, extent->height - 1, extent->depth - 1);
-    return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width, stream);
-}
-
-static int planes_on_host(const struct ibx_cuda_memcpy3d *p, const struct way *way)
-{
-    int rc;
-    if (ibx_frontend_legacy_refuses(way->stream, &rc))
-        return rc;
-    rc = before_planes(&p->from, &p->from_at, &p->extent, way->stream);
-    rc = rc ? rc : before_planes(&p->to, &p->to_at, &p->extent, way->stream);
-    rc = rc ? rc : ibx_frontend_wait_for_legacy(way->stream);
-    if (rc)
-        return rc;
     for (size_t z = 0; z < p->extent.depth; z++)
         for (size_t y = 0; y < p->extent.height; y++)
             memcpy(row_at(&p->to, &p->to_at, y, z), row_at(&p->from, &p->from_at, y, z),
@@ -355,11 +338,11 @@ static int copy_checked(const struct ibx_cuda_memcpy3d *p, const struct ibx_cuda
 {
     struct ibx_cuda_memcpy3d is = *p;
     const bool of_host = ibx_frontend_copy_of_host(&is);
-    const int rc = ibx_frontend_before_on_host(&is, NULL);
+    const int rc = ibx_frontend_before_on_host(&is, way->beside ? way->stream : NULL);
     if (rc || !of_host)
         return rc ? rc : planes_on_device(p);
     return is.kind == CUDA_MEMCPY_ON_HOST
-               ? planes_on_host(p, way)
+               ? planes_on_host(p)
                : planes_by_bounce(p, bytes, is.kind == CUDA_MEMCPY_TO_DEVICE, way);
 }
 
@@ -418,7 +401,7 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
         return rc;
     const struct way way = {.beside = of_host && ibx_frontend_capturing(), .stream = stream};
     if (of_host && is.kind == CUDA_MEMCPY_ON_HOST)
-        return planes_on_host(p, &way);
+        return planes_on_host(p);
     rc = ibx_frontend_stream_wait(stream);
     rc = rc ? rc : copy_checked(p, &bytes, &way);
     return way.beside ? rc : ibx_frontend_copy_over(rc, stream);

@@ -19,9 +19,12 @@
  * waits for copies that are under way in it, and for host functions of the application. Returns a
  * CUDA error. */
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream);
-/* Before a copy that is not captured: waits for functions before it in the order of the stream if
- * both sides are host memory. The back end's CUDA waits for these, too, and keeps out all other
- * calls if that is the legacy stream, though a function may need one. */
+/* Before a copy in bytes that is not captured. If it is within host memory, and so made here (its
+ * kind is CUDA_MEMCPY_ON_HOST): the error of one in the legacy stream beside captures; else waits,
+ * once, for what a copy in the stream comes after, as CUDA does. Another one waits for functions
+ * before it in that order if both sides are host memory all the same: the back end's CUDA waits for
+ * these, too, and keeps out all other calls if that is the legacy stream, though a function may
+ * need one. Returns a CUDA error. */
 int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream);
 /* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
 int ibx_frontend_are_devices(int one, int other);

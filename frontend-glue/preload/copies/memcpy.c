@@ -3,6 +3,7 @@
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/host_copies.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
@@ -26,20 +27,6 @@ static int kind_of(const void *to, const void *from, int kind)
 static bool is_no_kind(int kind)
 {
     return ibx_frontend_is_no_kind(kind) && ibx_frontend_plugin();
-}
-
-/* Before a copy within host memory, or one to the device that GVirtuS makes (the first call of a
- * thread), which reads the memory at once: waits for copies before it in the order of `stream` that
- * may be under way in that memory, and for kernels that can access it. In the legacy stream CUDA
- * waits for all work before a copy within host memory, whatever memory it is. */
-static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
-{
-    const bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
-    const bool reads = on_host || kind == CUDA_MEMCPY_TO_DEVICE;
-    if (ibx_frontend_plugin() && ((on_host && ibx_frontend_host_memory_used(to, n)) ||
-                                  (reads && ibx_frontend_host_memory_used(from, n))))
-        return ibx_frontend_wait_in_order(stream);
-    return kind == CUDA_MEMCPY_ON_HOST && n ? ibx_frontend_wait_for_legacy(stream) : CUDA_SUCCESS;
 }
 
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
@@ -188,11 +175,28 @@ static int wait_for_functions(const struct rows *r, void *stream)
                : ibx_frontend_wait_in_order(stream);
 }
 
+static bool is_used(struct ibx_host_span span)
+{
+    return ibx_frontend_host_memory_used((const void *)span.begin, span.end - span.begin);
+}
+
+/* Copies that may be under way in the memory, and kernels that can access it, are before this one
+ * in the order of its stream. */
 int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
-    return ibx_frontend_host_functions() && ibx_frontend_copy_is_on_host(copy)
+    int rc;
+    if (copy->kind != CUDA_MEMCPY_ON_HOST || !ibx_frontend_plugin())
+        return ibx_frontend_host_functions() && ibx_frontend_copy_is_on_host(copy)
+                   ? ibx_frontend_wait_in_order(stream)
+                   : CUDA_SUCCESS;
+    if (ibx_frontend_legacy_refuses(stream, &rc))
+        return rc;
+    if (!ibx_host_copy_bytes(copy))
+        return CUDA_SUCCESS;
+    return ibx_frontend_host_functions() || is_used(ibx_host_copy_reads(copy)) ||
+                   is_used(ibx_host_copy_writes(copy))
                ? ibx_frontend_wait_in_order(stream)
-               : CUDA_SUCCESS;
+               : ibx_frontend_wait_for_legacy(stream);
 }
 
 /* Copies within host memory. G5's front end would return the result of its previous request, and
@@ -210,12 +214,17 @@ static int copy_on_host(const struct rows *r)
 }
 
 /* Makes the copy by the plugin or, within host memory, here: *rc is the result. False: GVirtuS has
- * to make it. `n`: bytes of host memory that it covers. */
+ * to make it (a thread's first copy), which reads at once what goes to the device. `n`: bytes of
+ * host memory that it covers. */
 static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
     if ((*rc = ibx_frontend_before_on_host(&copy, stream)))
         return true;
+    if (r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin()) {
+        *rc = copy_on_host(r);
+        return true;
+    }
     /* a copy from the device is in the order of the stream */
     if (ibx_frontend_host_functions() && !ibx_frontend_copy_is_on_host(&copy) &&
         r->kind != CUDA_MEMCPY_ON_DEVICE && r->kind != CUDA_MEMCPY_FROM_DEVICE &&
@@ -223,13 +232,10 @@ static bool answered(const struct rows *r, size_t n, bool async, void *stream, i
         return true;
     if (copied(r, async, stream, rc))
         return true;
-    if (r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_legacy_refuses(stream, rc))
-        return true;
-    *rc = wait_on_host(r->to, r->from, n, r->kind, stream);
-    if (*rc || r->kind != CUDA_MEMCPY_ON_HOST || !ibx_frontend_plugin())
-        return *rc;
-    *rc = copy_on_host(r);
-    return true;
+    if (r->kind == CUDA_MEMCPY_TO_DEVICE && ibx_frontend_plugin() &&
+        ibx_frontend_host_memory_used(r->from, n))
+        *rc = ibx_frontend_wait_in_order(stream);
+    return *rc;
 }
 
 /* A copy to or from managed memory is made as one within the device, for which CUDA does not wait.
@@ -421,8 +427,6 @@ static int copy_rows_behind(const struct rows *r, void *stream)
 {
     if (!ibx_frontend_capturing() || r->kind == CUDA_MEMCPY_ON_DEVICE)
         return copy_rows(r);
-    if (r->kind == CUDA_MEMCPY_ON_HOST)
-        return copy_on_host(r);
     int rc = CUDA_SUCCESS;
     for (size_t i = 0; i < r->height && !rc; i++)
         rc = cudaMemcpyAsync((char *)r->to + i * r->to_pitch,
