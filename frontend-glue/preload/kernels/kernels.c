@@ -620,10 +620,11 @@ static int launch_now(const void *function, const struct launch_config *config, 
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     /* GVirtuS makes the first launch if it can, unless the arguments have to be inspected */
     const bool here =
-        way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any()));
+        !config->count &&
+        (way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any())));
     if (here && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
-    if (way == BY_REQUEST || way == IN_ITS_PLACE)
+    if (config->count || way == BY_REQUEST || way == IN_ITS_PLACE)
         return ibx_frontend_launch_ours(config, function, arguments);
     if (plugin)
         plugin->unseen(unseen);

@@ -202,7 +202,6 @@ static int launch_ours(const struct launch_config *config, const void *function,
     if (!rc && known && !ibx_frontend_request_room(&e, 8))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc) {
-        ibx_frontend_stream_used(config->stream);
         ibx_frontend_device_used();
         if (known) {
             ibx_put_u64(&e.body, (uintptr_t)config->stream);
@@ -210,7 +209,6 @@ static int launch_ours(const struct launch_config *config, const void *function,
         } else {
             rc = ibx_frontend_request_make(&e, NULL, 0);
         }
-        ibx_frontend_stream_worked(config->stream);
     }
     ibx_frontend_request_free(&e);
     return rc;
@@ -237,8 +235,7 @@ int cudaLaunchKernelExC(const struct launch_config *config, const void *function
     if (!config || (config->count && !config->attributes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_launch_unseen();
-    return config->count ? ibx_frontend_launch_ours(config, function, arguments)
-                         : ibx_frontend_launch(function, config, arguments, false);
+    return ibx_frontend_launch(function, config, arguments, false);
 }
 
 int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
