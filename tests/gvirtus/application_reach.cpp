@@ -153,6 +153,27 @@ bool is_replaced(std::uint64_t address, std::uint64_t page)
     return true;
 }
 
+// How a copy to the device is made.
+enum class Made {
+    at_once,
+    behind_function,
+    by_graph,
+};
+
+bool is_copied_by_graph(char *to, const std::vector<char> &from, void *stream)
+{
+    void *graph = nullptr, *exec = nullptr;
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(cudaMemcpyAsync(to, from.data(), from.size(), H2D, stream) == 0);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
+    REQUIRE((preloaded<int(void **, void *, unsigned long long)>("cudaGraphInstantiate")(
+                 &exec, graph, 0) == 0));
+    REQUIRE(preloaded<int(void *, void *)>("cudaGraphLaunch")(exec, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    return HOLDS(preloaded<int(void *)>("cudaGraphExecDestroy")(exec) == 0 &&
+                 preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0);
+}
+
 // A copy that has to come after a function of the host, which ends when this call has returned.
 bool is_copied_behind_function(char *device, const std::vector<char> &object, void *stream)
 {
@@ -169,18 +190,36 @@ bool is_copied_behind_function(char *device, const std::vector<char> &object, vo
     return HOLDS(rc == 0 && cudaStreamSynchronize(stream) == 0);
 }
 
-// A kernel may find an address in an object that was copied to the device, or in a variable there.
-bool is_found_in_copies(char *device, void *stream)
+bool is_copied(char *device, const std::vector<char> &object, Made made, void *stream)
 {
-    for (const std::size_t n : {std::size_t{24}, std::size_t{8192}, std::size_t{32}}) {
+    if (made == Made::by_graph)
+        return is_copied_by_graph(device, object, stream);
+    if (made == Made::behind_function)
+        return is_copied_behind_function(device, object, stream);
+    return HOLDS(cudaMemcpy(device, object.data(), object.size(), H2D) == 0);
+}
+
+// A kernel may find an address in an object that was copied to the device, or in a variable there.
+bool is_found_in_copies(char *device, void *stream, bool by_graph)
+{
+    const struct {
+        std::size_t n;
+        Made made;
+    } copies[] = {{24, Made::at_once},
+                  {8192, Made::at_once},
+                  {32, Made::behind_function},
+                  {24, Made::by_graph},
+                  {8192, Made::by_graph}};
+    for (const auto &[n, made] : copies) {
+        if (made == Made::by_graph && !by_graph)
+            continue;
         char *memory = page_locked(bytes_each);
         const auto address = reinterpret_cast<std::uint64_t>(memory);
         const std::uint64_t named = address + 100;
         std::vector<char> object(n);
         std::memcpy(object.data() + n - sizeof(named), &named, sizeof(named));
         REQUIRE(memory && (!over_shm || offset_in_back_end(address) == ~0ull));
-        REQUIRE(n == 32 ? is_copied_behind_function(device, object, stream)
-                        : cudaMemcpy(device, object.data(), n, H2D) == 0);
+        REQUIRE(is_copied(device, object, made, stream));
         REQUIRE(!over_shm || (offset_in_back_end(address) != ~0ull) == (n < 4096));
         REQUIRE(cudaFreeHost(memory) == 0);
     }
@@ -243,7 +282,7 @@ bool kernels_and_page_locked()
         REQUIRE(rc == 0 && (!reached() || device_has(device + bytes_each, bytes.data(), n)));
     }
     REQUIRE(!reached() || goes_on(device, stream));
-    REQUIRE(!reached() || is_found_in_copies(device, stream));
+    REQUIRE(!reached() || is_found_in_copies(device, stream, taken));
     std::memset(from, 1, 1);
     REQUIRE(is_seen_at_once(word, from));
     REQUIRE(!reached() || is_refused(to));

@@ -150,6 +150,8 @@ static struct ibx_launch_copy prepare(const struct prepared *launch, uint64_t nu
         made.use = IBX_COPY_AWAITED;
     else
         made.use = (made.taken = take(launch, copy)) ? IBX_COPY_TAKEN : IBX_COPY_UNTAKEN;
+    if (made.taken && ibx_frontend_host_any())
+        ibx_frontend_copied_reach(made.taken->bytes, made.taken->n);
     return made;
 }
 
