@@ -389,8 +389,8 @@ bool for_room(char *device, void *stream)
     Gate gate, last;
     void *fills = waits_and_copies(&gate, copy_of(large, first.data(), most, H2D)),
          *exec = waits_and_copies(&last, copy_of(device, second.data(), n, H2D));
+    REQUIRE(fills && launch(fills, stream) == 0); // the test's limit ends it if that waits
     Opener opener(&gate);
-    REQUIRE(fills && launch(fills, stream) == 0 && !gate.flag);
     REQUIRE(returns_at_once(exec, stream, &last, second.data(), n));
     opener.memory_is_changed();
     REQUIRE(device_has(device, all('l', n).data(), n));

@@ -326,6 +326,16 @@ bool asks_once(Scene &s, void *stream)
     return HOLDS(few && calls_of(s, stream, false, 10) == few);
 }
 
+// Whether the work that this stream was given last has not begun, since it comes after other work.
+bool comes_after_other_work(void *stream)
+{
+    int rc;
+    while ((rc = cudaStreamQuery(stream)) == 600 &&
+           !stub_remote()->stream_waits(reinterpret_cast<std::uintptr_t>(stream)))
+        std::this_thread::yield();
+    return rc == 600;
+}
+
 // A prefetch is work of its stream: in the legacy one it orders blocking streams, as any other.
 bool prefetch_between(const Scene &s, void *first, void *second)
 {
@@ -338,10 +348,9 @@ bool prefetch_between(const Scene &s, void *first, void *second)
     REQUIRE(managed && cudaDeviceSynchronize() == 0);
     std::memset(s.memory, before, bytes);
     REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(first, write_behind_gate, &gate) == 0);
-    bool waits = prefetch(managed, bytes, device, 0, nullptr) == 0 &&
-                 cudaMemsetAsync(s.device, set, bytes, second) == 0;
-    for (int i = 0; i < 200 && waits; i++)
-        waits = cudaStreamQuery(second) == 600;
+    const bool waits = prefetch(managed, bytes, device, 0, nullptr) == 0 &&
+                       cudaMemsetAsync(s.device, set, bytes, second) == 0 &&
+                       comes_after_other_work(second);
     gate.returned = true;
     REQUIRE(cudaStreamSynchronize(second) == 0 && waits && s.memory[bytes - 1] == written);
     return HOLDS(cudaFree(managed) == 0);
@@ -443,9 +452,8 @@ bool comes_between(const Scene &s, const Between &what, void *first, void *secon
     });
     const bool made = stub_launch(s.device, s.from, bytes, first) == 0 &&
                       made_beside(what, apart, mode, host.data(), managed);
-    bool waits = open == what.of_host && cudaMemsetAsync(s.device, set, bytes, second) == 0;
-    for (int i = 0; i < 200 && waits && !what.of_host; i++)
-        waits = cudaStreamQuery(second) == 600;
+    const bool waits = open == what.of_host && cudaMemsetAsync(s.device, set, bytes, second) == 0 &&
+                       (what.of_host || comes_after_other_work(second));
     gate.returned = true;
     opens.join();
     if (!made || !waits)

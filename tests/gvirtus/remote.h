@@ -134,6 +134,11 @@ class Remote : public FrontEnd
     void hold_stream(std::uint64_t stream) { call("cudaTestHoldStream", Body().u64(stream)); }
     // By its name, it gives the device no work, and so waits for no managed memory.
     void release_stream(std::uint64_t stream) { call("cudaStreamTestRelease", Body().u64(stream)); }
+    // Whether the next work of this stream, which it has been given, waits for other work.
+    bool stream_waits(std::uint64_t stream)
+    {
+        return value("cudaStreamTestWaits", Body().u64(stream)) == 1;
+    }
     // The back end's thread has no context, as before its first call on a device.
     bool lose_context() { return !call("cudaTestNoContext", Body()); }
     // False: this is a real driver, to which nothing can be injected.

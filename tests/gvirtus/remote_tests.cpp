@@ -132,6 +132,8 @@ const Calls test_calls = {
          f.app->release_stream(f.pointer());
          return 0;
      }},
+    {"cudaStreamTestWaits",
+     [](Frame &f) { return answer_number(f, f.app->stream_waits(f.pointer())); }},
     // Of GVirtuS, not of a kernel.
     {"cudaTestSay",
      [](Frame &) -> int {

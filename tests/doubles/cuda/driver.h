@@ -92,6 +92,8 @@ void ibx_double_hold_linker(bool held);
 void ibx_double_hold_stream(void *stream);
 /* Releases this stream. */
 void ibx_double_release_stream(void *stream);
+/* Whether the next work of this stream has been submitted, and waits for other work. */
+bool ibx_double_stream_waits(void *stream);
 /* As if a kernel had printed that: the next call that waits writes it to `stdout`; 64 KiB at a
  * time. */
 void ibx_double_print(const char *text);

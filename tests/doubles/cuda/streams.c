@@ -259,6 +259,15 @@ void note_beside_functions(void)
     stats.beside_functions += in_functions != 0;
 }
 
+EXPORT bool ibx_double_stream_waits(void *handle)
+{
+    pthread_mutex_lock(&mutex);
+    const struct stream *stream = stream_of(handle);
+    const bool waits = stream->first && !runnable(stream, stream->first);
+    leave(0);
+    return waits;
+}
+
 /* A stream that was destroyed, or a new one: CUDA has as many streams as memory has room for. */
 static struct stream *unused_stream(void)
 {
