@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Programs, libraries and modules of Python with a statically linked CUDA runtime.
+#include "tests/fixtures/island.h"
 #include "tests/gvirtus/frontend_scene.h"
 
 #include <cstring>
