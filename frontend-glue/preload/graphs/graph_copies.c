@@ -32,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *copies; /* a tree (tsearch(3)) of struct ibx_host_copy */
 
 /* Copies that come after a host function in a stream. Each is a graph of one node, which is
- * launched again for an equal copy. */
+ * launched again for an equal copy in the same stream. */
 #define BEHIND       64u
 #define BEHIND_BYTES ((size_t)256 << 20) /* bytes of all of them, in slots of the back end */
 static struct behind {
@@ -99,10 +99,8 @@ static struct ibx_host_copy *find_or_make(const struct ibx_host_copy *wanted)
         found = tsearch(made, &copies, compare);
     }
     struct ibx_host_copy *copy = found ? *found : NULL;
-    pthread_mutex_unlock(&lock); /* a fork waits for this lock, and must not wait for a copy */
-    if (copy)
-        ibx_host_copy_wanted(copy);
-    else
+    pthread_mutex_unlock(&lock);
+    if (!copy)
         free(made);
     return copy;
 }
@@ -223,11 +221,8 @@ static bool is_over(const struct behind *b)
 static void forget_reset(void)
 {
     const unsigned now = ibx_host_copies_resets();
-    while (now != behind_resets && behind_count) {
-        const struct behind gone = take_behind(behind_count - 1);
-        if (is_over(&gone))
-            ibx_host_copy_give_back(gone.copy);
-    }
+    while (now != behind_resets && behind_count)
+        take_behind(behind_count - 1);
     behind_resets = now;
 }
 
@@ -243,13 +238,6 @@ static bool find_behind(const struct ibx_host_copy *copy, struct behind *found)
     return there;
 }
 
-/* Called under the lock. Destroys one whose launches are complete. */
-static void end_behind(struct behind over)
-{
-    cudaGraphExecDestroy(over.exec);
-    ibx_host_copy_give_back(over.copy);
-}
-
 /* Called under the lock. Destroys those whose launches are complete, except in a stream that waits
  * for a host function: the driver may wait there for the rest of the stream. */
 static void drop_behind(void)
@@ -258,7 +246,7 @@ static void drop_behind(void)
         if (!is_over(&behind[i]) || ibx_frontend_host_waits(behind[i].stream))
             i++;
         else
-            end_behind(take_behind(i));
+            cudaGraphExecDestroy(take_behind(i).exec);
     }
 }
 
@@ -306,59 +294,51 @@ static bool try_behind(struct ibx_host_copy *copy, struct behind *made)
     return false;
 }
 
-/* Called under the lock. A completed copy of as many taken bytes to the same place; NULL: there is
- * none. */
-static struct ibx_host_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
+/* The copy as it is in a graph of the stream's own: CUDA makes launches of one graph wait for each
+ * other, also in different streams. A copy of one row does not use the height of the memory, which
+ * the back end is not sent either. Without an address the bytes are those that a launch has. */
+static struct ibx_cuda_memcpy3d within_stream(const struct ibx_cuda_memcpy3d *p, bool takes,
+                                              const void *stream)
 {
-    int device = -1;
-    for (unsigned i = 0; i < behind_count && !cudaGetDevice(&device); i++) {
-        struct ibx_host_copy *copy = behind[i].copy;
-        if (copy->taken && copy->device == device && copy->parameters.to.at == p->to.at &&
-            ibx_host_copy_bytes(&copy->bytes) == ibx_host_copy_bytes(p) && is_over(&behind[i]))
-            return copy;
-    }
-    return NULL;
+    static _Thread_local char own;
+    struct ibx_cuda_memcpy3d all = *p;
+    struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &all.from : &all.to;
+    host->y = (uintptr_t)(stream == CUDA_STREAM_PER_THREAD ? &own : stream);
+    host->at = takes ? NULL : host->at;
+    return all;
 }
 
-/* Called under the lock. The copy, with the bytes that the memory has now; NULL: there is no
- * memory. */
-static struct ibx_host_copy *take_bytes(const struct ibx_cuda_memcpy3d *p)
-{
-    struct ibx_cuda_memcpy3d own = *p;
-    int code;
-    struct ibx_host_copy *copy = find_taken(p);
-    if (!copy && (own.from.at = malloc(ibx_host_copy_bytes(p))) && (copy = copy_of(&own, &code)))
-        copy->taken = own.from.at;
-    else if (!copy)
-        free(own.from.at);
-    if (copy)
-        memcpy(copy->taken, p->from.at, ibx_host_copy_bytes(p));
-    return copy;
-}
-
-bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *parameters, bool takes,
-                                    void *stream, int *rc)
+/* Called under the lock. False: there is no graph for this copy. */
+static bool launch_behind(struct ibx_host_copy *copy, struct ibx_launch_copy *bytes, void *stream,
+                          int *rc)
 {
     struct behind b;
+    if (!find_behind(copy, &b) && !try_behind(copy, &b))
+        return false;
+    const unsigned called = atomic_load(&copy->called);
+    *rc = ibx_frontend_launch_later(b.exec, stream, copy->number, bytes);
+    b.stream = stream;
+    if (!*rc)
+        b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;
+    put_behind(&b);
+    return true;
+}
+
+bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *p, bool takes, void *stream,
+                                    int *rc)
+{
+    const struct ibx_host_copy now = {.bytes = *p};
+    const struct ibx_cuda_memcpy3d planes = within_stream(p, takes, stream);
+    struct ibx_launch_copy bytes = {IBX_COPY_LATER, NULL};
     int code;
+    if (takes && !(bytes.taken = ibx_launch_bytes_take(&now)))
+        return false;
+    bytes.use = takes ? IBX_COPY_TAKEN : IBX_COPY_LATER;
     pthread_mutex_lock(&behind_lock);
     forget_reset();
-    struct ibx_host_copy *copy = takes ? take_bytes(parameters) : copy_of(parameters, &code);
-    if (!copy) {
-        pthread_mutex_unlock(&behind_lock);
-        return false;
-    }
-    const bool there = find_behind(copy, &b) || try_behind(copy, &b);
-    if (there) {
-        const unsigned called = atomic_load(&copy->called);
-        *rc = ibx_frontend_launch_later(b.exec, stream);
-        b.stream = stream;
-        if (!*rc)
-            b.due = ((int)(b.due - called) > 0 ? b.due : called) + 1;
-        put_behind(&b);
-    } else if (takes) {
-        ibx_host_copy_give_back(copy);
-    }
+    struct ibx_host_copy *copy = copy_of(&planes, &code);
+    const bool made = copy && launch_behind(copy, &bytes, stream, rc);
     pthread_mutex_unlock(&behind_lock);
-    return there;
+    ibx_launch_bytes_free(bytes.taken); /* that no function has got */
+    return made;
 }

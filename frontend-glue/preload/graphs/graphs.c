@@ -401,17 +401,7 @@ static int launch_plain(void *exec, void *stream)
     return rc;
 }
 
-static int launch_later(const uint64_t *numbers, size_t count, void *stream,
-                        int (*go)(void *exec, void *stream), void *exec)
-{
-    struct ibx_launch made = {.numbers = numbers, .count = count};
-    return ibx_frontend_host_launch(&made, stream, go, exec);
-}
-
-/* `with`: launches a graph that calls functions of this process. */
-static int launch_with(void *exec, void *stream,
-                       int (*with)(const uint64_t *numbers, size_t count, void *stream,
-                                   int (*go)(void *exec, void *stream), void *exec))
+int cudaGraphLaunch(void *exec, void *stream)
 {
     size_t count = 0;
     int rc = ibx_frontend_graph_reach();
@@ -423,8 +413,9 @@ static int launch_with(void *exec, void *stream,
     uint64_t *numbers = numbers_of(exec, &count);
     if (count && !numbers)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    rc = !count || ibx_frontend_captures(stream) ? launch(exec, stream)
-                                                 : with(numbers, count, stream, launch, exec);
+    rc = !count || ibx_frontend_captures(stream)
+             ? launch(exec, stream)
+             : ibx_frontend_copies_launch(numbers, count, stream, launch, exec);
     free(numbers);
     if (!rc)
         ibx_frontend_objects_launched(exec, stream);
@@ -432,14 +423,11 @@ static int launch_with(void *exec, void *stream,
     return rc;
 }
 
-int cudaGraphLaunch(void *exec, void *stream)
+int ibx_frontend_launch_later(void *exec, void *stream, uint64_t number,
+                              struct ibx_launch_copy *copy)
 {
-    return launch_with(exec, stream, ibx_frontend_copies_launch);
-}
-
-int ibx_frontend_launch_later(void *exec, void *stream)
-{
-    return launch_with(exec, stream, launch_later);
+    struct ibx_launch made = {.numbers = &number, .count = 1, .copies = copy};
+    return ibx_frontend_host_launch(&made, stream, launch, exec);
 }
 
 /* ------------------------------------------------------------------------ what is in a graph */

@@ -37,9 +37,11 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
-/* cudaGraphLaunch(), except that it waits for no copy, and the graph reads all memory of this
- * process when it gets there. */
-int ibx_frontend_launch_later(void *exec, void *stream);
+/* Launches a graph of this library's with one copy, which function `number` makes, and does not
+ * wait for it. The function gets what `copy` has taken. */
+struct ibx_launch_copy;
+int ibx_frontend_launch_later(void *exec, void *stream, uint64_t number,
+                              struct ibx_launch_copy *copy);
 /* In an executable graph, has a node call function `number` from now on. `before`: the number that
  * the node in the graph calls. Returns a CUDA error. */
 int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before,
@@ -88,7 +90,8 @@ bool ibx_frontend_slot_made(struct extension_request *own, void *out, size_t n, 
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
 /* Makes a copy of one row between host and device in the order of the stream, without waiting. The
  * host memory is read when the stream gets there or, if `takes` is set, before the call returns;
- * `takes` is for few bytes. False: it cannot be made so, and nothing was done. */
+ * `takes` is for few bytes. False: it cannot be made so, or there is no room for what is taken, and
+ * nothing was done. */
 bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, bool takes, void *stream,
                                     int *rc);
 /* Ends completed copies of this kind if there are many, to make room for others. Those in a stream

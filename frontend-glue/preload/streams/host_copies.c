@@ -21,8 +21,6 @@
 #define PIECE        ((size_t)1 << 19)  /* bytes of a slot in one request, as a message may have */
 #define TAKEN_MOST   ((size_t)16 << 20) /* bytes that launches have taken; CUDA: about 2 MiB */
 
-/* Protects taken bytes: a back end may name a function that no graph calls any more. */
-static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct streams {
     void *of[IBX_HOST_COPY_DEVICES];
     unsigned resets_seen;
@@ -35,7 +33,6 @@ static _Atomic size_t taken_bytes; /* by launches */
 
 static void in_child(void)
 {
-    pthread_mutex_init(&taken_lock, NULL);
     memset(&functions, 0, sizeof(functions));
     atomic_store(&slots, false);
     atomic_store(&failure, 0);
@@ -205,6 +202,11 @@ struct ibx_host_span ibx_host_copy_writes(const struct ibx_cuda_memcpy3d *p)
     return span_of(&p->to, &p->to_at, &p->extent);
 }
 
+static const struct ibx_cuda_pitched *host_side(const struct ibx_cuda_memcpy3d *p)
+{
+    return p->kind == CUDA_MEMCPY_TO_DEVICE ? &p->from : &p->to;
+}
+
 static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
 {
     return p->kind == CUDA_MEMCPY_TO_DEVICE ? row_of(&p->from, &p->from_at, y, z)
@@ -214,7 +216,7 @@ static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
 /* Whether the rows are contiguous. */
 static bool is_whole(const struct ibx_cuda_memcpy3d *p)
 {
-    const struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &p->from : &p->to;
+    const struct ibx_cuda_pitched *host = host_side(p);
     const struct ibx_cuda_extent *e = &p->extent;
     return (e->height * e->depth == 1 || host->pitch == e->width) &&
            (e->depth == 1 || host->y == e->height);
@@ -315,32 +317,11 @@ static int exchange_rows(const struct ibx_host_copy *copy)
 void ibx_host_copy_exchange(void *argument)
 {
     struct ibx_host_copy *copy = argument;
-    pthread_mutex_lock(&taken_lock);
-    const bool taken = copy->taken, gone = copy->gone;
-    if (!taken)
-        pthread_mutex_unlock(&taken_lock);
-    const int rc = gone ? CUDA_UNKNOWN : exchange_rows(copy);
-    if (taken)
-        pthread_mutex_unlock(&taken_lock);
+    /* A back end may name a function for which no launch has bytes. */
+    const int rc = host_side(&copy->bytes)->at ? exchange_rows(copy) : CUDA_UNKNOWN;
     atomic_fetch_add(&copy->called, 1);
     if (rc)
         note_failure(rc);
-}
-
-void ibx_host_copy_wanted(struct ibx_host_copy *copy)
-{
-    pthread_mutex_lock(&taken_lock);
-    copy->gone = false;
-    pthread_mutex_unlock(&taken_lock);
-}
-
-void ibx_host_copy_give_back(struct ibx_host_copy *copy)
-{
-    pthread_mutex_lock(&taken_lock);
-    copy->gone = copy->taken;
-    free(copy->taken);
-    copy->taken = NULL;
-    pthread_mutex_unlock(&taken_lock);
 }
 
 void ibx_host_copies_by_slots(void)

@@ -9,7 +9,7 @@
 #define IBX_HOST_COPY_DEVICES 64 /* devices with higher numbers have no such copies */
 
 struct ibx_host_copy {
-    struct ibx_cuda_memcpy3d parameters;
+    struct ibx_cuda_memcpy3d parameters; /* host memory at NULL: a launch has the bytes */
     struct ibx_cuda_memcpy3d bytes; /* the same with this side's columns and the width in bytes */
     int device;                     /* the device that was current */
     bool pageable; /* this side's memory was pageable when the copy was requested; or both sides are
@@ -17,8 +17,6 @@ struct ibx_host_copy {
     _Atomic uint64_t number; /* of the function that copies between the slot and this memory, in the
                                 process that has requested it; 0: none yet */
     atomic_uint called;      /* how often the function was called */
-    uint8_t *taken; /* the bytes that the call has taken; only for copies after a host function */
-    bool gone;      /* the bytes were freed, and nobody has requested such a copy since */
 };
 
 /* Of a copy in bytes. */
@@ -41,10 +39,6 @@ struct ibx_launch_bytes *ibx_launch_bytes_take(const struct ibx_host_copy *copy)
  * copies between the slot and this process's memory. */
 void ibx_host_copy_make(void *copy);
 void ibx_host_copy_exchange(void *copy);
-/* The copy was requested again, after its bytes may have been freed. */
-void ibx_host_copy_wanted(struct ibx_host_copy *copy);
-/* Frees the bytes that the copy has taken, if any. */
-void ibx_host_copy_give_back(struct ibx_host_copy *copy);
 /* The back end has slots: it may send bytes with the message that a function is to be called. */
 void ibx_host_copies_by_slots(void);
 /* How often a device was reset. */

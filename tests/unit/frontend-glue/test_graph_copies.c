@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Copies in graphs whose bytes the preload has taken. If a back end names the function of such a
- * copy after the bytes were freed, it gets none of what is in that memory now. */
+ * copy after the bytes were freed, nothing is copied. Copies in different streams do not wait for
+ * each other. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/device_objects.h"
@@ -23,8 +24,10 @@
 
 /* ------------------------------------------------------------ replaced functions of other files */
 
-static struct host_node named; /* the function that was requested last */
-static unsigned copies;
+static struct host_node named;         /* the function that was requested last */
+static struct ibx_launch_bytes *given; /* what the last launch has taken for it */
+static const void *launched;           /* the last executable graph */
+static unsigned copies, made;
 static uint8_t seen;
 static size_t length; /* of the last copy */
 
@@ -82,8 +85,10 @@ int cudaGraphCreate(void **graph, unsigned flags)
 
 int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags)
 {
-    (void)flags;
-    *exec = graph;
+    static char executables[64];
+    (void)graph, (void)flags;
+    assert_true(made < sizeof(executables));
+    *exec = executables + made++;
     return 0;
 }
 
@@ -93,9 +98,14 @@ int cudaGetDevice(int *device)
     return 0;
 }
 
-int ibx_frontend_launch_later(void *exec, void *stream)
+int ibx_frontend_launch_later(void *exec, void *stream, uint64_t number,
+                              struct ibx_launch_copy *copy)
 {
-    (void)exec, (void)stream;
+    (void)stream;
+    assert_true(number);
+    launched = exec;
+    given = copy->taken;
+    copy->taken = NULL;
     return 0;
 }
 
@@ -177,11 +187,22 @@ static struct ibx_cuda_memcpy3d copy_to_device(void *from, uint64_t device)
                                       .kind = CUDA_MEMCPY_TO_DEVICE};
 }
 
+/* As when the back end names the function. */
+static void call(struct host_node function)
+{
+    if (given)
+        ibx_frontend_graph_give(function.argument, given);
+    else
+        function.function(function.argument);
+    ibx_launch_bytes_free(given);
+    given = NULL;
+}
+
 /* Whether the named function copies data that starts with this byte. */
 static bool copies_byte(uint8_t byte)
 {
     const unsigned before = copies;
-    named.function(named.argument);
+    call(named);
     return copies != before && seen == byte;
 }
 
@@ -201,7 +222,7 @@ static void freed_bytes_are_not_copied(void **state)
     assert_true(ibx_frontend_graph_copy_behind(&other, false, NULL, &rc));
     named = taken;
     const unsigned before = copies;
-    named.function(named.argument);
+    call(named);
     assert_int_equal(copies, before);
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
 }
@@ -222,6 +243,71 @@ static void memory_of_the_program(void **state)
     assert_true(ibx_frontend_graph_copy_behind(&other, false, NULL, &rc));
     named = own;
     assert_true(copies_byte(7));
+}
+
+/* The executable graph in which this copy is launched. */
+static const void *launched_for(bool takes, void *stream)
+{
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x8000);
+    int rc = -1;
+    assert_true(ibx_frontend_graph_copy_behind(&copy, takes, stream, &rc));
+    assert_int_equal(rc, 0);
+    ibx_launch_bytes_free(given);
+    given = NULL;
+    return launched;
+}
+
+static void *launch_in_own(void *takes)
+{
+    return (void *)(uintptr_t)launched_for(takes, CUDA_STREAM_PER_THREAD);
+}
+
+/* CUDA runs the launches of one executable graph one after the other, in whatever streams. */
+static void streams_have_graphs_apart(void **state)
+{
+    char one, other;
+    (void)state;
+    for (unsigned takes = 0; takes < 2; takes++) {
+        pthread_t thread;
+        void *of_other = NULL;
+        const void *first = launched_for(takes, &one);
+        assert_ptr_equal(launched_for(takes, &one), first);
+        assert_ptr_not_equal(launched_for(takes, &other), first);
+        assert_ptr_equal(launched_for(takes, &one), first);
+        first = launched_for(takes, CUDA_STREAM_PER_THREAD);
+        assert_int_equal(pthread_create(&thread, NULL, launch_in_own, takes ? &one : NULL), 0);
+        assert_int_equal(pthread_join(thread, &of_other), 0);
+        assert_ptr_not_equal(of_other, first);
+    }
+}
+
+#define MANY (64u << 10) /* bytes of a copy */
+
+/* When launches have taken as much as they may, another copy is not made this way until some of it
+ * is free. It needs no more graphs for copies that wait at once. */
+static void takes_no_more_than_there_is_room(void **state)
+{
+    static uint8_t much[MANY];
+    static struct ibx_launch_bytes *all[1024];
+    struct ibx_cuda_memcpy3d copy = copy_to_device(much, 0x9000);
+    const unsigned before = made;
+    unsigned n = 0;
+    int rc = -1;
+    (void)state;
+    copy.extent.width = MANY;
+    for (; n < 1024 && ibx_frontend_graph_copy_behind(&copy, true, NULL, &rc); n++) {
+        all[n] = given;
+        assert_non_null(given);
+        assert_int_equal(rc, 0);
+        assert_int_equal(made, before + 1);
+    }
+    assert_int_equal(n, (16u << 20) / MANY);
+    ibx_launch_bytes_free(all[--n]);
+    assert_true(ibx_frontend_graph_copy_behind(&copy, true, NULL, &rc));
+    ibx_launch_bytes_free(given);
+    given = NULL;
+    while (n)
+        ibx_launch_bytes_free(all[--n]);
 }
 
 /* An array gets the number of one that had shorter elements: a copy to it has more bytes. */
@@ -315,9 +401,13 @@ static void devices_that_are_not_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(devices_that_are_not_there), cmocka_unit_test(freed_bytes_are_not_copied),
-        cmocka_unit_test(memory_of_the_program),      cmocka_unit_test(arrays_of_one_number),
+        cmocka_unit_test(devices_that_are_not_there),
+        cmocka_unit_test(freed_bytes_are_not_copied),
+        cmocka_unit_test(memory_of_the_program),
+        cmocka_unit_test(arrays_of_one_number),
         cmocka_unit_test(a_child_has_the_copies),
+        cmocka_unit_test(streams_have_graphs_apart),
+        cmocka_unit_test(takes_no_more_than_there_is_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
