@@ -607,6 +607,7 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
     if (is_nothing(c))
         return 0;
     const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;
+    const bool in_own = ibx_math_handle_is_in_own(c->type, c->handle);
     const bool known = ibx_math_handle_end(c->type, c->handle);
     if (vector >= 0)
         ibx_math_vector_ended(c->handle);
@@ -615,6 +616,8 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
         return 0;
     if (status && known)
         ibx_math_handle_set(c->type, c->handle, is);
+    if (status && in_own)
+        ibx_math_handle_selects(c->type, c->handle, CUDA_STREAM_PER_THREAD);
     if (status && vector >= 0)
         ibx_math_vector_made(c->handle, vector);
     return theirs || status != c->statuses->not_initialized ? status : status_of_none(c);

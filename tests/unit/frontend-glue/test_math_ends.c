@@ -47,6 +47,7 @@ static void begin(bool again, int status)
 {
     ibx_math_vector_made(VECTOR, SINGLE);
     assert_true(ibx_math_handle_set(IBX_MATH_SPARSE, SPARSE, IBX_MATH_ON_DEVICE));
+    ibx_math_handle_selects(IBX_MATH_SPARSE, SPARSE, CUDA_STREAM_PER_THREAD);
     comes_again = again;
     answer = status;
 }
@@ -59,6 +60,7 @@ static void nothing_is_known_after_the_end(void **state)
     assert_int_equal(end_handle(), 0);
     assert_int_equal(ibx_math_vector_type(VECTOR), -1);
     assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_USUAL);
+    assert_false(ibx_math_handle_is_in_own(IBX_MATH_SPARSE, SPARSE));
 }
 
 static void another_handle_has_its_number(void **state)
@@ -79,6 +81,7 @@ static void handle_that_was_not_destroyed(void **state)
     assert_int_equal(end_handle(), REFUSED);
     assert_int_equal(ibx_math_vector_type(VECTOR), SINGLE);
     assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_ON_DEVICE);
+    assert_true(ibx_math_handle_is_in_own(IBX_MATH_SPARSE, SPARSE));
 }
 
 int main(void)
