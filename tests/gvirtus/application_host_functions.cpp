@@ -281,6 +281,36 @@ bool host_functions()
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0);
 }
 
+namespace
+{
+
+// Each of many short copies from one variable to one place has the value at its call. Work of the
+// stream that comes between them reads it.
+bool values_behind_gate(char *device, void *stream)
+{
+    constexpr unsigned many = 200;
+    std::atomic<int> flags[2] = {{0}, {0}};
+    std::vector<unsigned> seen(many);
+    char *place = device, *seen_there = device + 4096;
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, wait_for_flag, flags) == 0);
+    for (unsigned i = 0, value; i < many; i++) {
+        value = 1000 + i;
+        REQUIRE(cudaMemcpyAsync(place, &value, sizeof(value), H2D, stream) == 0);
+        value = 0;
+        REQUIRE(cudaMemcpyAsync(seen_there + i * sizeof(value), place, sizeof(value), D2D,
+                                stream) == 0);
+    }
+    REQUIRE(!flags[1]);
+    flags[0] = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+    REQUIRE(cudaMemcpy(seen.data(), seen_there, many * sizeof(unsigned), D2H) == 0);
+    for (unsigned i = 0; i < many; i++)
+        REQUIRE(seen[i] == 1000 + i);
+    return true;
+}
+
+} // namespace
+
 // A function that waits until the program has enqueued the copies behind it: as natively, no call
 // that copies waits for the function. Otherwise the test's alarm ends the test.
 bool host_functions_as_gates()
@@ -321,6 +351,7 @@ bool host_functions_as_gates()
                 REQUIRE(!std::memcmp(memory, after.data(), n));
         }
     }
+    REQUIRE(values_behind_gate(device, stream));
     return HOLDS(cudaGetLastError() == 0);
 }
 
