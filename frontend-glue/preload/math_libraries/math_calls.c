@@ -485,10 +485,10 @@ static int request(struct call *c)
 /* Whether the call may put work into the calling thread's own stream. */
 static bool works_in_own(const struct call *c)
 {
-    return c->f->use == IBX_MATH_USE_ADDS &&
-           (ibx_math_names_stream(c->f)
-                ? c->values[c->f->count - 1].p == CUDA_STREAM_PER_THREAD
-                : ibx_math_handle_is_in_own(c->type, c->handle));
+    if (c->f->use != IBX_MATH_USE_ADDS)
+        return false;
+    return ibx_math_names_stream(c->f) ? c->values[c->f->count - 1].p == CUDA_STREAM_PER_THREAD
+                                       : ibx_math_handle_is_in_own(c->type, c->handle);
 }
 
 /* `theirs`: by GVirtuS's function. */

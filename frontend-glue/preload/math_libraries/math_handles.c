@@ -20,10 +20,11 @@ static size_t count, room;    /* handles; capacity of the list */
 static atomic_size_t unusual; /* handles that are not IBX_MATH_USUAL */
 
 /* Handles whose work goes into cudaStreamPerThread. Protected by the lock. */
-static struct in_own {
+struct in_own {
     enum ibx_math_type type;
     uint64_t handle;
-} *in_own;
+};
+static struct in_own *in_own;
 static size_t in_own_room;
 static atomic_size_t in_own_count;
 
