@@ -398,7 +398,7 @@ bool copies_beside_captures()
 }
 
 // Copies of nothing are made in a capture that was invalidated, too, and invalidate none; of planes
-// only the latter.
+// only the latter. Copies from or to NULL are errors, and no part of a capture.
 bool empty_copies_in_captures()
 {
     auto *rows = preloaded<CopiesBeside::Rows>("cudaMemcpy2DAsync");
@@ -419,6 +419,10 @@ bool empty_copies_in_captures()
                 REQUIRE(cudaMemcpyAsync(kind == 0 || kind == D2H ? bytes : device,
                                         kind == 0 || kind == H2D ? bytes + 32 : device, 0, kind,
                                         stream) == 0);
+            if (!broken) {
+                REQUIRE(fails(rows(nullptr, 64, device, 64, 8, 4, D2H, stream), 1));
+                REQUIRE(fails(rows(device, 64, nullptr, 64, 8, 4, H2D, stream), 1));
+            }
             const ibx_cuda_memcpy3d none = {};
             REQUIRE(preloaded<int(const ibx_cuda_memcpy3d *, void *)>("cudaMemcpy3DAsync")(
                         &none, stream) == (broken ? 901 : 0));

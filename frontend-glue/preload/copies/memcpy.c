@@ -382,7 +382,7 @@ static int copy_rows(const struct rows *r)
                                          r->width, r->height, r->kind));
 }
 
-/* Checks the pitches and the kind as CUDA does. A single row needs no pitches. */
+/* Checks the addresses, the pitches and the kind as CUDA does. A single row needs no pitches. */
 static int check_rows(struct rows *r, int kind)
 {
     if (r->height == 1 && !r->to_pitch)
@@ -397,7 +397,8 @@ static int check_rows(struct rows *r, int kind)
         return ibx_frontend_fail(CUDA_INVALID_PITCH);
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    return narrow || is_short(r) ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+    const bool nowhere = !empty && (!r->to || !r->from);
+    return narrow || nowhere || is_short(r) ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
 }
 
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
