@@ -5,14 +5,17 @@
 //
 //   bench-overhead PLUGIN.so PRELOAD.so LIBCUDART.so shm|tcp [CALLS]
 //
-// with IBX_LIBCUDA naming libidle-cuda.so. A line for each call: microseconds, the median and the
-// least of CALLS. Page-locked memory. Both ends poll as if there were 16 processors; `chrt -f 20`
-// keeps other programs off two of them. LIMIT=d65536 makes only one kind of call, to count its
-// instructions.
+// with IBX_LIBCUDA naming libidle-cuda.so, and perhaps IBX_TEST_CUDART naming the runtime's double,
+// by which the back end makes short calls then. A line for each call: microseconds, the median and
+// the least of CALLS. Page-locked memory, if nothing else is said. Both ends poll as if there were
+// 16 processors; `chrt -f 20` keeps other programs off two of them. LIMIT=d65536 makes only one
+// kind of call, to count its instructions; those of graphs (graph1, graph200) are made only then,
+// and need libcuda-double.so, whose GPU does run kernels.
 #include "tests/gvirtus/bench_measure.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -41,53 +44,170 @@ template <typename F> F symbol(const char *name)
 
 struct Calls {
     int (*copy)(void *, const void *, std::size_t, int);
-    int (*synchronize)();
-    void *host, *device;
+    int (*launch)(void *, const void *, std::size_t, void *);
+    int (*synchronize)(), (*wait)(void *), (*query)(void *);
+    int (*record)(void *, void *), (*allocate)(void **, std::size_t), (*give_back)(void *);
+    int (*launch_graph)(void *, void *);
+    char *host, *device;
+    std::vector<char> pageable;
+    void *event, *graphs[2]; // of 1 and of 200 kernels
+};
+
+constexpr std::size_t bytes = 1 << 20;
+constexpr unsigned many = 200;
+
+int launch(const Calls &c)
+{
+    return c.launch(c.device, c.device + 64, 8, nullptr);
+}
+
+int launches_and_copy(const Calls &c)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < many; i++)
+        rc |= launch(c);
+    return rc | c.copy(c.host, c.device, 4, 2);
+}
+
+int allocation(const Calls &c)
+{
+    void *made = nullptr;
+    const int rc = c.allocate(&made, 1 << 16);
+    return rc | c.give_back(made);
+}
+
+template <int which> int graph(const Calls &c)
+{
+    return c.launch_graph(c.graphs[which], nullptr) | c.wait(nullptr);
+}
+
+template <int kind, int n> int copied(const Calls &c)
+{
+    return kind == 1 ? c.copy(c.device, c.host, n, kind) : c.copy(c.host, c.device, n, kind);
+}
+
+template <int n> int from_pageable(const Calls &c)
+{
+    return c.copy(c.device, c.pageable.data(), n, 1);
+}
+
+// What is called, by the name for LIMIT; after each of its calls that return early, `row` of them
+// are followed by a wait, which is part of their mean.
+struct Kind {
+    const char *name, *what;
+    int (*call)(const Calls &c);
+    unsigned row;
+};
+
+const Kind kinds[] = {
+    {"d4", "from the device, 4", copied<2, 4>, 1},
+    {"d65536", "from the device, 65536", copied<2, 65536>, 1},
+    {"h4", "to the device, 4", copied<1, 4>, 1},
+    {"h65536", "to the device, 65536", copied<1, 65536>, 1},
+    {"h1048576", "to the device, 1048576", copied<1, 1048576>, 1},
+    {"p4", "pageable to it, 4", from_pageable<4>, 1},
+    {"p65536", "pageable to it, 65536", from_pageable<65536>, 1},
+    {"p1048576", "pageable to it, 1048576", from_pageable<1048576>, 1},
+    {"s", "cudaDeviceSynchronize", [](const Calls &c) { return c.synchronize(); }, 1},
+    {"launch", "launch, in a row", launch, many},
+    {"wait", "launch + wait", [](const Calls &c) { return launch(c) | c.wait(nullptr); }, 1},
+    {"on-host", "launch + copy on host",
+     [](const Calls &c) { return launch(c) | c.copy(c.host, c.host + 64, 64, 0); }, 1},
+    {"launches", "200 launches + 4 B back", launches_and_copy, 1},
+    {"record", "cudaEventRecord", [](const Calls &c) { return c.record(c.event, nullptr); }, many},
+    {"query", "cudaStreamQuery, idle", [](const Calls &c) { return c.query(nullptr); }, 1},
+    {"asked", "launch + cudaStreamQuery",
+     [](const Calls &c) { return launch(c) | (c.query(nullptr) % 600); }, 1},
+    {"allocate", "cudaMalloc + cudaFree", allocation, 1},
+    {"graph1", "graph of 1 + wait", graph<0>, 1},
+    {"graph200", "graph of 200 + wait", graph<1>, 1},
 };
 
 // One function, so that a profiler can be given its name.
-__attribute__((noinline)) bool measured(const Calls &c, const char *what, std::vector<double> *all)
+__attribute__((noinline)) bool measured(const Calls &c, const Kind &kind, std::vector<double> *all)
 {
-    const std::size_t n = std::strtoul(what + 1, nullptr, 10);
     bool good = true;
     for (double &time : *all) {
         const double began = now();
-        const int rc = *what == 'd'   ? c.copy(c.host, c.device, n, 2)
-                       : *what == 'h' ? c.copy(c.device, c.host, n, 1)
-                                      : c.synchronize();
-        time = now() - began;
+        int rc = 0;
+        for (unsigned i = 0; i < kind.row; i++)
+            rc |= kind.call(c);
+        if (kind.row > 1)
+            rc |= c.synchronize();
+        time = (now() - began) / kind.row;
         good = good && !rc;
     }
     return good;
 }
 
+// A graph of so many kernels, captured.
+void *graph_of(const Calls &c, unsigned kernels)
+{
+    void *stream = nullptr, *made = nullptr, *exec = nullptr;
+    auto *instantiate =
+        symbol<int (*)(void **, void *, unsigned long long)>("cudaGraphInstantiate");
+    int rc = symbol<int (*)(void **)>("cudaStreamCreate")(&stream);
+    rc = rc ? rc : symbol<int (*)(void *, int)>("cudaStreamBeginCapture")(stream, 0);
+    for (unsigned i = 0; i < kernels && !rc; i++)
+        rc = c.launch(c.device, c.device + 64, 8, stream);
+    rc = rc ? rc : symbol<int (*)(void *, void **)>("cudaStreamEndCapture")(stream, &made);
+    rc = rc ? rc : instantiate(&exec, made, 0);
+    if (rc)
+        std::fprintf(stderr, "no graph can be captured: CUDA error %d\n", rc);
+    return exec;
+}
+
+bool prepared(Calls &c)
+{
+    auto *pinned = symbol<int (*)(void **, std::size_t)>("cudaMallocHost");
+    auto *event = symbol<int (*)(void **)>("cudaEventCreate");
+    void *host = nullptr, *device = nullptr;
+    if (c.allocate(&device, bytes) || pinned(&host, bytes) || event(&c.event))
+        return false;
+    c.host = static_cast<char *>(host);
+    c.device = static_cast<char *>(device);
+    std::memset(host, 1, bytes);
+    c.pageable.assign(bytes, 1);
+    return true;
+}
+
 int application(const char *cudart, std::size_t calls)
 {
-    constexpr std::size_t bytes = 1 << 20;
     if (!dlopen(cudart, RTLD_NOW | RTLD_GLOBAL)) {
         std::fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
     Calls c{symbol<decltype(Calls::copy)>("cudaMemcpy"),
-            symbol<decltype(Calls::synchronize)>("cudaDeviceSynchronize"), nullptr, nullptr};
-    if (symbol<int (*)(void **, std::size_t)>("cudaMalloc")(&c.device, bytes) ||
-        symbol<int (*)(void **, std::size_t)>("cudaMallocHost")(&c.host, bytes))
+            symbol<decltype(Calls::launch)>("stub_launch"),
+            symbol<decltype(Calls::synchronize)>("cudaDeviceSynchronize"),
+            symbol<decltype(Calls::wait)>("cudaStreamSynchronize"),
+            symbol<decltype(Calls::query)>("cudaStreamQuery"),
+            symbol<decltype(Calls::record)>("cudaEventRecord"),
+            symbol<decltype(Calls::allocate)>("cudaMalloc"),
+            symbol<decltype(Calls::give_back)>("cudaFree"),
+            symbol<decltype(Calls::launch_graph)>("cudaGraphLaunch"),
+            nullptr,
+            nullptr,
+            {},
+            nullptr,
+            {}};
+    if (!prepared(c))
         return 1;
-    std::memset(c.host, 1, bytes);
     const char *limit = std::getenv("LIMIT");
-    for (const char *what : {"d4", "d65536", "h4", "h65536", "s"}) {
-        std::vector<double> first(200), all(calls);
-        if (limit && std::strcmp(limit, what) != 0)
+    for (const Kind &kind : kinds) {
+        const bool of_graph = !std::strncmp(kind.name, "graph", 5);
+        if (limit ? std::strcmp(limit, kind.name) != 0 : of_graph)
             continue;
-        if (!measured(c, what, &first) || !measured(c, what, &all))
+        if (of_graph && (!(c.graphs[0] = graph_of(c, 1)) || !(c.graphs[1] = graph_of(c, many))))
             return 1;
+        const std::size_t rounds = std::max<std::size_t>(calls / kind.row, 50);
+        std::vector<double> first(std::min<std::size_t>(rounds, 200)), all(rounds);
+        if (!measured(c, kind, &first) || !measured(c, kind, &all)) {
+            std::fprintf(stderr, "%s has failed\n", kind.what);
+            return 1;
+        }
         std::sort(all.begin(), all.end());
-        std::printf("%-22s %8.3f %8.3f\n",
-                    *what == 's' ? "cudaDeviceSynchronize"
-                                 : ((*what == 'd' ? "from the device, " : "to the device, ") +
-                                    std::string(what + 1))
-                                       .c_str(),
-                    all[all.size() / 2] * 1e6, all[0] * 1e6);
+        std::printf("%-26s %8.3f %8.3f\n", kind.what, all[all.size() / 2] * 1e6, all[0] * 1e6);
     }
     std::fflush(stdout);
     _exit(0); // the destructors of GVirtuS's front ends are not to be relied on

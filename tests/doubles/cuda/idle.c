@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The double of CUDA's library, with a GPU that does nothing: copies move no bytes, and are over at
- * once. The rest is the double's. So the time of a call has no part of a GPU.
+ * The double of CUDA's library, with a GPU that does nothing: copies move no bytes, kernels are not
+ * run, and both are over at once. The rest is the double's. So the time of a call has no part of a
+ * GPU.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -19,6 +20,9 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s
 EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t n);
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n);
 EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
+EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                          void *stream, void **arguments, void **extra);
 EXPORT int cuEventRecord(void *event, void *stream);
 EXPORT int cuEventSynchronize(void *event);
 EXPORT int cuEventQuery(void *event);
@@ -52,6 +56,15 @@ int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsi
 {
     (void)stream, (void)flags;
     atomic_store((_Atomic uint32_t *)(uintptr_t)address, value);
+    return SUCCESS;
+}
+
+int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                   void *stream, void **arguments, void **extra)
+{
+    (void)kernel, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y;
+    (void)block_z, (void)shared, (void)stream, (void)arguments, (void)extra;
     return SUCCESS;
 }
 
