@@ -40,6 +40,8 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
     b->kept.n = 0;
     if (lost)
         ibx_process_lose(lost); /* before threads that wait for these go on */
+    if (at_once)
+        ibx_process_cut();
     if (at_once && ibx_session_server_gone(p->session) && (p->plain_known || p->answered))
         ibx_process_lose_all(p, lost);
     atomic_store(&p->replied, p->answered);

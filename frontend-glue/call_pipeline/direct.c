@@ -238,6 +238,11 @@ unsigned ibx_pipeline_server_ends(void)
     return ibx_process_ends();
 }
 
+unsigned ibx_pipeline_server(const struct ibx_pipeline *p)
+{
+    return ibx_process_server(p);
+}
+
 bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 {
     if (!knows(p) || p->device.current < 0)

@@ -536,6 +536,10 @@ void ibx_process_lose(uint64_t requests);
 void ibx_process_lose_all(const struct ibx_pipeline *pipeline, bool told);
 /* The end of how many server processes was noticed. */
 unsigned ibx_process_ends(void);
+/* A session has ended, and not because its thread did. */
+void ibx_process_cut(void);
+/* See ibx_pipeline_server(). */
+unsigned ibx_process_server(const struct ibx_pipeline *pipeline);
 /* How often errors of the last two kinds have come. */
 unsigned ibx_process_losses(void);
 /* How many of these some thread was told of; threads that begin later are not told of those. */

@@ -114,6 +114,9 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, unsigned answere
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *pipeline, int *error);
 /* The end of how many server processes was noticed so far, by any thread. */
 unsigned ibx_pipeline_server_ends(void);
+/* Another number than before if what the server had made for this process may be gone, as far as
+ * this thread's session and broken ones tell. */
+unsigned ibx_pipeline_server(const struct ibx_pipeline *pipeline);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
 bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
 bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);

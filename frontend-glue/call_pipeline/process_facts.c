@@ -8,7 +8,7 @@
 
 #include "common/log.h"
 
-static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told_losses;
+static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told_losses, cuts;
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
@@ -232,6 +232,31 @@ static struct {
     uint64_t server, its_namespace;
     unsigned ends;
 } gone = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void ibx_process_cut(void)
+{
+    atomic_fetch_add(&cuts, 1);
+}
+
+/* What a server process has made for this one is gone with it, and may be gone with a session. */
+unsigned ibx_process_server(const struct ibx_pipeline *p)
+{
+    static uint64_t server, its_namespace; /* of the last session that was asked about */
+    static unsigned ends, cut, number;
+    uint64_t now_namespace = 0;
+    const uint64_t now = ibx_session_process(p->session, &now_namespace);
+    pthread_mutex_lock(&gone.lock);
+    const unsigned cut_now = atomic_load(&cuts);
+    number +=
+        now != server || now_namespace != its_namespace || gone.ends != ends || cut_now != cut;
+    server = now;
+    its_namespace = now_namespace;
+    ends = gone.ends;
+    cut = cut_now;
+    const unsigned answer = number;
+    pthread_mutex_unlock(&gone.lock);
+    return answer;
+}
 
 unsigned ibx_process_ends(void)
 {

@@ -127,6 +127,9 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     case IBX_FRONTEND_LOSSES:
         *answer = (int)ibx_pipeline_server_ends();
         return true;
+    case IBX_FRONTEND_SERVER:
+        *answer = (int)ibx_pipeline_server(ibx_attached->pipeline);
+        return true;
     }
     return false;
 }

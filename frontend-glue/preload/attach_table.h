@@ -119,6 +119,9 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SHARED, /* memory of allocate() at `handle`, if that is not 0, and of this session
                             as a rule, is shared with the back end */
     IBX_FRONTEND_ALL_RESTS, /* no stream has work that the legacy stream would wait for */
+    IBX_FRONTEND_SERVER, /* *answer is another one if what the back end had made before may be gone:
+                            a connection of this process has broken for good, or this thread's is
+                            with another process of the server */
 };
 
 /* What the preload has to do before and after each call that may give the device work. request() is

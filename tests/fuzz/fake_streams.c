@@ -91,4 +91,8 @@ void ibx_frontend_peers_reset(int device)
 {
     (void)device;
 }
+void ibx_frontend_kept_events_reset(int device)
+{
+    (void)device;
+}
 void ibx_frontend_streams_reset(void) {}

@@ -452,6 +452,8 @@ int main(int argc, char **argv)
         {"order-behind-legacy", order_behind_legacy},
         {"order-between-streams", order_between_streams},
         {"order-behind-kernels", order_behind_kernels},
+        {"events-are-kept", events_are_kept},
+        {"events-after-a-loss", events_after_a_loss},
         {"calls-in-host-functions", calls_in_host_functions},
         {"host-functions-after-reset", host_functions_after_reset},
         {"host-functions-lost", host_functions_lost},

@@ -55,6 +55,15 @@ bool sets_after_a_loss()
     return true;
 }
 
+// The application ends its process of the back end itself.
+bool events_after_a_loss()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    back.wanted_faults = 1;
+    Application app(&back, application, "events-after-a-loss");
+    return HOLDS(app.good());
+}
+
 // A line says what the program waits for, and the program goes on after that.
 bool mapped_for_ever()
 {

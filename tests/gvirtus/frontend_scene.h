@@ -192,6 +192,7 @@ bool functions_lost(const char *test);
 bool own_threads_unconnected();
 bool memory_that_may_not_be_touched();
 bool sets_after_a_loss();
+bool events_after_a_loss();
 bool mapped_for_ever();
 bool function_for_ever();
 bool killed_in_graph(const char *test);

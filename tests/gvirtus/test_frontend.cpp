@@ -347,6 +347,7 @@ void check_what_the_provider_changes()
         check("graphs that are lost", [] { return functions_lost("graphs-lost"); });
         check("memory set in streams after a connection was lost", sets_after_a_loss);
     }
+    check("events that are lost with the back end's process", events_after_a_loss);
     check("graphs", [] { return run("graphs", true); });
     check("copies in graphs", [] { return run("copies-in-graphs", true); });
     check("copies in graphs, by other calls", copies_in_graphs_by_calls);
@@ -355,9 +356,10 @@ void check_what_the_provider_changes()
     check("copies that launches of graphs await", [] { return run("awaited-copies", true); });
     for (const char *test :
          {"graphs-within-graphs", "few-bytes-of-graphs", "pinned-bytes-of-graphs",
-          "order-behind-legacy", "order-between-streams", "order-behind-kernels", "captures",
-          "captures-of-planes", "captures-of-events", "captures-of-callbacks", "captures-forbid",
-          "copies-beside-captures", "empty-copies-in-captures", "copies-of-managed-in-graphs"})
+          "order-behind-legacy", "order-between-streams", "order-behind-kernels", "events-are-kept",
+          "captures", "captures-of-planes", "captures-of-events", "captures-of-callbacks",
+          "captures-forbid", "copies-beside-captures", "empty-copies-in-captures",
+          "copies-of-managed-in-graphs"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });

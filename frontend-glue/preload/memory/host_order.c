@@ -7,21 +7,19 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-#define NO_TIMING 2u /* cudaEventDisableTiming */
-
 /* By an event: CUDA does not promise that a wait for a stream includes the streams that work in it
  * comes after. A wait for a blocking stream does not include the legacy one (H200).
  * cudaDeviceSynchronize() would not do: streams that are not ordered with this one may wait for
  * what this thread does next, and captures would be invalidated. */
 static int wait_by_event(void *stream)
 {
-    void *event = NULL;
-    if (CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
+    struct ibx_kept_event own;
+    if (ibx_frontend_event_take(&own))
         return cudaDeviceSynchronize();
-    int rc = ibx_frontend_event_record(event, stream);
+    int rc = ibx_frontend_event_record(own.event, stream);
     if (!rc)
-        rc = cudaEventSynchronize(event);
-    cudaEventDestroy(event);
+        rc = cudaEventSynchronize(own.event);
+    ibx_frontend_event_give_back(&own, !rc);
     return rc || !ibx_frontend_host_gone(stream) ? rc : ibx_frontend_fail(CUDA_UNKNOWN);
 }
 
@@ -82,17 +80,17 @@ int ibx_frontend_wait_for_legacy(void *stream)
 
 int ibx_frontend_order_legacy(void *stream)
 {
-    void *event = NULL;
+    struct ibx_kept_event own;
     int rc;
     if (orders_nothing(stream))
         return CUDA_SUCCESS;
     if (ibx_frontend_forbidden(&rc))
         return rc;
     const int mode = ibx_frontend_relax();
-    rc = CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING);
+    rc = ibx_frontend_event_take(&own);
     if (!rc) {
-        rc = cudaEventRecord(event, stream);
-        cudaEventDestroy(event);
+        rc = cudaEventRecord(own.event, stream);
+        ibx_frontend_event_give_back(&own, !rc);
     }
     ibx_frontend_relax_end(mode);
     return rc;

@@ -24,6 +24,7 @@ int cudaDeviceReset(void)
     ibx_math_contents_lose();
     if (!rc) {
         ibx_frontend_peers_reset(ibx_frontend_current_device());
+        ibx_frontend_kept_events_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
         ibx_frontend_things_reset(ibx_frontend_current_device());
         ibx_frontend_owned_reset(ibx_frontend_current_device());

@@ -12,6 +12,7 @@
  *   outstanding.c    the list of those that were not called yet (outstanding.h)
  *   repeated_functions.c  the numbers of those that graphs call
  *   host_events.c    events that were recorded after such functions
+ *   kept_events.c    events that this library records itself
  *   host_copies.c    copies between host and device that are such functions
  *   printed.c        what kernels print
  */
@@ -159,6 +160,23 @@ void ibx_frontend_host_ordered(void);
 bool ibx_frontend_host_gone(const void *stream);
 /* A device was reset: no function is outstanding any more. */
 void ibx_frontend_host_reset(void);
+
+/* -------------------------------------------------------------------------------- kept_events.c */
+
+/* An event of the current device, without timing, that the calling thread alone records. */
+struct ibx_kept_event {
+    void *event;
+    int device, server; /* IBX_FRONTEND_SERVER, before the event was made */
+    unsigned resets;    /* of devices, likewise */
+    bool may_stay;      /* `server` is known */
+};
+/* Makes an event, or takes one that was given back. Returns a CUDA error. */
+int ibx_frontend_event_take(struct ibx_kept_event *own);
+/* Keeps it for later, though its last record may not be over; or destroys it, as it does if it is
+ * not `good`: a call with it has failed. */
+void ibx_frontend_event_give_back(const struct ibx_kept_event *own, bool good);
+/* A device was reset, which destroys its events. */
+void ibx_frontend_kept_events_reset(int device);
 
 /* ------------------------------------------------------------------------- repeated_functions.c */
 
