@@ -324,8 +324,8 @@ struct ibx_cuda_resource {
 /* Whether a request with this name is one of these. */
 static inline bool ibx_extension_is(const char *name)
 {
-    return !strcmp(name, IBX_EXT_NAME) || !strcmp(name, IBX_EXT_WORK) ||
-           !strcmp(name, IBX_EXT_QUEUE);
+    return *name == 'i' && (!strcmp(name, IBX_EXT_NAME) || !strcmp(name, IBX_EXT_WORK) ||
+                            !strcmp(name, IBX_EXT_QUEUE)); /* as ibx_math_is() */
 }
 
 void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure);

@@ -33,10 +33,11 @@
 
 static inline bool ibx_math_is(const char *name)
 {
-    return !strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_ADDS_IN) ||
-           !strcmp(name, IBX_MATH_SELECTS) || !strcmp(name, IBX_MATH_SETS_UP) ||
-           !strcmp(name, IBX_MATH_WAITS) || !strcmp(name, IBX_MATH_ASKS) ||
-           !strcmp(name, IBX_MATH_ABORTS);
+    /* Each request is asked: most are calls of CUDA's, whose names begin with a "c". */
+    return *name == 'i' && (!strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_ADDS_IN) ||
+                            !strcmp(name, IBX_MATH_SELECTS) || !strcmp(name, IBX_MATH_SETS_UP) ||
+                            !strcmp(name, IBX_MATH_WAITS) || !strcmp(name, IBX_MATH_ASKS) ||
+                            !strcmp(name, IBX_MATH_ABORTS));
 }
 
 /* What a function does, which decides the name of its request. */
