@@ -190,6 +190,8 @@ static uint64_t first_before(const struct ibx_in_stream *in)
 
 void ibx_frontend_host_ordered(void)
 {
+    if (!ibx_frontend_host_functions())
+        return;
     pthread_mutex_lock(&lock);
     server.before_event = server.last_order;
     pthread_mutex_unlock(&lock);
