@@ -19,7 +19,7 @@ int ibx_frontend_wait_in_order(void *stream)
     (void)stream;
     return 0;
 }
-int ibx_frontend_wait_for_legacy(void *stream)
+int ibx_frontend_wait_for_work(void *stream)
 {
     (void)stream;
     return 0;

@@ -103,6 +103,11 @@ int ibx_frontend_order_legacy(void *stream)
     (void)stream;
     return 0;
 }
+int ibx_frontend_order_work(void *stream)
+{
+    (void)stream;
+    return 0;
+}
 void ibx_frontend_own_work_note(void) {}
 uint64_t ibx_frontend_host_made(void)
 {

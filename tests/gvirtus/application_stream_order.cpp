@@ -358,64 +358,67 @@ bool prefetch_between(const Scene &s, void *first, void *second)
     return HOLDS(cudaFree(managed) == 0);
 }
 
-// What the legacy stream is given between the work of two blocking streams. None of it is work of
-// the device here; natively each of it comes after the first stream's work, and the second stream's
-// work comes after it (H200).
+// What a stream is given between the work of others. None of it is work of the device here;
+// natively each of it comes after what is in the stream and, by the legacy stream, in others, and
+// later work comes after it (H200).
 const struct Between {
     const char *name;
-    int (*make)(char *host, char *managed);
+    int (*make)(char *host, char *managed, void *stream);
     bool of_host; // it is a copy, for which CUDA waits
     bool is_safe; // it is permitted in each mode of captures
+    bool in_any;  // it is work of whichever stream it is in
 } between[] = {
     {"a prefetch",
-     [](char *, char *managed) {
+     [](char *, char *managed, void *stream) {
          constexpr std::uint64_t device = 1; // its type; the upper half is its number
          return preloaded<int(const void *, std::size_t, std::uint64_t, unsigned, void *)>(
-             "cudaMemPrefetchAsync_v2")(managed, bytes, device, 0, nullptr);
+             "cudaMemPrefetchAsync_v2")(managed, bytes, device, 0, stream);
      },
-     false, true},
+     false, true, true},
     {"memory that is attached",
-     [](char *, char *managed) {
+     [](char *, char *managed, void *stream) {
          return preloaded<int(void *, void *, std::size_t, unsigned)>("cudaStreamAttachMemAsync")(
-             nullptr, managed, 0, 1);
+             stream, managed, 0, 1);
      },
-     false, false},
-    {"a copy", [](char *host, char *) { return cudaMemcpy(host, host + bytes, bytes, 0); }, true,
-     true},
+     false, false, false},
+    {"a copy", [](char *host, char *, void *) { return cudaMemcpy(host, host + bytes, bytes, 0); },
+     true, true, false},
     {"an asynchronous copy",
-     [](char *host, char *) { return cudaMemcpyAsync(host, host + bytes, bytes, 0, nullptr); },
-     true, true},
+     [](char *host, char *, void *stream) {
+         return cudaMemcpyAsync(host, host + bytes, bytes, 0, stream);
+     },
+     true, true, true},
     {"a copy in cudaStreamLegacy",
-     [](char *host, char *) {
+     [](char *host, char *, void *) {
          void *const legacy = reinterpret_cast<void *>(1);
          return cudaMemcpyAsync(host, host + bytes, bytes, 0, legacy);
      },
-     true, true},
+     true, true, false},
     {"rows",
-     [](char *host, char *) {
+     [](char *host, char *, void *) {
          return preloaded<int(void *, std::size_t, const void *, std::size_t, std::size_t,
                               std::size_t, int)>("cudaMemcpy2D")(host, pitch, host + bytes, pitch,
                                                                  row, height, 0);
      },
-     true, true},
+     true, true, false},
     {"asynchronous rows",
-     [](char *host, char *) {
+     [](char *host, char *, void *stream) {
          return preloaded<Rows>("cudaMemcpy2DAsync")(host, pitch, host + bytes, pitch, row, height,
-                                                     0, nullptr);
+                                                     0, stream);
      },
-     true, true},
+     true, true, true},
     {"planes",
-     [](char *host, char *) {
+     [](char *host, char *, void *) {
          const Planes p = planes_within(host);
          return preloaded<int(const Planes *)>("cudaMemcpy3D")(&p);
      },
-     true, true},
+     true, true, false},
     {"asynchronous planes",
-     [](char *host, char *) {
+     [](char *host, char *, void *stream) {
          const Planes p = planes_within(host);
-         return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, nullptr);
+         return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, stream);
      },
-     true, true},
+     true, true, true},
 };
 
 enum Capture { GLOBAL, THREAD_LOCAL, RELAXED, NONE };
@@ -425,7 +428,7 @@ bool made_beside(const Between &what, void *apart, Capture mode, char *host, cha
 {
     void *graph = nullptr;
     const auto end = preloaded<int(void *, void **)>("cudaStreamEndCapture");
-    const int rc = what.make(host, managed), ended = mode == NONE ? 0 : end(apart, &graph);
+    const int rc = what.make(host, managed, nullptr), ended = mode == NONE ? 0 : end(apart, &graph);
     if (rc || ended)
         std::fprintf(stderr, "%s: %d, end of the capture: %d\n", what.name, rc, ended);
     return !rc && !ended;
@@ -466,27 +469,76 @@ bool comes_between(const Scene &s, const Between &what, void *first, void *secon
     return HOLDS(cudaStreamDestroy(apart) == 0 && cudaFree(managed) == 0 && made && waits);
 }
 
+// Makes the call in a stream behind work of that stream, or of the legacy one; none of the memory
+// is used by it. Natively a wait for the stream then includes that work.
+bool comes_after(const Scene &s, const Between &what, void *first, void *then, bool ordered)
+{
+    std::atomic<bool> open{false};
+    std::vector<char> host(2 * bytes, before);
+    char *managed = managed_memory(bytes);
+    REQUIRE(managed && cudaDeviceSynchronize() == 0);
+    std::fill(host.begin() + bytes, host.end(), written);
+    Gate gate{nullptr, gettid(), !ordered || !what.of_host};
+    gate.longest = 50;
+    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
+    std::thread opens([&] {
+        Remote *remote = stub_remote();
+        gate.pass();
+        open = true;
+        remote->hold_stream(0);
+    });
+    int rc = first == then ? 0 : cudaStreamSynchronize(then); // it has no work itself
+    rc = rc ? rc : stub_launch(s.device, s.from, bytes, first);
+    rc = rc ? rc : what.make(host.data(), managed, then);
+    const int busy = ordered && !what.of_host ? 600 : 0;
+    const bool good = rc == 0 && open == (ordered && what.of_host) && cudaStreamQuery(then) == busy;
+    gate.returned = true;
+    opens.join();
+    if (!good)
+        std::fprintf(stderr, "%s in %p, behind work in %p: %d\n", what.name, then, first, rc);
+    REQUIRE(cudaDeviceSynchronize() == 0 && host[0] == (what.of_host ? written : before));
+    return HOLDS(cudaFree(managed) == 0 && good);
+}
+
+bool each_comes_after(const Scene &s, void *blocking)
+{
+    void *apart = nullptr;
+    bool good = cudaStreamCreateWithFlags(&apart, 1) == 0;
+    const struct {
+        void *first, *then;
+        bool ordered;
+    } pairs[] = {{nullptr, blocking, true},  {nullptr, threads_own, true},
+                 {blocking, blocking, true}, {threads_own, threads_own, true},
+                 {apart, apart, true},       {nullptr, apart, false}};
+    for (const Between &what : between)
+        for (const auto &pair : pairs)
+            good =
+                (!what.in_any || comes_after(s, what, pair.first, pair.then, pair.ordered)) && good;
+    return HOLDS(good && cudaStreamDestroy(apart) == 0);
+}
+
 // How many calls the back end makes for work, a wait for all of it perhaps, and so many copies on
-// the host.
-std::uint64_t calls_for(const Scene &s, void *stream, bool settled, unsigned copies)
+// the host in the other stream.
+std::uint64_t calls_for(const Scene &s, void *stream, bool settled, unsigned copies, void *then)
 {
     std::vector<char> host(2 * bytes, before);
     const std::uint64_t calls = stub_remote()->runtime_calls();
     bool good = stub_launch(s.device, s.from, bytes, stream) == 0;
     good = (!settled || cudaDeviceSynchronize() == 0) && good;
     for (unsigned i = 0; i < copies; i++)
-        good = cudaMemcpyAsync(host.data(), &host[bytes], bytes, 0, nullptr) == 0 && good;
+        good = cudaMemcpyAsync(host.data(), &host[bytes], bytes, 0, then) == 0 && good;
     good = cudaDeviceSynchronize() == 0 && good;
     return good ? stub_remote()->runtime_calls() - calls : 0;
 }
 
-// Copies in the legacy stream are no requests if there is no work; and one waits for what is left.
-bool waits_once(const Scene &s, void *stream)
+// Copies are no requests if there is no work; and one waits for what is left, in a stream of its
+// own perhaps two do.
+bool waits_once(const Scene &s, void *stream, void *then)
 {
-    const std::uint64_t none = calls_for(s, stream, true, 0);
-    REQUIRE(none && calls_for(s, stream, true, 10) == none);
-    const std::uint64_t one = calls_for(s, stream, false, 1);
-    return HOLDS(one && calls_for(s, stream, false, 10) == one);
+    const std::uint64_t none = calls_for(s, stream, true, 0, then);
+    REQUIRE(none && calls_for(s, stream, true, 10, then) == none);
+    const std::uint64_t few = calls_for(s, stream, false, then ? 2 : 1, then);
+    return HOLDS(few && calls_for(s, stream, false, 10, then) == few);
 }
 
 // Page-locked memory that kernels have named is managed memory, except over shm: copies from it
@@ -610,7 +662,7 @@ bool order_between_streams()
     bool good = true;
     REQUIRE(s.begin() && cudaStreamCreate(&one) == 0 && cudaStreamCreate(&other) == 0);
     for (void *stream : {one, threads_own, static_cast<void *>(nullptr)})
-        REQUIRE(waits_once(s, stream));
+        REQUIRE(waits_once(s, stream, nullptr) && waits_once(s, stream, stream));
     const struct {
         void *first, *second;
     } pairs[] = {{one, other}, {one, threads_own}, {threads_own, other}, {nullptr, other}};
@@ -621,6 +673,7 @@ bool order_between_streams()
             if (mode == RELAXED || what.is_safe)
                 good = comes_between(s, what, one, other, mode) && good;
     }
+    good = each_comes_after(s, other) && good;
     return HOLDS(good && cudaGetLastError() == 0);
 }
 

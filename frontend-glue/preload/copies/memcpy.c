@@ -181,7 +181,8 @@ static bool is_used(struct ibx_host_span span)
 }
 
 /* Copies that may be under way in the memory, and kernels that can access it, are before this one
- * in the order of its stream. */
+ * in the order of its stream. So is all other work in that order: CUDA returns from such a copy
+ * when it is over, and the program may go by that. */
 int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
     int rc;
@@ -196,7 +197,7 @@ int ibx_frontend_before_on_host(const struct ibx_cuda_memcpy3d *copy, void *stre
     return ibx_frontend_host_functions() || is_used(ibx_host_copy_reads(copy)) ||
                    is_used(ibx_host_copy_writes(copy))
                ? ibx_frontend_wait_in_order(stream)
-               : ibx_frontend_wait_for_legacy(stream);
+               : ibx_frontend_wait_for_work(stream);
 }
 
 /* Copies within host memory. G5's front end would return the result of its previous request, and

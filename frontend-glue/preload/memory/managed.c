@@ -487,7 +487,7 @@ int cudaGetDeviceProperties_v2(void *properties, int device)
 /* --------------------------------------------------------------------------------- hints */
 
 /* CUDA would not wait for work in other streams then; here the device is waited for. Memory cannot
- * be attached to the legacy stream alone. */
+ * be attached to the legacy stream alone. In other streams the call is no work (H200). */
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
 {
     const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;

@@ -209,7 +209,7 @@ int cudaMemAdvise_v2(const void *address, size_t n, int advice, struct memory_lo
     return rc ? ibx_frontend_fail(rc) : hint(address, n, advice, device_of(location));
 }
 
-/* A prefetch is work of its stream. */
+/* A prefetch is work of its stream, of which a wait includes what it comes after. */
 int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_location location,
                             unsigned flags, void *stream)
 {
@@ -223,7 +223,7 @@ int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_locatio
     if (rc)
         return ibx_frontend_fail(rc);
     rc = hint(address, n, PREFETCHED, device_of(location));
-    return rc ? rc : ibx_frontend_order_legacy(stream);
+    return rc ? rc : ibx_frontend_order_work(stream);
 }
 
 /* Called under the lock. The hints that all bytes have in common. */

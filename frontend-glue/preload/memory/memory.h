@@ -28,13 +28,16 @@
  * blocking one, in the legacy stream; or, in the legacy stream (NULL), in all blocking streams. A
  * captured stream returns the error of a wait for it. */
 int ibx_frontend_wait_in_order(void *stream);
-/* For commands in the legacy stream that the back end does not see. Natively they come after all
- * work that blocking streams had before, and later work in blocking streams comes after them
- * (H200). wait_for_legacy() is for copies within host memory, which CUDA waits for; order_legacy()
- * is for what does not wait. Neither does anything in other streams, or if there is no work. While
- * streams are captured, ibx_frontend_legacy_refuses() must have been asked before. Both return a
- * CUDA error. */
-int ibx_frontend_wait_for_legacy(void *stream);
+/* For commands that the back end does not see. Natively, in the legacy stream, they come after all
+ * work that blocking streams had before, and later work in blocking streams comes after them; in
+ * another stream they come after what is in it and, if it is a blocking one, in the legacy stream
+ * (H200). wait_for_work() is for copies within host memory, which CUDA waits for, whatever memory
+ * that work uses; order_work() is for work that is not waited for, which a later wait for the
+ * stream includes; order_legacy() is for what is work in the legacy stream alone. None does
+ * anything if there is no work. While streams are captured, ibx_frontend_legacy_refuses() must have
+ * been asked before. All return a CUDA error. */
+int ibx_frontend_wait_for_work(void *stream);
+int ibx_frontend_order_work(void *stream);
 int ibx_frontend_order_legacy(void *stream);
 
 /* ------------------------------------------------------------------------------- kernel_reach.c */

@@ -76,15 +76,6 @@ static void meet_devices(struct job *job, const struct stream *behind)
 /* KERNEL: the double's kernel makes it, for which nobody waits. */
 enum maker { SYNC, ASYNC, KERNEL };
 
-/* Whether the stream has work, as the driver sees it. */
-static bool has_work(const struct stream *stream)
-{
-    const struct job *job = stream->first;
-    while (job && job->idle)
-        job = job->next;
-    return job;
-}
-
 /* Whether the stream has no work itself, but comes after that of others. */
 static bool only_others_before(const struct stream *stream)
 {

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define NO_TIMING    2u  /* CU_EVENT_DISABLE_TIMING */
 #define INTERPROCESS 4u  /* CU_EVENT_INTERPROCESS */
 #define KIND         0xe /* of handles */
 #define NOT_MAPPED   205 /* CUDA_ERROR_MAP_FAILED */
@@ -178,7 +179,7 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
         marker->records = event->shared;
         marker->times = ++event->shared->recorded;
     }
-    marker->idle = !is_legacy(stream);
+    marker->idle = !is_legacy(stream) && (event->flags & NO_TIMING) != 0;
     capture_records(stream_handle, handle);
     submit(stream, marker);
     event->stream = stream;

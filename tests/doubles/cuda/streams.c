@@ -254,6 +254,23 @@ void wait_for(const struct stream *stream, unsigned job)
         wait_for_change();
 }
 
+bool has_work(const struct stream *stream)
+{
+    const struct job *job = stream->first;
+    while (job && job->idle)
+        job = job->next;
+    return job;
+}
+
+/* Whether a wait for `submitted` jobs of the stream is over. What is left may be events without a
+ * time that wait for other streams' work: the driver does not wait for these (H200). */
+static bool is_over(const struct stream *stream, unsigned submitted)
+{
+    if ((int)(stream->done - submitted) >= 0)
+        return true;
+    return !has_work(stream) && !stream->held && !runnable(stream, stream->first);
+}
+
 void note_beside_functions(void)
 {
     stats.beside_functions += in_functions != 0;
@@ -349,7 +366,9 @@ EXPORT int cuStreamSynchronize(void *handle)
         if (is_legacy(stream) && s->blocking && (s->device == stream->device || s->device < 0))
             wait_for(s, s->submitted);
     }
-    wait_for(stream, stream->submitted);
+    const unsigned submitted = stream->submitted;
+    while (!is_over(stream, submitted))
+        wait_for_change();
     stats.stream_waits--;
     return waited(leave(sticky()));
 }
@@ -368,7 +387,7 @@ EXPORT int cuStreamQuery(void *handle)
         return leave(code);
     if ((code = capture_spoilt(handle)))
         return leave(code);
-    bool over = (int)(stream->done - stream->submitted) >= 0;
+    bool over = is_over(stream, stream->submitted);
     for (struct stream *s = streams; s && over && is_legacy(stream); s = s->next) {
         const bool here = s->device == stream->device || s->device < 0;
         over = !(s->used && s->blocking && here && (int)(s->done - s->submitted) < 0);

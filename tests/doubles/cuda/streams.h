@@ -26,8 +26,8 @@ struct job {
     const void *word; /* a word in memory that has to become so; NULL: none */
     uint64_t value;
     unsigned word_bytes, condition; /* CUstreamWaitValue_flags */
-    bool idle; /* an event that is recorded, or a wait for one that is done: for the driver the
-                  stream has no work by that */
+    bool idle; /* an event without a time that is recorded, or a wait for one that is done: for the
+                  driver the stream has no work by that */
     struct shared_event *records, *awaits; /* events that are then done, or have to be, */
     unsigned times;                        /* so often */
     unsigned count;   /* of streams when it was made: it needs nothing of later ones */
@@ -68,6 +68,8 @@ void note_beside_functions(void);
 bool shared_event_done(const struct shared_event *event, unsigned times);
 /* Locked. Lets other threads have the lock for a moment. */
 void wait_a_moment(void);
+/* Whether the stream has work, as the driver sees it. */
+bool has_work(const struct stream *stream);
 /* Waits until that many of the stream's jobs are done. */
 void wait_for(const struct stream *stream, unsigned job);
 
