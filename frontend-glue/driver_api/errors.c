@@ -163,8 +163,8 @@ int ibx_driver_result(int rc)
 
 int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
 {
-    const bool runtime = ibx_frontend_drives(&call->errors);
-    if (runtime) {
+    ibx_frontend_drives(&call->errors);
+    if (ibx_frontend_take_use()) {
         ibx_driver_set_initialized();
         ibx_driver_runtime_used();
     }

@@ -497,7 +497,7 @@ int cudaPeekAtLastError(void)
 /* ------------------------------------------------------------------- the driver's API */
 
 static _Thread_local unsigned driven;   /* nested calls of the driver's API */
-static _Thread_local bool runtime_used; /* since the last ibx_frontend_drives() */
+static _Thread_local bool runtime_used; /* since the last ibx_frontend_take_use() */
 static atomic_bool runtime_ever;
 
 void ibx_frontend_runtime_used(void)
@@ -506,6 +506,13 @@ void ibx_frontend_runtime_used(void)
         return;
     runtime_used = true;
     atomic_store_explicit(&runtime_ever, true, memory_order_relaxed);
+}
+
+bool ibx_frontend_take_use(void)
+{
+    const bool used = runtime_used;
+    runtime_used = false;
+    return used;
 }
 
 bool ibx_frontend_runtime_ever(void)
@@ -545,18 +552,15 @@ static bool take_over(void)
     return none;
 }
 
-bool ibx_frontend_drives(struct ibx_frontend_errors *before)
+void ibx_frontend_drives(struct ibx_frontend_errors *before)
 {
-    const bool used = runtime_used;
     driven++;
-    runtime_used = false;
     before->none = has_none();
     before->known = before->none || ibx_frontend_knows(IBX_FRONTEND_NONE_KNOWN, 0, NULL);
     if (!before->known)
         before->none = take_over();
     before->last = last;
     before->newest = last.code && is_newest(errors_so_far());
-    return used;
 }
 
 /* Whether an error in the back end can only be that of the driver's call that has just failed: its

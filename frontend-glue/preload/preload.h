@@ -107,18 +107,19 @@ struct ibx_frontend_error {
 };
 /* The functions of the driver's API are made from calls of the runtime's, which stand between
  * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky
- * ones, and those of calls that were answered before they were run. _drives() returns whether the
- * thread has called the runtime's API itself since the last _drives(). */
+ * ones, and those of calls that were answered before they were run. */
 struct ibx_frontend_errors {
     struct ibx_frontend_error last;
     bool none;   /* before, cudaGetLastError() had no error to return */
     bool known;  /* ... of a call whose result was known */
     bool newest; /* `last` was newer than any error of the back end's */
 };
-bool ibx_frontend_drives(struct ibx_frontend_errors *before);
+void ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);
-/* Notes that the calling thread calls the runtime's API; _ever(): whether any thread has. */
+/* Notes that the calling thread calls the runtime's API, unless the driver's API does so for it.
+ * _take_use(): whether it has, since it was last asked; _ever(): whether any thread has. */
 void ibx_frontend_runtime_used(void);
+bool ibx_frontend_take_use(void);
 bool ibx_frontend_runtime_ever(void);
 /* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);

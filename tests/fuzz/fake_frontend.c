@@ -586,9 +586,12 @@ bool ibx_frontend_is_readable(const void *address)
 {
     return address;
 }
-bool ibx_frontend_drives(struct ibx_frontend_errors *before)
+void ibx_frontend_drives(struct ibx_frontend_errors *before)
 {
     (void)before;
+}
+bool ibx_frontend_take_use(void)
+{
     return false;
 }
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)

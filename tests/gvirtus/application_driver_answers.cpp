@@ -45,6 +45,26 @@ bool driver_pointer_answers()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// The context that the runtime has made current stays so when another library begins to use the
+// driver, as NVRTC does.
+bool driver_begins_after_runtime()
+{
+    void *memory = nullptr, *context = nullptr, *module = nullptr;
+    int version = 0, status = -1;
+    const std::vector<char> image = library_cubin();
+    REQUIRE(cudaMalloc(&memory, 100) == 0);
+    REQUIRE(cu("cuDriverGetVersion", &version) == 0 && version);
+    REQUIRE(cu("cuCtxGetCurrent", &context) == 0 && context);
+    const pid_t child = fork(); // there the driver begins once more
+    if (!child)
+        _exit(cudaMalloc(&memory, 100) == 0 && cu("cuInit", 0u) == 0 &&
+                      cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0
+                  ? 0
+                  : 1);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
+}
+
 // Null arguments that are no error; names that do not exist; what belongs to the parent alone.
 bool driver_odd_answers()
 {

@@ -28,7 +28,6 @@ int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values);
 struct ibx_math_unnoticed {
     struct ibx_frontend_errors before;
     int mode;     /* of the thread's captures, before */
-    bool runtime; /* the thread has called the runtime's API before */
     bool relaxed; /* `mode` was changed */
 };
 void ibx_math_unnoticed_begin(struct ibx_math_unnoticed *u);

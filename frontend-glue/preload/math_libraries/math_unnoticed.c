@@ -12,7 +12,7 @@
 void ibx_math_unnoticed_begin(struct ibx_math_unnoticed *u)
 {
     u->mode = RELAXED;
-    u->runtime = ibx_frontend_drives(&u->before);
+    ibx_frontend_drives(&u->before);
     u->relaxed = ibx_frontend_capturing() && !cudaThreadExchangeStreamCaptureMode(&u->mode);
 }
 
@@ -21,6 +21,4 @@ void ibx_math_unnoticed_end(struct ibx_math_unnoticed *u, bool failed)
     if (u->relaxed)
         cudaThreadExchangeStreamCaptureMode(&u->mode);
     ibx_frontend_drove(&u->before, failed);
-    if (u->runtime)
-        ibx_frontend_runtime_used();
 }

@@ -354,11 +354,9 @@ static int what_is_wrong(void *library)
 int ibx_frontend_library_use(void *library)
 {
     struct ibx_frontend_errors before;
-    const bool runtime = ibx_frontend_drives(&before);
+    ibx_frontend_drives(&before);
     const int rc = what_is_wrong(library);
     ibx_frontend_drove(&before, rc);
-    if (runtime)
-        ibx_frontend_runtime_used();
     return rc;
 }
 
