@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Attributes of addresses. */
+#include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -34,7 +35,14 @@ enum { UNREGISTERED, HOST, DEVICE, MANAGED };
 
 static bool find(const void *address, struct range *range)
 {
-    return ibx_frontend_allocation(address, range) || ibx_frontend_host_range(address, range);
+    return ibx_frontend_allocation(address, range) || ibx_frontend_host_range(address, range) ||
+           ibx_frontend_variable_at(address, range);
+}
+
+static bool is_variable(const void *address)
+{
+    struct range range;
+    return !ibx_frontend_given_out(address) && ibx_frontend_variable_at(address, &range);
 }
 
 static int range_of(uint64_t address, uint64_t *begin, size_t *n)
@@ -124,7 +132,7 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
         *size = sizeof(int);
         *number = attribute == POINTER_MAPPED       ? 1
                   : attribute == POINTER_IS_MANAGED ? managed
-                  : attribute == POINTER_IS_FOR_IPC ? a->type == DEVICE
+                  : attribute == POINTER_IS_FOR_IPC ? a->type == DEVICE && !is_variable(address)
                                                     : 0;
         return true;
     case POINTER_DEVICE:

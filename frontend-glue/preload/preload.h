@@ -256,6 +256,8 @@ struct range *ibx_frontend_ranges_at(const struct ranges *ranges, const void *ad
 /* The range that holds all n bytes (not 0), or NULL. */
 struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const void *address,
                                           size_t n);
+/* A new number, as each range that is added gets one. */
+uint64_t ibx_frontend_ranges_number(void);
 /* 0; -EEXIST: it would overlap another one; -ENOMEM. */
 int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range);
 void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);

@@ -73,6 +73,11 @@ void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range)
     memmove(range, range + 1, (size_t)(ranges->items + ranges->count - range) * sizeof(*range));
 }
 
+uint64_t ibx_frontend_ranges_number(void)
+{
+    return ++numbers;
+}
+
 int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range)
 {
     size_t at = ibx_frontend_ranges_find(ranges, range->begin);
@@ -88,7 +93,7 @@ int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range)
     }
     memmove(&ranges->items[at + 1], &ranges->items[at], (ranges->count - at) * sizeof(*range));
     ranges->items[at] = *range;
-    ranges->items[at].number = ++numbers;
+    ranges->items[at].number = ibx_frontend_ranges_number();
     ranges->count++;
     return 0;
 }

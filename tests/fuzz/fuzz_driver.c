@@ -143,6 +143,11 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
     (void)address, (void)range;
     return false;
 }
+bool ibx_frontend_variable_at(const void *address, struct range *range)
+{
+    (void)address, (void)range;
+    return false;
+}
 int cudaFuncGetAttributes(void *attributes, const void *function)
 {
     (void)function;

@@ -486,6 +486,7 @@ int main(int argc, char **argv)
         {"driver-shares", driver_shares},
         {"driver-hints", driver_hints},
         {"driver-pointer-answers", driver_pointer_answers},
+        {"driver-ranges-of-variables", driver_ranges_of_variables},
         {"driver-begins-after-runtime", driver_begins_after_runtime},
         {"driver-odd-answers", driver_odd_answers},
         {"driver-launch-answers", driver_launch_answers},

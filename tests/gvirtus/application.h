@@ -278,6 +278,7 @@ bool driver_hints();
 
 // application_driver_answers.cpp
 bool driver_pointer_answers();
+bool driver_ranges_of_variables();
 bool driver_begins_after_runtime();
 bool driver_odd_answers();
 bool driver_launch_answers();

@@ -45,6 +45,49 @@ bool driver_pointer_answers()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+namespace
+{
+
+bool lies_in(Address address, Address begins, std::size_t length)
+{
+    Address begin = 0, start = 0;
+    std::size_t n = 0, size = 0;
+    REQUIRE(cu("cuMemGetAddressRange_v2", &begin, &n, address) == 0);
+    REQUIRE(begin == begins && n == length);
+    REQUIRE(ask(&start, 11, address) == 0 && ask(&size, 12, address) == 0);
+    return HOLDS(start == begins && size == length);
+}
+
+} // namespace
+
+// Each variable is a range and a buffer of its own, until its module is unloaded.
+bool driver_ranges_of_variables()
+{
+    void *context = nullptr, *module = nullptr;
+    Address one = 0, other = 0;
+    std::size_t n = 0;
+    std::uint64_t id = 0, others = 0;
+    int for_ipc = -1;
+    const std::vector<char> image = library_cubin();
+    const auto load = [&] {
+        return cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0 &&
+               cu("cuModuleGetGlobal_v2", &one, &n, module, "v1.16.8") == 0;
+    };
+    REQUIRE(driver_has_context(&context) && load());
+    REQUIRE(cu("cuModuleGetGlobal_v2", &other, &n, module, "v2.4096.100") == 0);
+    REQUIRE(lies_in(one, one, 8) && lies_in(one + 7, one, 8) && lies_in(other + 3, other, n));
+    REQUIRE(ask(&id, 7, one + 3) == 0 && ask(&others, 7, other) == 0 && id && id != others);
+    REQUIRE(ask(&others, 7, one) == 0 && others == id);
+    REQUIRE(ask(&for_ipc, 10, one) == 0 && for_ipc == 0);
+    for (const Address outside : {one - 1, one + 8})
+        REQUIRE(cu("cuMemGetAddressRange_v2", &other, &n, outside) == 500);
+    REQUIRE(cu("cuModuleUnload", module) == 0);
+    REQUIRE(cu("cuMemGetAddressRange_v2", &other, &n, one) == 500);
+    // The same variable of another module is another buffer.
+    REQUIRE(load() && ask(&others, 7, one) == 0 && others != id);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
 // The context that the runtime has made current stays so when another library begins to use the
 // driver, as NVRTC does.
 bool driver_begins_after_runtime()

@@ -23,6 +23,7 @@ std::vector<char> library_cubin()
     cubin.symbol("other", STT_FUNC, code, 8, 0, Cubin::entry);
     cubin.symbol("function", STT_FUNC, code, 8);
     cubin.symbol("v1.16.8", STT_OBJECT, zeros, 8);
+    cubin.symbol("v2.4096.100", STT_OBJECT, zeros, 100, 8);
     return cubin.image();
 }
 

@@ -536,6 +536,7 @@ void check_what_it_does_not()
                              "driver-hints",
                              "driver-after-cuda-13",
                              "driver-pointer-answers",
+                             "driver-ranges-of-variables",
                              "driver-begins-after-runtime",
                              "driver-odd-answers",
                              "driver-launch-answers",

@@ -106,6 +106,8 @@ void ibx_frontend_own_modules(void);
 
 /* The place of a variable. False: it was not registered here, or the back end cannot be asked. */
 bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
+/* The variable in which the address is, if the program has asked where that is. */
+bool ibx_frontend_variable_at(const void *address, struct range *range);
 /* Whether the program has registered variables, and `symbol` is none of them. */
 bool ibx_frontend_no_variable(const void *symbol);
 /* Notes a __managed__ variable of n bytes in a module: *variable is to get its address. */

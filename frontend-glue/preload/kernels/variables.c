@@ -29,7 +29,8 @@ struct variable {
     struct place where; /* where.n 0: not asked yet */
     int device;         /* on this device, after `resets` resets */
     unsigned resets;
-    char name[]; /* its name in the module */
+    uint64_t number; /* of its place there: unique in the process, as those of ranges */
+    char name[];     /* its name in the module */
 };
 
 struct module {
@@ -331,6 +332,8 @@ static void keep(const void *symbol, const struct question *q, const struct plac
     ibx_frontend_ranges_lock();
     struct variable *v = find(symbol, &m);
     if (v && m->kernel == q->kernel) {
+        if (v->where.at != where->at || v->resets != q->resets)
+            v->number = ibx_frontend_ranges_number();
         v->where = *where;
         v->device = q->device;
         v->resets = q->resets;
@@ -388,6 +391,30 @@ bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc)
         keep(symbol, &q, where);
     }
     return true;
+}
+
+/* Called under the lock. The variable of which this is the address, on the device where it was last
+ * looked up. */
+static const struct variable *at_address(uintptr_t address)
+{
+    const unsigned now = atomic_load(&resets);
+    for (const struct module *m = modules; m; m = m->next) {
+        for (const struct variable *v = m->variables; v; v = v->next)
+            if (v->where.n && v->resets == now && address - v->where.at < v->where.n)
+                return v;
+    }
+    return NULL;
+}
+
+bool ibx_frontend_variable_at(const void *address, struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    const struct variable *v = at_address((uintptr_t)address);
+    if (v)
+        *range = (struct range){
+            .begin = v->where.at, .n = v->where.n, .device = v->device, .number = v->number};
+    ibx_frontend_ranges_unlock();
+    return v;
 }
 
 size_t ibx_frontend_managed_size(const void *address)
