@@ -22,7 +22,7 @@ int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at,
 }
 
 /* Copies the runs of pages in [from, end) that are not zero. */
-static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
+static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd, bool (*ends)(void),
                     struct ibx_error *err)
 {
     while (from < end) {
@@ -32,6 +32,8 @@ static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
         for (to = from;
              to < end && to - from < (1u << 20) && !ibx_snapshot_page_is_zero(memory + to);)
             to += IBX_SNAPSHOT_PAGE;
+        if (ends && ends())
+            return ibx_error_set(err, -EINTR, "guest RAM was copied in part");
         int rc = ibx_snapshot_put(fd, memory + from, to - from, from, "guest RAM", err);
         if (rc)
             return rc;
@@ -41,7 +43,7 @@ static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
 }
 
 int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
-                            int fd, struct ibx_error *err)
+                            int fd, bool (*ends)(void), struct ibx_error *err)
 {
     const uint64_t pages = block->size / block->page_size;
     uint64_t count, *bits = ibx_guest_bits_make(block, err);
@@ -55,7 +57,7 @@ int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_gu
     for (uint64_t from = 0, to; !rc && from < pages; from = to) {
         from = ibx_guest_bits_next(bits, from, pages, true);
         to = ibx_guest_bits_next(bits, from, pages, false);
-        rc = copy_run(memory, from * block->page_size, to * block->page_size, fd, err);
+        rc = copy_run(memory, from * block->page_size, to * block->page_size, fd, ends, err);
     }
     if (memory != MAP_FAILED)
         munmap(memory, (size_t)block->size);

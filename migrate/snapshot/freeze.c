@@ -3,7 +3,7 @@
  * When the stream is complete the VM is stopped ("postmigrate"), its disks are handed over, and
  * its RAM is copied. If this tool is killed before the snapshot is complete, its watchdog
  * continues the VM. */
-#include "migrate/snapshot/snapshot.h"
+#include "migrate/snapshot/freeze.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -41,68 +41,9 @@ struct freezing {
     bool made;        /* the folder was made */
     json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* the ends of the stream; -1: closed */
-    int claim;        /* of ibx_vm_claim(); -1: none */
+    struct migration_signals signals;
+    int claim; /* of ibx_vm_claim(); -1: none */
 };
-
-/* ------------------------------------------------------------ what keeps it from being frozen */
-
-static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
-{
-    json_t *list, *item;
-    size_t index;
-    int rc = ibx_qmp_execute(f->qmp, "query-block", NULL, &list,
-                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (rc)
-        return rc;
-    json_array_foreach(list, index, item)
-    {
-        const json_t *inserted = json_object_get(item, "inserted");
-        const char *name = json_string_value(json_object_get(item, "device"));
-        const char *path = json_string_value(json_object_get(item, "qdev"));
-        if (inserted && !json_is_true(json_object_get(inserted, "ro")))
-            ibx_blockers_add(blockers,
-                             "the VM would continue to write to disk %.64s, but its children need "
-                             "the disk as it is now: freeze without --resume, give this VM an "
-                             "overlay by blockdev-snapshot-sync, and then cont",
-                             name && *name ? name
-                             : path        ? path
-                                           : "?");
-    }
-    json_decref(list);
-    return 0;
-}
-
-/* Refuses devices that expect discarded memory to be zero: memory that a child's balloon gives back
- * has the snapshot's bytes, not zeros, when the guest takes it again. */
-static int check_zeros(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
-{
-    struct ibx_error why = {0};
-    int rc = ibx_preflight_wants_zeros(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
-    if (rc == -EOPNOTSUPP)
-        ibx_blockers_add(blockers, "%s", why.message);
-    return rc && rc != -EOPNOTSUPP ? ibx_error_set(err, rc, "%s", why.message) : 0;
-}
-
-static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_error *err)
-{
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
-    if (!blockers)
-        return ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
-    blockers->snapshot = true;
-    int rc = ibx_preflight_side(f->qmp, &f->ram, IBX_MIGRATE_SOURCE, blockers, deadline, err);
-    if (!rc && f->ram.count > IBX_SNAPSHOT_RAM_MAX)
-        ibx_blockers_add(blockers, "the VM has %zu memory backends, a snapshot %u at most",
-                         f->ram.count, IBX_SNAPSHOT_RAM_MAX);
-    if (!rc && after == IBX_FREEZE_RESUME && ibx_vm_lives(f->ram.status))
-        rc = check_disks(f, blockers, err);
-    if (!rc)
-        rc = check_zeros(f, blockers, err);
-    if (!rc && blockers->count)
-        rc = ibx_migration_refused("the VM cannot be frozen", blockers, err);
-    free(blockers);
-    return rc;
-}
 
 /* ------------------------------------------------------------ device state */
 
@@ -149,18 +90,26 @@ static int hear(struct freezing *f, struct ibx_error *err)
     return rc ? rc : note_events(f, false, err);
 }
 
-static int hear_meanwhile(void *context, struct ibx_error *err)
+static int check_cancel(struct freezing *f, struct ibx_error *err)
 {
-    return hear(context, err);
+    return ibx_freeze_check_cancel(f->ram.pid, f->started, err);
 }
 
-/* For a block job that has begun (-EBUSY) the stream ends at once: mostly QEMU has not stopped the
- * VM yet. When it has, it has its lock while it writes, and would not hear that it is to cancel. */
+static int hear_meanwhile(void *context, struct ibx_error *err)
+{
+    const int rc = hear(context, err);
+    return rc ? rc : check_cancel(context, err);
+}
+
+/* For a block job that has begun (-EBUSY), or a signal, the stream ends at once: mostly QEMU has
+ * not stopped the VM yet. When it has, it has its lock while it writes, and would not hear that it
+ * is to cancel. */
 static int read_state(struct freezing *f, struct ibx_error *err)
 {
-    const struct ibx_freeze_source source = {f->ours, ibx_qmp_fd(f->qmp), hear_meanwhile, f};
+    const struct ibx_freeze_source source = {f->ours, ibx_qmp_fd(f->qmp), hear_meanwhile, f,
+                                             f->signals.fd};
     const int rc = ibx_freeze_state_read(&f->state, &source, STREAM_MS, err);
-    if (rc == -EBUSY)
+    if (rc == -EBUSY || rc == -ECANCELED)
         shutdown(f->ours, SHUT_RDWR);
     return rc;
 }
@@ -310,6 +259,18 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 
 /* ------------------------------------------------------------ RAM */
 
+/* A signal ends the copy; but if QEMU has ended, this is the only one, and it is made anew. */
+static int copy_block(struct freezing *f, unsigned i, struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &f->ram.blocks[i];
+    int rc = ibx_snapshot_copy_block(&f->ram, block, f->folder.fds[i],
+                                     ibx_migration_signals_pending, err);
+    if (rc != -EINTR)
+        return rc;
+    rc = check_cancel(f, err);
+    return rc ? rc : ibx_snapshot_copy_block(&f->ram, block, f->folder.fds[i], NULL, err);
+}
+
 static int fill_folder(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
@@ -318,11 +279,11 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
     if (rc)
         return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)
-        rc = ibx_snapshot_copy_block(&f->ram, &f->ram.blocks[i], f->folder.fds[i], err);
+        rc = copy_block(f, i, err);
     if (!rc)
         rc = ibx_snapshot_put(f->folder.fds[m->ram_count], f->state.bytes, f->state.length, 0,
                               "the device state", err);
-    return rc ? ibx_error_prefix(err, rc, "%s", f->folder.path) : 0;
+    return rc && rc != -ECANCELED ? ibx_error_prefix(err, rc, "%s", f->folder.path) : rc;
 }
 
 static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct ibx_error *err)
@@ -332,7 +293,9 @@ static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct i
     int rc = ibx_snapshot_table_init(m, &table, err);
     if (rc)
         return rc;
-    rc = ibx_snapshot_table_fill(&f->folder, map, &table, NULL, err);
+    rc = ibx_snapshot_table_fill(&f->folder, map, &table, ibx_migration_signals_pending, err);
+    if (rc == -EINTR && !(rc = check_cancel(f, err)))
+        rc = ibx_snapshot_table_fill(&f->folder, map, &table, NULL, err);
     if (!rc)
         rc = ibx_snapshot_table_digest(m, &table, m->digest, err);
     if (!rc)
@@ -354,6 +317,8 @@ static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx
     ibx_page_map_fini(&map);
     if (!rc) /* a snapshot that its manifest calls complete survives a loss of power */
         rc = ibx_snapshot_folder_sync(&f->folder, err);
+    if (!rc)
+        rc = check_cancel(f, err);
     if (!rc)
         rc = ibx_snapshot_folder_seal(&f->folder, err);
     if (!rc)
@@ -431,17 +396,18 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     return ibx_watchdog_start(&f->watchdog, &terms, err);
 }
 
-static int prepare(struct freezing *f, const char *qmp, const char *path,
-                   enum ibx_freeze_after after, struct ibx_error *err)
+/* Signals end this tool while it only looks; then they are held back, so that none ends it while
+ * the VM stands still. */
+static int prepare(struct freezing *f, const struct ibx_freeze_options *o, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect_unless_busy(qmp, deadline, &f->qmp, err);
+    int rc = ibx_qmp_connect_unless_busy(o->qmp, deadline, &f->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
     if (!rc)
         rc = ibx_vm_claim(f->ram.pid, &f->claim, err);
     if (!rc)
-        rc = check(f, after, err);
+        rc = ibx_freeze_check(f->qmp, &f->ram, o->after, err);
     if (rc)
         return rc;
     f->undo.was_running = f->runs = ibx_vm_lives(f->ram.status);
@@ -451,7 +417,9 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (!rc && ibx_settings_left_on(&f->settings))
         ibx_log(IBX_LOG_WARN, "%s", IBX_SETTINGS_LEFT_ON);
     if (!rc)
-        rc = ibx_snapshot_folder_make(path, &f->folder, err);
+        rc = ibx_migration_signals_open(&f->signals, err);
+    if (!rc)
+        rc = ibx_snapshot_folder_make(o->path, &f->folder, err);
     f->made = !rc;
     if (!rc)
         rc = ibx_vm_stream(&f->ours, &f->theirs, err);
@@ -460,7 +428,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     ibx_vm_stream_narrow(f->theirs);
     f->undo.stream = ibx_hold_name(f->theirs);
     rc = ibx_process_find_start(f->ram.pid, &f->started, err);
-    return rc ? rc : watch(f, qmp, err);
+    return rc ? rc : watch(f, o->qmp, err);
 }
 
 /* Whether a QEMU that did not answer, or whose monitor another client has closed, has ended. A QEMU
@@ -561,6 +529,9 @@ static void undo(struct freezing *f, bool went_on, struct ibx_error *err)
                           first.message, why.message);
             ibx_watchdog_leave(&f->watchdog);
         }
+    } else if (first.code == -ECANCELED && !f->sleeps && !taken) {
+        ibx_error_set(err, first.code, "%s, and the VM %s", first.message,
+                      f->undo.was_running || went_on ? "runs on" : "is as it was");
     } else {
         add_sleep(f, err);
     }
@@ -601,11 +572,13 @@ static int end(struct freezing *f, enum ibx_freeze_after after, struct ibx_freez
 }
 
 /* All up to the whole snapshot. What fails is undone. */
-static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_freeze_after after,
+static int make(struct freezing *f, const struct ibx_freeze_options *o,
                 struct ibx_freeze_result *result, struct ibx_error *err)
 {
-    int rc = prepare(f, qmp, path, after, err);
+    int rc = prepare(f, o, err);
     ibx_migration_stop_at("freeze", "prepared");
+    if (!rc)
+        rc = check_cancel(f, err);
     if (!rc)
         rc = save_state(f, err);
     ibx_migration_stop_at("freeze", "saved");
@@ -619,7 +592,7 @@ static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_
         rc = check_still(f, err);
     ibx_migration_stop_at("freeze", "copied");
     if (!rc)
-        rc = go_on(f, after, result, err);
+        rc = go_on(f, o->after, result, err);
     ibx_migration_stop_at("freeze", "continued");
     if (!rc)
         rc = seal(f, result, err);
@@ -629,37 +602,33 @@ static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_
     return rc;
 }
 
-int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
-                        struct ibx_freeze_result *result, struct ibx_error *err)
+int ibx_snapshot_freeze(const struct ibx_freeze_options *options, struct ibx_freeze_result *result,
+                        struct ibx_error *err)
 {
     struct freezing *f = calloc(1, sizeof(*f));
-    struct migration_signals signals;
     struct ibx_freeze_result got = {.runs = false};
     if (!f)
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
-    f->watchdog.fd = f->ours = f->theirs = f->claim = -1;
+    f->watchdog.fd = f->ours = f->theirs = f->claim = f->signals.fd = -1;
     f->undo.completes = true;
     ibx_freeze_phase_begin(&f->phase);
-    /* Signals are held back, so that none ends this tool while the VM stands still. */
-    int rc = ibx_migration_signals_open(&signals, err);
-    if (rc) {
-        free(f);
-        return rc;
-    }
-    rc = make(f, qmp, path, after, &got, err);
+    int rc = make(f, options, &got, err);
     const bool whole = !rc;
     ibx_watchdog_release(&f->watchdog);
-    if (!rc && after != IBX_FREEZE_QUIT)
+    if (!rc && options->after != IBX_FREEZE_QUIT)
         say_sleep(f);
-    if (!rc && after != IBX_FREEZE_RESUME)
-        rc = end(f, after, &got, err);
+    if (!rc && options->after != IBX_FREEZE_RESUME)
+        rc = end(f, options->after, &got, err);
     if (whole)
         ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     if (!rc) {
         *result = got;
         result->tpm = ibx_description_has_tpm(f->folder.manifest.description);
     }
-    ibx_migration_signals_close(&signals);
+    if (options->over)
+        options->over();
+    ibx_migration_signals_take(&f->signals, true); /* too late, or heeded */
+    ibx_migration_signals_close(&f->signals);
     if (f->ours >= 0)
         close(f->ours);
     if (f->theirs >= 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whether a VM has stayed stopped since the moment of its snapshot, by QEMU's events. */
-#include "migrate/snapshot/snapshot.h"
+#include "migrate/snapshot/freeze.h"
 
 #include "migrate/common/vm.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Reads the device state of a VM that is frozen, while QEMU's events are heard. */
-#include "migrate/snapshot/snapshot.h"
+#include "migrate/snapshot/freeze.h"
 
 #include "common/clock.h"
 #include "migrate/common/common.h"
@@ -58,7 +58,8 @@ int ibx_freeze_state_read(struct ibx_freeze_state *state, const struct ibx_freez
                                  "stopped, or waits for a disk of the VM",
                                  timeout_ms / 1000);
         struct pollfd wait[] = {{.fd = source->fd, .events = POLLIN},
-                                {.fd = source->events_fd, .events = POLLIN}};
-        poll(wait, 2, ibx_ms_until(deadline));
+                                {.fd = source->events_fd, .events = POLLIN},
+                                {.fd = source->signals_fd, .events = POLLIN}};
+        poll(wait, 3, ibx_ms_until(deadline));
     }
 }

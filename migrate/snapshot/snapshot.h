@@ -9,9 +9,7 @@
  *   checker.c   compares pages that arrive with their hashes
  *   intact.c    whether the files are still what was frozen
  *   memory_file.c  the memory file of a Firecracker snapshot, without the rest
- *   freeze.c    makes a snapshot of a VM
- *   freeze_phase.c  ... whether the VM stands still meanwhile
- *   freeze_state.c  ... reads its device state
+ *   freeze.c    makes a snapshot of a VM; freeze.h lists its parts
  *   copy_ram.c  ... copies guest RAM into a file
  *   messages.c  the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of a snapshot
@@ -289,52 +287,9 @@ void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder);
 int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
                      struct ibx_error *err);
 /* Copies the pages with data of a block of guest RAM, as they are now, into the file of that block,
- * which already has its size but no data. */
+ * which already has its size but no data. `ends` may be NULL; -EINTR: it has returned true. */
 int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
-                            int fd, struct ibx_error *err);
-
-/* ------------------------------------------------------------ freeze_phase.c */
-
-/*
- * state machine: freeze
- *   [*] -> BEFORE -> BEGUN -> STOPPED     QEMU's migration into the snapshot is complete
- *   STOPPED -> CONTINUED                   by freeze itself: later events do not matter
- *   STOPPED -> RESET                       the guest has asked for a reset just before the stop
- *   STOPPED | RESET -> TAKEN               another client has continued, reset or migrated the VM
- *   BEGUN | STOPPED | RESET | TAKEN -> BEGUN     earlier events were of another client's migration
- *   BEFORE | BEGUN | STOPPED | RESET | TAKEN | CONTINUED -> [*]
- */
-enum ibx_freeze_phase {
-    FREEZE_BEFORE,
-    FREEZE_BEGUN,
-    FREEZE_STOPPED, /* the VM has to stand still */
-    FREEZE_RESET,   /* its memory no longer fits its state; freeze has to continue it */
-    FREEZE_TAKEN,   /* its memory no longer fits; the VM is left to the other client */
-    FREEZE_CONTINUED,
-};
-
-void ibx_freeze_phase_begin(struct ibx_state_machine *phase);
-/* Handles an event. `begins`: QEMU may have sent it before it received this tool's command. */
-void ibx_freeze_phase_note(struct ibx_state_machine *phase, json_t *event, bool begins);
-
-/* ------------------------------------------------------------ freeze_state.c */
-
-/* The device state that QEMU has written so far. */
-struct ibx_freeze_state {
-    uint8_t *bytes; /* to be freed by free() */
-    size_t length, room;
-};
-struct ibx_freeze_source {
-    int fd;        /* does not block */
-    int events_fd; /* readable when there is something to hear */
-    /* Called before each read, which lets QEMU come closer to the stop; an error ends the
-     * reading. */
-    int (*hear)(void *context, struct ibx_error *err);
-    void *context;
-};
-/* Reads until the end of the stream. -ETIMEDOUT: it has not come in that time; -EFBIG. */
-int ibx_freeze_state_read(struct ibx_freeze_state *state, const struct ibx_freeze_source *source,
-                          unsigned timeout_ms, struct ibx_error *err);
+                            int fd, bool (*ends)(void), struct ibx_error *err);
 
 /* ------------------------------------------------------------ freeze.c */
 
@@ -342,6 +297,12 @@ enum ibx_freeze_after {
     IBX_FREEZE_STOPPED, /* the VM stays as it was frozen */
     IBX_FREEZE_RESUME,  /* the VM is continued if it ran */
     IBX_FREEZE_QUIT,    /* its QEMU ends */
+};
+
+struct ibx_freeze_options {
+    const char *qmp, *path; /* QEMU's monitor, the folder */
+    enum ibx_freeze_after after;
+    void (*over)(void); /* called when signals come late: they are no longer held back; or NULL */
 };
 
 struct ibx_freeze_result {
@@ -352,9 +313,10 @@ struct ibx_freeze_result {
 };
 
 /* Freezes the VM at this monitor into a folder. Any failure before the snapshot is whole leaves the
- * VM as it was. -EPERM, with all reasons: the VM cannot be frozen; nothing was changed. */
-int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
-                        struct ibx_freeze_result *result, struct ibx_error *err);
+ * VM as it was. -EPERM, with all reasons: the VM cannot be frozen; nothing was changed. -ECANCELED:
+ * by SIGINT, SIGTERM or SIGHUP; those that come when the snapshot is whole are taken. */
+int ibx_snapshot_freeze(const struct ibx_freeze_options *options, struct ibx_freeze_result *result,
+                        struct ibx_error *err);
 
 /* ------------------------------------------------------------ clone.c */
 

@@ -113,6 +113,14 @@ class Vm(GuestVm):
         equal(self.running(), True)
 
 
+def qemu_with(monitor):
+    """The QEMU of a child, which has that monitor besides."""
+    return (os.environ["QEMU"], *"-M q35 -accel tcg,thread=multi -m 64 -nodefaults -display none "
+            "-no-reboot -machine memory-backend=mem0".split(), "-kernel", os.environ["GUEST_ELF"],
+            "-append", "", "-object", "memory-backend-ram,id=mem0,size=64M", "-serial", "null",
+            "-qmp", f"unix:{monitor},server=on,wait=off")
+
+
 def expect(*vms, append=""):
     """The memory of a guest with these options was right at every heartbeat, wherever it ran."""
     judge(printed(*vms), *append.split())

@@ -15,7 +15,7 @@ from guest_vm import ask_qmp
 from harness import LIMIT, alive, equal, free_port, process_state, run_all, until
 
 import migrate_scene as tool
-from migrate_scene import Vm, case, stops_at
+from migrate_scene import Vm, case, qemu_with, stops_at
 
 
 @case
@@ -37,14 +37,6 @@ def a_clone_that_is_ended_while_qemu_starts_leaves_no_qemu(scene):
         equal(len(select.select([child], [], [], LIMIT)[0]), 1)
         os.close(child)
         os.remove(started)
-
-
-def qemu_with(monitor):
-    """The QEMU of a child, which has that monitor besides."""
-    return (os.environ["QEMU"], *"-M q35 -accel tcg,thread=multi -m 64 -nodefaults -display none "
-            "-no-reboot -machine memory-backend=mem0".split(), "-kernel", os.environ["GUEST_ELF"],
-            "-append", "", "-object", "memory-backend-ram,id=mem0,size=64M", "-serial", "null",
-            "-qmp", f"unix:{monitor},server=on,wait=off")
 
 
 @case

@@ -601,6 +601,10 @@ static void begin_signals(unsigned command)
     else if (command == RECOVER)
         ibx_cli_result_on_signal(MIGRATE_UNFINISHED, "interrupted before anything was done: "
                                                      "ib-migrate recover continues");
+    else if (command == FREEZE)
+        ibx_cli_result_on_signal(MIGRATE_FAILED,
+                                 "cancelled before anything was begun: there is no snapshot, and "
+                                 "the VM is as it was");
     else if ((SENDING | BIT(RUN)) & BIT(command))
         ibx_cli_result_on_signal(MIGRATE_FAILED,
                                  "cancelled before anything was begun: the VM stays here");

@@ -52,11 +52,13 @@ int ibx_cli_freeze(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
     struct ibx_freeze_result result;
-    const enum ibx_freeze_after after = args->resume ? IBX_FREEZE_RESUME
-                                        : args->quit ? IBX_FREEZE_QUIT
-                                                     : IBX_FREEZE_STOPPED;
-    if (ibx_cli_monitor_check(args, &err) ||
-        ibx_snapshot_freeze(args->qmp, args->uri, after, &result, &err))
+    const struct ibx_freeze_options options = {.qmp = args->qmp,
+                                               .path = args->uri,
+                                               .after = args->resume ? IBX_FREEZE_RESUME
+                                                        : args->quit ? IBX_FREEZE_QUIT
+                                                                     : IBX_FREEZE_STOPPED,
+                                               .over = ibx_cli_result_late_signals};
+    if (ibx_cli_monitor_check(args, &err) || ibx_snapshot_freeze(&options, &result, &err))
         return ibx_cli_fail(err.message);
     if (result.tpm)
         ibx_cli_message("this VM has a TPM: each of its children starts with everything in it: its "

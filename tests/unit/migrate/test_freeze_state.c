@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The device state of a VM that is frozen, while events come. */
-#include "migrate/snapshot/snapshot.h"
+#include "migrate/snapshot/freeze.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static int hear(void *context, struct ibx_error *err)
 static int read_it(unsigned ms)
 {
     assert_int_equal(write(events[1], "", 1), 1); /* so that it does not sleep */
-    const struct ibx_freeze_source source = {stream[0], events[0], hear, NULL};
+    const struct ibx_freeze_source source = {stream[0], events[0], hear, NULL, -1};
     return ibx_freeze_state_read(&got, &source, ms, &error);
 }
 

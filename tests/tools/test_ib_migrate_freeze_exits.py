@@ -1,0 +1,96 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ib_migrate_freeze_exits.py IB-MIGRATE: freezes that are interrupted, and whose output nobody
+takes."""
+import os
+import signal
+import subprocess
+import sys
+
+from guest_vm import ask_qmp
+from harness import LIMIT, equal, process_state, run_all, until
+
+import migrate_scene as tool
+from migrate_scene import Vm, case, objects, qemu_with, says, stops_at
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def capabilities(vm):
+    """Those of QEMU's migrations that are on."""
+    return [one["capability"] for one in ask_qmp(vm.own, "query-migrate-capabilities")[0]
+            if one["state"]]
+
+
+def interrupted(scene, vm, state, number, *more):
+    """A freeze that gets this signal in this state: exit status, standard output and error."""
+    freeze = scene.start("freeze", *vm.qmp, scene.path("folder"), *more,
+                         env=stops_at(f"freeze:{state}"))
+    until(lambda: process_state(freeze.pid) == "T" or freeze.poll() is not None, "its state")
+    freeze.send_signal(number)
+    freeze.send_signal(signal.SIGCONT)
+    out, err = freeze.communicate(timeout=LIMIT)
+    return freeze.returncode, out, err
+
+
+@case
+def a_freeze_that_is_interrupted_leaves_the_vm_running_and_no_snapshot(scene):
+    """Whoever interrupts it wants no snapshot, and least of all a VM that stands still."""
+    vm = Vm(scene)
+    for number, state in zip(ENDS * 2, ("prepared", "starting", "begun", "reading", "stopped",
+                                        "saved")):
+        code, out, err = interrupted(scene, vm, state, number)
+        equal((state, code, out), (state, 1, ""))
+        says(err, "cancelled", "there is no snapshot", "the VM runs on")
+        equal((os.path.exists(scene.path("folder")), capabilities(vm)), (False, []))
+        vm.runs_on()
+    code, out, err = interrupted(scene, vm, "copied", signal.SIGINT, "--json")
+    (last,) = objects(out)
+    equal((code, last["result"]["exit_status"]), (1, 1))
+    assert err == f"ib-migrate: {last['result']['error']}\n" and "the VM runs on" in err, err
+    code, out, err = interrupted(scene, vm, "continued", signal.SIGTERM, "--resume")
+    equal((code, out), (1, ""))
+    says(err, "cancelled", "the VM runs on")
+    vm.runs_on()
+    ask_qmp(vm.own, "stop")
+    code, out, err = interrupted(scene, vm, "stopped", signal.SIGTERM)
+    equal((code, out, os.path.exists(scene.path("folder"))), (1, "", False))
+    says(err, "cancelled", "the VM is as it was")
+    equal(vm.running(), False)
+    ask_qmp(vm.own, "cont")
+    vm.runs_on()
+    tool.succeeds(scene, "freeze", *vm.qmp, scene.path("folder"))
+    tool.expect(vm)
+
+
+@case
+def a_freeze_that_is_done_says_so_whatever_signal_comes(scene):
+    """The VM stands still, and the operator has to know that."""
+    for number in ENDS:
+        vm = Vm(scene)
+        code, out, err = interrupted(scene, vm, "sealed", number)
+        equal((code, err, vm.running()), (0, "", False))
+        assert "frozen" in out and "the VM stays stopped" in out, out
+        os.rename(scene.path("folder"), scene.path(f"whole{number}"))
+
+
+@case
+def a_freeze_of_a_monitor_that_says_nothing_can_be_interrupted(scene):
+    """Nothing was changed until then."""
+    vm = Vm(scene)
+    os.kill(vm.process.pid, signal.SIGSTOP)
+    for number in ENDS:
+        freeze = scene.start("freeze", *vm.qmp, scene.path("folder"))
+        until(lambda at=freeze: any("socket:" in os.readlink(f"/proc/{at.pid}/fd/{fd}")
+                                    for fd in os.listdir(f"/proc/{at.pid}/fd")),
+              "it to ask the monitor")
+        freeze.send_signal(number)
+        out, err = freeze.communicate(timeout=LIMIT)
+        equal((freeze.returncode, out), (1, ""))
+        says(err, "cancelled before anything was begun", "no snapshot")
+    os.kill(vm.process.pid, signal.SIGCONT)
+    vm.runs_on()
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))
