@@ -92,5 +92,29 @@ def a_freeze_of_a_monitor_that_says_nothing_can_be_interrupted(scene):
     vm.runs_on()
 
 
+@case
+def what_is_done_is_done_though_nobody_takes_what_is_printed(scene):
+    """A script that sees a failure would freeze or clone anew. Standard error has what it is."""
+    vm = Vm(scene)
+    for more in ((), ("--json",)):
+        folder = scene.path(f"folder{len(more)}")
+        with open("/dev/full", "w", encoding="ascii") as full:
+            code, _, err = scene.run("freeze", *vm.qmp, folder, *more, stdout=full)
+        says(err, "standard output could not be written")
+        equal((code, os.path.exists(os.path.join(folder, "manifest.json"))), (0, True))
+        own, monitor = scene.path("own"), scene.path("child")
+        with open("/dev/full", "w", encoding="ascii") as full, \
+                open(scene.path("log"), "w+", encoding="utf-8") as log:
+            code = subprocess.run([scene.program, "clone", "--qmp", monitor, folder, *more, "--",
+                                   *qemu_with(own)],
+                                  stdout=full, stderr=log, timeout=LIMIT, check=False).returncode
+            log.seek(0)
+            assert "standard output could not be written" in log.read()
+        equal((code, ask_qmp(own, "query-status")[0]["running"]), (0, True))
+        ask_qmp(own, "quit")
+        until(lambda at=monitor: not os.path.exists(at), "QEMU's end")
+        ask_qmp(vm.own, "cont")
+
+
 if __name__ == "__main__":
     sys.exit(run_all(sys.argv[1], sys.argv[2:]))

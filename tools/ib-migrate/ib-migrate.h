@@ -234,6 +234,9 @@ void ibx_cli_print(const char *format, ...) __attribute__((format(printf, 1, 2))
 void ibx_cli_print_json(json_t *json);
 /* `status`, or MIGRATE_FAILED with a message when standard output could not be written. */
 int ibx_cli_flush(int status);
+/* MIGRATE_DONE, for a command that has done more than report: if standard output could not be
+ * written, a message says so. */
+int ibx_cli_done(void);
 
 /* Seconds since 1970 as local time: "2026-11-26 07:15:22 +0000". */
 void ibx_cli_time(uint64_t seconds, char *out, size_t size);

@@ -314,5 +314,5 @@ int ibx_cli_rollback(const struct migrate_args *args)
         ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         print_done(vm, &record);
-    return ibx_cli_flush(MIGRATE_DONE);
+    return ibx_cli_done();
 }

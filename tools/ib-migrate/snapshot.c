@@ -64,7 +64,7 @@ int ibx_cli_freeze(const struct migrate_args *args)
         ibx_cli_message("this VM has a TPM: each of its children starts with everything in it: its "
                         "keys, what is sealed to them, and its counters");
     print_frozen(args, &result);
-    return ibx_cli_flush(MIGRATE_DONE);
+    return ibx_cli_done();
 }
 
 /* ------------------------------------------------------------ clone */
@@ -343,7 +343,7 @@ int ibx_cli_clone(const struct migrate_args *args)
                       (json_int_t)r.check_ns, "memory_ns", (json_int_t)r.memory_ns, "load_ns",
                       (json_int_t)r.load_ns, "own_macs", (int)r.cards, "links_down",
                       (int)r.cards_down, "network_ns", (json_int_t)r.network_ns));
-        return ibx_cli_flush(MIGRATE_DONE);
+        return ibx_cli_done();
     }
     ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
     ibx_cli_print("QEMU (process %d) is a child of %s, %s after %s", (int)r.pid, args->uri,
@@ -352,7 +352,7 @@ int ibx_cli_clone(const struct migrate_args *args)
         printf("%u of its network cards have no link: when the guest has taken their MACs, QEMU's "
                "set_link gives it\n",
                r.cards_down);
-    return ibx_cli_flush(MIGRATE_DONE);
+    return ibx_cli_done();
 }
 
 /* ------------------------------------------------------------ serve */

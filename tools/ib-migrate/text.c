@@ -85,6 +85,12 @@ int ibx_cli_flush(int status)
     return rc ? ibx_cli_fail(err.message) : status;
 }
 
+int ibx_cli_done(void)
+{
+    ibx_cli_flush(MIGRATE_DONE);
+    return MIGRATE_DONE;
+}
+
 /* ------------------------------------------------------------ figures */
 
 void ibx_cli_time(uint64_t seconds, char *out, size_t size)
