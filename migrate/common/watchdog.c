@@ -190,6 +190,14 @@ static void unlock(const struct watchdog *w)
         close(w->claim_fd);
 }
 
+/* Whoever reads the tool's messages to their end does not wait for what says nothing more. */
+static void close_messages(void)
+{
+    const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (null >= 0)
+        dup2(null, STDERR_FILENO);
+}
+
 /* A destination that has everything waits for the commit without limit: tells it that there will be
  * none. The record is over before, and another tool may migrate the VM meanwhile. */
 static void tell_destination(struct watchdog *w, struct ibx_record *was)
@@ -197,6 +205,8 @@ static void tell_destination(struct watchdog *w, struct ibx_record *was)
     struct ibx_error err = {0};
     if (!was->epoch)
         return;
+    if (!ibx_log_enabled(IBX_LOG_INFO))
+        close_messages();
     unlock(w);
     was->epoch++;
     if (ibx_migration_disown(was, &w->transport,

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, alive, equal, free_port, process_state, run_all, until, within
+from harness import (LIMIT, Skip, alive, children, equal, free_port, process_state, run_all, until,
+                     within)
 
 import migrate_scene as tool
 from migrate_scene import OLD_RECORD, Vm, case, objects, start
@@ -517,6 +518,24 @@ def whoever_interrupts_the_end_again_and_again_ends_it(scene):
 
         until(has_ended, "the tool to end")
         os.close(read)
+
+
+@case
+def who_reads_to_the_end_does_not_wait_for_a_silent_destination(scene):
+    """As in `ib-migrate send ... 2>&1 | tee log`: the watchdog tries for a while to tell it."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = tool.receiver(scene, destination)
+    sender = scene.start("send", *source.qmp, uri, env=tool.stops_at("source:asking"),
+                         stderr=subprocess.STDOUT)
+    until(lambda: process_state(sender.pid) == "T", "it to ask the destination")
+    (watchdog,) = children(sender.pid)
+    waiting.send_signal(signal.SIGSTOP)
+    sender.send_signal(signal.SIGINT)
+    sender.send_signal(signal.SIGCONT)
+    assert "cancelled" in sender.stdout.read()
+    equal(os.readlink(f"/proc/{watchdog}/fd/2"), "/dev/null")  # it still tries
+    equal(sender.wait(LIMIT), 1)
+    source.runs_on()
 
 
 @case
