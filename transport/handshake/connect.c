@@ -37,6 +37,14 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
         snprintf(out, size, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, service);
 }
 
+/* What became of a connection: without descriptors or memory here, nobody was asked. */
+static const char *outcome(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ENOBUFS
+               ? "this process has no socket for a server"
+               : "no server answers";
+}
+
 /* "; " and what to do about this error of connect(2), or "". */
 static const char *remedy(const struct ibx_uri *uri, int rc)
 {
@@ -262,7 +270,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
         freeaddrinfo(list);
     rc = race.rc;
     if (connected_fd < 0)
-        return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
+        return ibx_error_set(err, rc, "%s at %s port %u: %s%s", outcome(rc), uri->host, uri->port,
                              rc == -ETIMEDOUT ? "no reply in time"
                              : rc == -EINTR   ? "this process was told to end"
                                               : strerror(-rc),
