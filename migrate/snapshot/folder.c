@@ -229,9 +229,9 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, enum ibx_snaps
                                create ? "made" : "opened", strerror(errno),
                                create ? "; choose another place" : remedy_of(errno, "; " AGAIN));
         if (!rc && create && ftruncate(folder->fds[i], (off_t)blocks[i].size))
-            rc = ibx_error_set(
-                err, -errno, "%s/%s cannot have %llu bytes: %s; choose another place", folder->path,
-                name, (unsigned long long)blocks[i].size, strerror(errno));
+            rc = ibx_error_set(err, -errno, "%s/%s cannot have %llu bytes: %s; %s", folder->path,
+                               name, (unsigned long long)blocks[i].size, strerror(errno),
+                               ibx_write_remedy(-errno, "choose another place"));
         if (!rc && (fstat(folder->fds[i], &st) || !S_ISREG(st.st_mode) ||
                     (uint64_t)st.st_size != blocks[i].size))
             rc = ibx_error_set(err, -EINVAL,

@@ -116,5 +116,18 @@ def what_is_done_is_done_though_nobody_takes_what_is_printed(scene):
         ask_qmp(vm.own, "cont")
 
 
+@case
+def a_limit_on_the_size_of_files_is_named(scene):
+    """Another folder would not help."""
+    vm = Vm(scene)
+    done = subprocess.run(["sh", "-c", "ulimit -f 1000; exec $0 $@", scene.program, "freeze",
+                           *vm.qmp, scene.path("folder")],
+                          capture_output=True, text=True, timeout=LIMIT, check=False)
+    equal((done.returncode, done.stdout), (1, ""))
+    says(done.stderr, "67108864 bytes", "File too large", "ulimit -f")
+    assert not os.path.exists(scene.path("folder"))
+    vm.runs_on()
+
+
 if __name__ == "__main__":
     sys.exit(run_all(sys.argv[1], sys.argv[2:]))
