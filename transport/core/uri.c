@@ -68,8 +68,16 @@ static int parse_authority(char *text, struct ibx_uri *uri, struct ibx_error *er
         good = !host[strspn(host, NAME_CHARACTERS)];
     }
     size_t length = strlen(host);
-    if (!good || !length || length >= sizeof(uri->host))
-        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a host name or address", host);
+    if (!length)
+        return ibx_error_set(err, -EINVAL,
+                             "\"%s:%.32s\" has no host: write host:port (0.0.0.0 listens at all "
+                             "addresses)",
+                             *text ? "[]" : "", port);
+    if (!good || length >= sizeof(uri->host))
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.64s\" is not a host name or address: write host:port, or "
+                             "[IPv6]:port",
+                             host);
     if (parse_port(port, &uri->port))
         return ibx_error_set(err, -EINVAL, "port \"%.32s\" is not a number from 0 to 65535", port);
     memcpy(uri->host, host, length);
