@@ -47,6 +47,14 @@ def help_and_version_are_no_errors(scene):
 
 
 @test
+def no_line_of_help_is_of_blanks(scene):
+    """argp adds one after a text that fills its line exactly."""
+    for args in ((), ("serve",), ("run",), ("self",), ("tune",)):
+        for line in works(scene.run(*args, "--help")).splitlines():
+            equal((args, line), (args, line.rstrip()))
+
+
+@test
 def wrong_usage_exits_2_and_names_the_help(scene):
     for line in ("", "measure", "run", "serve", "self tcp://127.0.0.1:1", "--sizes 4", "run a b",
                  "self --nonsense", "self --sizes", "serve --json x y", "self --max-bytes 1G",

@@ -113,7 +113,7 @@ static const struct ibx_tool_option options[] = {
     {.help = "run, self and tune:"},
     {"sizes", "LIST", "Payload sizes [" DEFAULT_SIZES "; tune has others]", MEASURE | TUNE,
      IBX_TOOL_OWN, .take = take_sizes},
-    {"time", "SECONDS", "Seconds for each cell of the table [0.3, tune 0.1]", MEASURE | TUNE,
+    {"time", "SECONDS", "Seconds for each cell of the table [0.3; tune: 0.1]", MEASURE | TUNE,
      IBX_TOOL_SECONDS, AT(seconds), .max = 3600},
     {"count", "N", "Calls for each cell, instead of a time", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
      AT(count), 1, BW_CALLS_MAX},
