@@ -75,6 +75,7 @@ def bad_values_exit_1_with_one_sentence(scene):
                    "--plot=picture.jpg", "--json=/nowhere/x.json", "--paths=shm,carrier",
                    "--paths="):
         fails(scene, ("self", option), option.split("=")[0])
+    fails(scene, ("self", "--json=/nowhere/x.json"), "give a path in a folder that exists")
     fails(scene, ("self", "--time=0"), "is not more than 0 and at most 3600 seconds")
     for uri in ("127.0.0.1:1", "http://127.0.0.1:1", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"):
         fails(scene, ("run", uri))

@@ -21,7 +21,10 @@ int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *e
     snprintf(file->temporary, sizeof(file->temporary), "%s.XXXXXX", file->name);
     int fd = mkostemp(file->temporary, O_CLOEXEC);
     if (fd < 0)
-        return ibx_error_set(err, -errno, "%s cannot be made: %s", name, strerror(errno));
+        return ibx_error_set(err, -errno,
+                             "%s cannot be made: %s; give a path in a folder that exists and that "
+                             "this user may write to",
+                             name, strerror(errno));
     mode_t mask = umask(0);
     umask(mask);
     fchmod(fd, 0666 & ~mask); /* mkostemp gives 0600 */
