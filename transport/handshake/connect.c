@@ -41,7 +41,7 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
 static const char *outcome(int rc)
 {
     return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ENOBUFS
-               ? "this process has no socket for a server"
+               ? "no socket can be made here for a server"
                : "no server answers";
 }
 
