@@ -256,9 +256,9 @@ int ibx_staging_leave(struct ibx_staging *st, void *host, const struct ibx_gpu_c
     ibx_staging_set_copy(st, copy);
     bool beside = st->company == IBX_TURN_BESIDE;
     int rc = beside ? ibx_staging_events_ready(st) : 0;
+    bool limited = beside && !rc && !is_behind_others(st); /* put_behind() adds work */
     if (!rc)
         rc = put_behind(st, to_device);
-    bool limited = beside && !rc && !is_behind_others(st);
     for (size_t done = 0, some; done < st->total && !rc; done += some) {
         const size_t most = !beside ? SIZE_MAX : limited ? IBX_TURN_PIECE : LEFT_PIECE;
         some = st->total - done < most ? (size_t)(st->total - done) : most;

@@ -135,6 +135,26 @@ static void test_wait_has_a_limit(void **state)
     assert_on_device(device, host, SIZE);
 }
 
+/* Short copies of bytes that earlier work may write. What puts them behind that work is no other
+ * work of the stream, so not more of them are left at once than of others. */
+static void test_short_copies_in_their_order(void **state)
+{
+    const struct ibx_gpu_copy copy = {
+        .device = device, .width = 4096, .height = 1, .stream = stream, .changes = true};
+    uint64_t before = 0;
+    (void)state;
+    tick_ns = 1000;
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < 3; i++) {
+        before = now_ns;
+        assert_int_equal(ibx_staging_leave(staging, host, &copy, true), 0);
+    }
+    assert_true(now_ns - before > 1000000); /* that it waits for the first one */
+    app->hold_stream(NULL);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_on_device(device, host, 4096);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +162,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_without_other_sessions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_copy_waits_for_other_work, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_wait_has_a_limit, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_short_copies_in_their_order, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("left-copies", tests, find_cuda, NULL);
 }
