@@ -414,6 +414,45 @@ bool gates_after_reset()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+namespace
+{
+
+// A copy of the letter behind a function, on a new allocation: in a context with an error, or in a
+// good one, in which the letter is copied.
+bool copied_behind_function(char letter, bool fails, char **device)
+{
+    void *const own = reinterpret_cast<void *>(2); // cudaStreamPerThread, also after a reset
+    const std::vector<char> there(1000, letter);
+    std::atomic<int> flags[2] = {{0}, {0}};
+    REQUIRE((*device = device_memory(3000)) != nullptr);
+    if (fails) {
+        stub_remote()->inject("dma", 1, 46, true);
+        stub_remote()->hold(true);
+        REQUIRE(stub_launch(*device + 1000, *device + 2000, 1000, own) == 0);
+    }
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(own, wait_for_flag, flags) == 0);
+    REQUIRE(cudaMemcpyAsync(*device, there.data(), there.size(), H2D, own) == 0 && !flags[1]);
+    flags[0] = 1;
+    if (fails)
+        stub_remote()->hold(false);
+    REQUIRE(cudaStreamSynchronize(own) == (fails ? 46 : 0) && flags[1] == (fails ? 0 : 1));
+    return HOLDS(fails || device_has(*device, there.data(), there.size()));
+}
+
+// Of several devices the functions of one may outlive its reset. A copy that was lost with the
+// context has no bytes for a later one.
+bool copies_after_reset_of_second()
+{
+    char *lost = nullptr, *device = nullptr;
+    REQUIRE(device_memory(1) && cudaSetDevice(1) == 0);
+    REQUIRE(copied_behind_function('a', true, &lost) && cudaDeviceReset() == 0);
+    stub_remote()->inject("", 0, 0, false);
+    REQUIRE(cudaGetLastError() == 0 || cudaGetLastError() == 0);
+    return HOLDS(copied_behind_function('b', false, &device) && device == lost);
+}
+
+} // namespace
+
 // In a context with an error no function is called; after its reset nobody waits for them.
 bool host_functions_after_reset()
 {
@@ -446,7 +485,8 @@ bool host_functions_after_reset()
     REQUIRE(launch_host(stream, set_flag, &flag) == 0);
     REQUIRE(cudaMemcpyAsync(back.data(), device, 10000, D2H, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && flag);
-    return HOLDS(back == there && cudaFree(device) == 0);
+    REQUIRE(back == there && cudaFree(device) == 0);
+    return copies_after_reset_of_second();
 }
 
 // Over a connection that breaks for good: if a function was not called, the next wait returns an

@@ -32,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *copies; /* a tree (tsearch(3)) of struct ibx_host_copy */
 
 /* Copies that come after a host function in a stream. Each is a graph of one node, which is
- * launched again for an equal copy in the same stream. */
+ * launched again for an equal copy in the same stream, until a reset. */
 #define BEHIND       64u
 #define BEHIND_BYTES ((size_t)256 << 20) /* bytes of all of them, in slots of the back end */
 static struct behind {
@@ -294,9 +294,11 @@ static bool try_behind(struct ibx_host_copy *copy, struct behind *made)
     return false;
 }
 
-/* The copy as it is in a graph of the stream's own: CUDA makes launches of one graph wait for each
- * other, also in different streams. A copy of one row does not use the height of the memory, which
- * the back end is not sent either. Without an address the bytes are those that a launch has. */
+/* Called under the lock. The copy as it is in a graph of the stream's own: CUDA makes launches of
+ * one graph wait for each other, also in different streams. Copies before a reset are others, too:
+ * if it has ended them, the bytes of their launches still wait for calls of their function. A copy
+ * of one row does not use the width and height of the memory, which the back end is not sent
+ * either. Without an address the bytes are those that a launch has. */
 static struct ibx_cuda_memcpy3d within_stream(const struct ibx_cuda_memcpy3d *p, bool takes,
                                               const void *stream)
 {
@@ -304,6 +306,7 @@ static struct ibx_cuda_memcpy3d within_stream(const struct ibx_cuda_memcpy3d *p,
     struct ibx_cuda_memcpy3d all = *p;
     struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &all.from : &all.to;
     host->y = (uintptr_t)(stream == CUDA_STREAM_PER_THREAD ? &own : stream);
+    host->x = behind_resets;
     host->at = takes ? NULL : host->at;
     return all;
 }
@@ -328,7 +331,6 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *p, bool take
                                     int *rc)
 {
     const struct ibx_host_copy now = {.bytes = *p};
-    const struct ibx_cuda_memcpy3d planes = within_stream(p, takes, stream);
     struct ibx_launch_copy bytes = {IBX_COPY_LATER, NULL};
     int code;
     if (takes && !(bytes.taken = ibx_launch_bytes_take(&now)))
@@ -336,6 +338,7 @@ bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *p, bool take
     bytes.use = takes ? IBX_COPY_TAKEN : IBX_COPY_LATER;
     pthread_mutex_lock(&behind_lock);
     forget_reset();
+    const struct ibx_cuda_memcpy3d planes = within_stream(p, takes, stream);
     struct ibx_host_copy *copy = copy_of(&planes, &code);
     const bool made = copy && launch_behind(copy, &bytes, stream, rc);
     pthread_mutex_unlock(&behind_lock);
