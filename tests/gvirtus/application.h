@@ -447,6 +447,9 @@ bool destroyed_beside_wait();
 bool order_behind_legacy(); // of copies, and sets of memory
 bool order_between_streams();
 bool order_behind_kernels(); // of copies of few bytes
+
+// application_kept_events.cpp
+
 bool events_are_kept();
 bool events_after_a_loss();
 

@@ -15,7 +15,7 @@ namespace
 {
 
 using Edge = std::array<unsigned char, 8>; // cudaGraphEdgeData
-struct Place {                             // cudaMemLocation
+struct MemoryPlace {                       // cudaMemLocation
     int type, id;
 };
 struct Parameters { // cudaGraphNodeParams of an empty node
@@ -97,12 +97,13 @@ bool places()
     constexpr std::size_t n = 4096;
     void *memory = nullptr, *stream = nullptr;
     int preferred = 9, prefetched = 9;
-    const auto advise = [&](Place to) {
-        return run<const void *, std::size_t, int, Place>("cudaMemAdvise_v2", memory, n, 3, to);
+    const auto advise = [&](MemoryPlace to) {
+        return run<const void *, std::size_t, int, MemoryPlace>("cudaMemAdvise_v2", memory, n, 3,
+                                                                to);
     };
-    const auto prefetch = [&](const char *name, Place to, unsigned flags) {
-        return run<const void *, std::size_t, Place, unsigned, void *>(name, memory, n, to, flags,
-                                                                       stream);
+    const auto prefetch = [&](const char *name, MemoryPlace to, unsigned flags) {
+        return run<const void *, std::size_t, MemoryPlace, unsigned, void *>(name, memory, n, to,
+                                                                             flags, stream);
     };
     const auto attribute = [&](int which, int *value) {
         return run<void *, std::size_t, int, const void *, std::size_t>(
@@ -141,14 +142,14 @@ bool properties()
 
 struct Attributes { // cudaMemcpyAttributes
     int order;
-    Place from, to;
+    MemoryPlace from, to;
     unsigned flags;
 };
 struct MemoryOperand { // cudaMemcpy3DOperand of memory
     long type = 1;
     void *at;
     std::size_t row = 0, rows = 0;
-    Place where = {};
+    MemoryPlace where = {};
 };
 struct PlanesToCopy { // cudaMemcpy3DBatchOp
     MemoryOperand from, to;
