@@ -310,6 +310,7 @@ int main(int argc, char **argv)
         {"sets-nowhere", sets_nowhere},
         {"fails-beyond", fails_beyond},
         {"kinds-of-planes", kinds_of_planes},
+        {"page-locked-is-called-device", page_locked_is_called_device},
         {"failed-allocations", failed_allocations},
         {"errors-around-work", errors_around_work},
         {"configurations", configurations},

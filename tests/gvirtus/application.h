@@ -186,6 +186,8 @@ bool sets_after_a_loss();
 bool sets_nowhere();
 bool fails_beyond();
 bool kinds_of_planes();
+bool page_locked_is_called_device();
+int copy_as(int how, char *to, char *from, int kind, void *stream);
 bool failed_allocations();
 bool errors_around_work();
 bool configurations();

@@ -467,3 +467,47 @@ bool kinds_of_planes()
     REQUIRE(planes_beside_registered());
     return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }
+
+// Makes the copy in one of four ways.
+int copy_as(int how, char *to, char *from, int kind, void *stream)
+{
+    switch (how) {
+    case 0:
+        return cudaMemcpy(to, from, 1000, kind);
+    case 1:
+        return cudaMemcpyAsync(to, from, 1000, kind, stream);
+    case 2:
+        return cudaMemcpy2D(to, 100, from, 100, 100, 10, kind);
+    default:
+        return cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, kind, stream);
+    }
+}
+
+// A copy between page-locked and pageable memory may call the former the device's, whose address
+// CUDA knows; not the latter.
+bool page_locked_is_called_device()
+{
+    void *stream = nullptr, *page_locked = nullptr;
+    std::vector<char> pageable(1000, 'a'), others(1000, 'b'), registered(1000);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&page_locked, 1000) == 0);
+    REQUIRE(host_register(registered.data(), 1000) == 0);
+    for (char *locked : {static_cast<char *>(page_locked), registered.data()}) {
+        for (int how = 0; how < 4; how++) {
+            const std::size_t n = how == 3 ? 90 : 1000;
+            char *const there = pageable.data();
+            std::memset(locked, 'p', 1000);
+            REQUIRE(copy_as(how, locked, there, H2D, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(locked, there, n));
+            std::memset(locked, 'q' + how, 1000);
+            REQUIRE(copy_as(how, others.data(), locked, D2H, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(others.data(), locked, n));
+        }
+        for (int how : {0, 2}) {
+            REQUIRE(copy_as(how, pageable.data(), locked, H2D, stream) == 1);
+            REQUIRE(copy_as(how, locked, pageable.data(), D2H, stream) == 1);
+            cudaGetLastError();
+        }
+    }
+    REQUIRE(cudaStreamDestroy(stream) == 0 && cudaFreeHost(page_locked) == 0);
+    return HOLDS(host_unregister(registered.data()) == 0 && cudaGetLastError() == 0);
+}

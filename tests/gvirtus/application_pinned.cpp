@@ -288,21 +288,6 @@ bool sides_are_confused(char *device, char *page_locked)
     return HOLDS(page_locked[0] == 7 && page_locked[999] == 7);
 }
 
-// Makes the copy in one of four ways.
-int copy_as(int how, char *to, char *from, int kind, void *stream)
-{
-    switch (how) {
-    case 0:
-        return cudaMemcpy(to, from, 1000, kind);
-    case 1:
-        return cudaMemcpyAsync(to, from, 1000, kind, stream);
-    case 2:
-        return cudaMemcpy2D(to, 100, from, 100, 100, 10, kind);
-    default:
-        return cudaMemcpy2DAsync(to, 100, from, 100, 90, 10, kind, stream);
-    }
-}
-
 // The same of copies that call all memory the device's; and of managed memory, by each kind that
 // names a side of each, or the wrong ones.
 bool host_is_called_device(char *device, char *page_locked, char *registered)

@@ -606,6 +606,8 @@ void check_what_it_does_not()
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("memory that is set, and not there", [] { return run("sets-nowhere", true); });
     check("copies of planes of each kind", [] { return run("kinds-of-planes", true); });
+    check("page-locked memory is called the device's",
+          [] { return run("page-locked-is-called-device", true); });
     check("errors around work", [] { return run("errors-around-work", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });

@@ -118,18 +118,20 @@ static int kind_between(bool to_host, bool from_host)
     return from_host ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_ON_DEVICE;
 }
 
-/* The kind of a copy whose kind names each side's. CUDA goes by the addresses, if it knows both:
- * also if both sides are device memory, or if they are confused, and the host's is page-locked. */
+/* The kind of a copy whose kind names each side's. CUDA goes by the addresses that it knows: also if
+ * both sides are device memory, or if they are confused, and the host's is page-locked; or if both
+ * are the host's, and the one that is called the device's is page-locked. */
 static int kind_by_sides(const void *to, const void *from, int kind)
 {
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     struct range range;
     if (kind == CUDA_MEMCPY_ON_DEVICE)
         return kind_between(is_page_locked(to), is_page_locked(from));
-    if ((!to_device && kind != CUDA_MEMCPY_FROM_DEVICE) ||
-        !ibx_frontend_only_device(to_device ? from : to))
+    if (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE)
         return kind;
-    const void *device = to_device ? to : from; /* as the kind says */
+    const void *device = to_device ? to : from, *host = to_device ? from : to; /* as it says */
+    if (!ibx_frontend_only_device(host))
+        return is_page_locked(device) ? CUDA_MEMCPY_ON_HOST : kind;
     if (ibx_frontend_only_device(device))
         return CUDA_MEMCPY_ON_DEVICE;
     return !ibx_frontend_host_range(device, &range) ? kind
