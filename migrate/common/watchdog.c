@@ -16,7 +16,7 @@
  *   WATCHING -> DISMISSED                            committed, or released
  *   WATCHING | SETTLING -> [*]                       the tool has ended: it does its work
  *
- * WATCHING: it continues the VM. SETTLING: where libvirt drives, libvirt may still continue the VM
+ * WATCHING: it continues the VM, unless its snapshot is whole. SETTLING: where libvirt drives, libvirt may still continue the VM
  * here; then the watchdog puts QEMU's settings back. DISMISSED: nothing depends on it, and it ends.
  *
  * It is in QEMU's control group, and a service manager that stops QEMU's unit sends all in that
@@ -29,6 +29,7 @@
 #include "migrate/common/watchdog.h"
 
 #include "migrate/common/common.h"
+#include "migrate/common/hold.h"
 #include "migrate/common/libvirt.h"
 
 #include "common/clock.h"
@@ -52,6 +53,7 @@
 #define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
 #define RETRY_MS       100  /* between two tries to reach the monitor, or looks for QEMU's end */
 #define END_MS         2000 /* for a released watchdog to end */
+#define KEPT_FDS       4    /* descriptors of the tool that the watchdog uses */
 
 enum watchdog_state { WATCHING, SETTLING, DISMISSED };
 
@@ -72,6 +74,8 @@ struct watchdog {
     const char *folder; /* NULL: nothing is recorded */
     int lock_fd;        /* the record's lock; -1: none */
     int claim_fd;       /* the VM's; -1: none */
+    const char *seal;   /* of a snapshot; NULL: this is no freeze */
+    int sealed_at;
     struct ibx_state_machine state;
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
@@ -180,6 +184,44 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
             "ib-migrate ended before the %s: VM %s %s%s%s",
             w->folder ? "commit" : "snapshot was whole", name_of(&w->record), where,
             *why ? ": " : "", why);
+}
+
+/* Also if it cannot be seen: a VM that stands still is noticed, and a disk that changes below the
+ * children is not. The tool has ended, so this does not change any more. */
+static bool is_sealed(const struct watchdog *w)
+{
+    return w->seal && (!faccessat(w->sealed_at, w->seal, F_OK, AT_SYMLINK_NOFOLLOW) ||
+                       errno != ENOENT);
+}
+
+/* The tool was killed after the snapshot was whole: the VM is left as the tool or another client of
+ * QEMU has left it, and QEMU's settings are put back. */
+static void leave_frozen(struct watchdog *w)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
+    struct ibx_error err = {0};
+    struct ibx_qmp *qmp = NULL;
+    char status[32] = "", what[2 * IBX_ERROR_MAX];
+    w->vm.was_running = false;
+    int rc = reach(w, &qmp, deadline, &err);
+    if (!rc)
+        rc = ibx_vm_status(qmp, status, sizeof(status), deadline, &err);
+    if (!rc)
+        rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
+    if (!rc)
+        ibx_hold_unmark(qmp, deadline);
+    if (rc && ibx_journal_qemu_gone(&w->record))
+        snprintf(what, sizeof(what), "is only in the snapshot, because its QEMU has ended");
+    else if (!strcmp(status, "running"))
+        snprintf(what, sizeof(what), "runs, because another client of QEMU has continued it: what "
+                                     "it writes to its disks its children have, too");
+    else
+        snprintf(what, sizeof(what), "stays stopped%s%s",
+                 rc ? ", and QEMU's migration settings could not be put back: " : "",
+                 rc ? err.message : "");
+    ibx_log(IBX_LOG_WARN, "ib-migrate ended when the snapshot was whole: VM %s %s",
+            name_of(&w->record), what);
+    ibx_qmp_close(qmp);
 }
 
 /* From here on another tool may work on the VM. */
@@ -301,13 +343,13 @@ static void sweep(const char *path)
 
 /* Closes all inherited descriptors but these (-1: none) and standard error: QEMU answers nobody
  * else while the tool's monitor is open. */
-static void close_others(const int keep[3])
+static void close_others(const int keep[KEPT_FDS])
 {
     close(STDIN_FILENO);
     close(STDOUT_FILENO);
     for (unsigned from = 3, kept = 0; kept != ~0u; from = kept + 1) {
         kept = ~0u; /* the next one that is */
-        for (unsigned i = 0; i < 3; i++)
+        for (unsigned i = 0; i < KEPT_FDS; i++)
             if (keep[i] >= (int)from && (unsigned)keep[i] < kept)
                 kept = (unsigned)keep[i];
         if (kept > from)
@@ -362,6 +404,8 @@ static void watchdog_main(struct watchdog *w, int fd)
     watch(w, fd);
     if (w->state.now == SETTLING)
         await_libvirt(w);
+    else if (w->state.now == WATCHING && is_sealed(w))
+        leave_frozen(w);
     else if (w->state.now == WATCHING)
         continue_vm(w);
     if (w->state.now != DISMISSED && w->vm.libvirt)
@@ -384,14 +428,17 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_
                                .vm = *terms->vm,
                                .folder = terms->folder,
                                .lock_fd = terms->lock_fd,
-                               .claim_fd = terms->claim_fd};
+                               .claim_fd = terms->claim_fd,
+                               .seal = terms->seal,
+                               .sealed_at = terms->sealed_at};
         if (terms->folder)
             w->transport = *terms->transport;
         ibx_state_begin(&w->state, &watchdog_table, WATCHING);
     }
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
-        close_others((const int[]){pair[0], terms->lock_fd, terms->claim_fd});
+        close_others((const int[]){pair[0], terms->lock_fd, terms->claim_fd,
+                                   terms->seal ? terms->sealed_at : -1});
         watchdog_main(w, pair[0]);
     }
     free(w);

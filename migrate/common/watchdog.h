@@ -4,6 +4,10 @@
  * which outlives the tool. When the tool ends without commit or release, the watchdog does what
  * ibx_vm_stay() does, records it, and tells a destination that may wait for the commit. It inherits
  * the lock of the record, and the claim of the VM: what it does would end another tool's migration.
+ *
+ * A snapshot is whole from the moment when its manifest has its name. So the watchdog of a freeze
+ * that was killed looks for that name: with it the VM is left as it is, because what it would write
+ * to its disks the snapshot's children would read.
  */
 #ifndef IBX_MIGRATE_COMMON_WATCHDOG_H
 #define IBX_MIGRATE_COMMON_WATCHDOG_H
@@ -25,6 +29,10 @@ struct ibx_watchdog_terms {
     const struct ibx_vm_undo *vm;
     /* Of ibx_journal_lock() and ibx_vm_claim(), or -1. All other descriptors are closed. */
     int lock_fd, claim_fd;
+    /* The name of a file in the folder `sealed_at` that there is once the VM must not be continued;
+     * or NULL. */
+    const char *seal;
+    int sealed_at;
 };
 /* To be called before any thread is started. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_terms *terms,

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MANIFEST "manifest.json"
+#define MANIFEST IBX_SNAPSHOT_SEAL
 #define AGAIN    "the snapshot is damaged: copy, freeze or fetch it again"
 
 /* ------------------------------------------------------------ the folder itself */
@@ -348,6 +348,14 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
         close(fd);
     free(text);
     return rc;
+}
+
+int ibx_snapshot_folder_unseal(const struct ibx_snapshot_folder *folder)
+{
+    if (unlinkat(folder->at, MANIFEST, 0))
+        return errno == ENOENT ? 0 : -errno;
+    fsync(folder->at); /* best effort: without power the VM does not run on either */
+    return 0;
 }
 
 void ibx_snapshot_folder_remove(const struct ibx_snapshot_folder *folder)

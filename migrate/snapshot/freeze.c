@@ -2,7 +2,7 @@
 /* QEMU migrates the VM into a stream that contains everything but its RAM (x-ignore-shared).
  * When the stream is complete the VM is stopped ("postmigrate"), its disks are handed over, and
  * its RAM is copied. If this tool is killed before the snapshot is complete, its watchdog
- * continues the VM. */
+ * continues the VM; afterwards, which it knows by the manifest's name, it does not. */
 #include "migrate/snapshot/freeze.h"
 
 #include "common/clock.h"
@@ -13,6 +13,7 @@
 #include "migrate/common/watchdog.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -304,6 +305,23 @@ static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct i
     return rc;
 }
 
+/* A folder with a manifest is a snapshot, also if the name could not be synchronized: then the name
+ * is removed before the VM is continued. */
+static int write_manifest(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    const int rc = ibx_snapshot_folder_seal(&f->folder, &why);
+    if (!rc)
+        return 0;
+    if (!ibx_snapshot_folder_unseal(&f->folder) || !ibx_snapshot_folder_is_whole_now(&f->folder))
+        return ibx_error_set(err, rc, "%s", why.message);
+    ibx_log(IBX_LOG_WARN,
+            "%.300s; and it cannot be removed: the snapshot is whole, but a loss of power may "
+            "take it: see to that disk",
+            why.message);
+    return 0;
+}
+
 static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx_error *err)
 {
     struct ibx_page_map map;
@@ -320,7 +338,7 @@ static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx
     if (!rc)
         rc = check_cancel(f, err);
     if (!rc)
-        rc = ibx_snapshot_folder_seal(&f->folder, err);
+        rc = write_manifest(f, err);
     if (!rc)
         ibx_snapshot_mark_verified(&f->folder);
     return rc;
@@ -391,9 +409,20 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
     if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
         return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
-    const struct ibx_watchdog_terms terms = {
-        .record = &record, .vm = &f->undo, .lock_fd = -1, .claim_fd = f->claim};
-    return ibx_watchdog_start(&f->watchdog, &terms, err);
+    /* Not that descriptor of the folder which holds its lock. */
+    const int folder = openat(f->folder.at, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return ibx_error_set(err, -errno, "%s cannot be opened again: %s", f->folder.path,
+                             strerror(errno));
+    const struct ibx_watchdog_terms terms = {.record = &record,
+                                             .vm = &f->undo,
+                                             .lock_fd = -1,
+                                             .claim_fd = f->claim,
+                                             .seal = IBX_SNAPSHOT_SEAL,
+                                             .sealed_at = folder};
+    const int rc = ibx_watchdog_start(&f->watchdog, &terms, err);
+    close(folder);
+    return rc;
 }
 
 /* Signals end this tool while it only looks; then they are held back, so that none ends it while

@@ -22,10 +22,16 @@ def capabilities(vm):
             if one["state"]]
 
 
+def status_of(vm):
+    return ask_qmp(vm.own, "query-status")[0]["status"]
+
+
 def interrupted(scene, vm, state, number, *more):
-    """A freeze that gets this signal in this state: exit status, standard output and error."""
-    freeze = scene.start("freeze", *vm.qmp, scene.path("folder"), *more,
-                         env=stops_at(f"freeze:{state}"))
+    """A freeze that gets this signal in this state: exit status, standard output and error. `more`:
+    its folder, if it has one of its own, and options."""
+    if not more or more[0].startswith("--"):
+        more = (scene.path("folder"), *more)
+    freeze = scene.start("freeze", *vm.qmp, *more, env=stops_at(f"freeze:{state}"))
     until(lambda: process_state(freeze.pid) == "T" or freeze.poll() is not None, "its state")
     freeze.send_signal(number)
     freeze.send_signal(signal.SIGCONT)
@@ -72,6 +78,93 @@ def a_freeze_that_is_done_says_so_whatever_signal_comes(scene):
         equal((code, err, vm.running()), (0, "", False))
         assert "frozen" in out and "the VM stays stopped" in out, out
         os.rename(scene.path("folder"), scene.path(f"whole{number}"))
+
+
+def manifest_of(folder):
+    """Without it a folder is no snapshot."""
+    return os.path.join(folder, "manifest.json")
+
+
+def warns(text, *words):
+    """One line of a watchdog, with these words."""
+    says(text.replace("ibx: warn: ", "ib-migrate: "), *words)
+
+
+def killed(scene, vm, state, number, *more):
+    """A freeze that is killed in this state: what its watchdog says, which has ended."""
+    code, out, err = interrupted(scene, vm, state, number, *more)
+    equal((state, code, out), (state, -number, ""))
+    return err
+
+
+@case
+def a_freeze_that_is_killed_leaves_a_vm_that_runs_or_a_snapshot(scene):
+    """... and never both: children of the snapshot would be on a disk that the VM changes."""
+    vm = Vm(scene)
+    for number in (signal.SIGKILL, signal.SIGQUIT):
+        for state in ("prepared", "starting", "begun", "reading", "stopped", "saved", "copied",
+                      "continued"):
+            folder = scene.path(f"{state}{number}")
+            warns(killed(scene, vm, state, number, folder), "before the snapshot was whole",
+                  "goes on here")
+            equal((os.path.exists(manifest_of(folder)), capabilities(vm)), (False, []))
+            vm.runs_on()
+        for more in ((), ("--quit",), ("--resume",)):
+            folder = scene.path(f"sealed{number}{''.join(more)}")
+            err = killed(scene, vm, "sealed", number, folder, *more)
+            assert os.path.exists(manifest_of(folder))
+            if more == ("--resume",):  # which continues only VMs that change no disk
+                equal(err, "")
+                vm.runs_on()
+                continue
+            warns(err, "when the snapshot was whole", "stays stopped")
+            equal((status_of(vm), capabilities(vm)), ("postmigrate", []))
+            ask_qmp(vm.own, "cont")
+            vm.runs_on()
+    tool.expect(vm)
+
+
+@case
+def a_snapshot_that_is_whole_is_said_though_its_vm_has_gone_on_or_ended(scene):
+    """As by a client of QEMU, after the tool was stopped and before it is killed."""
+    for number, command in enumerate(("cont", "quit")):
+        vm = Vm(scene)
+        folder = scene.path(command)
+        freeze = scene.start("freeze", *vm.qmp, folder, env=stops_at("freeze:sealed"))
+        until(lambda at=freeze: process_state(at.pid) == "T", "its snapshot")
+        ask_qmp(vm.own, command)
+        if command == "quit":
+            vm.process.wait(LIMIT)
+        freeze.kill()
+        _, err = freeze.communicate(timeout=LIMIT)
+        warns(err, "when the snapshot was whole",
+              ("another client of QEMU has continued it", "is only in the snapshot")[number])
+        assert os.path.exists(manifest_of(folder))
+        if command == "cont":
+            vm.runs_on()
+            tool.expect(vm)
+
+
+@case
+def a_snapshot_whose_name_the_disk_has_not_taken_is_none_before_the_vm_goes_on(scene):
+    """Whether this freeze then fails by itself or is killed."""
+    vm = Vm(scene)
+    for number in (signal.SIGCONT, signal.SIGKILL):
+        folder = scene.path(f"folder{number}")
+        freeze = scene.start("freeze", *vm.qmp, folder,
+                             env=dict(stops_at("freeze:sealed"),
+                                      LD_PRELOAD=os.environ["IBX_NO_FOLDER_SYNC"]))
+        until(lambda at=freeze: process_state(at.pid) == "T", "the manifest")
+        equal((os.path.exists(manifest_of(folder)), vm.running()), (False, False))
+        freeze.send_signal(number)
+        _, err = freeze.communicate(timeout=LIMIT)
+        if number == signal.SIGCONT:
+            says(err, "manifest.json cannot be written: Input/output error")
+        else:
+            warns(err, "before the snapshot was whole", "goes on here")
+        assert not os.path.exists(manifest_of(folder))
+        vm.runs_on()
+    tool.expect(vm)
 
 
 @case
