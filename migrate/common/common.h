@@ -43,7 +43,7 @@ uint64_t ibx_migration_busy_until(void);
  * timeout_ms, at least 10 s. */
 uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
 
-/* SIGINT and SIGTERM as a descriptor, and SIGHUP unless it is ignored (nohup). */
+/* SIGINT, SIGTERM and SIGHUP as a descriptor, unless they are ignored (common/signals.h). */
 struct migration_signals {
     int fd;
     sigset_t before;

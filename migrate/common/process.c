@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/signals.h"
 #include "common/thread.h"
 
 #include <errno.h>
@@ -30,13 +31,9 @@ uint64_t ibx_migration_stall_ms(const struct ibx_options *transport)
 
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err)
 {
-    struct sigaction hangup;
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN)
-        sigaddset(&set, SIGHUP);
+    ibx_signals_heeded(ends, sizeof(ends) / sizeof(ends[0]), &set);
     pthread_sigmask(SIG_BLOCK, &set, &signals->before);
     signals->fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals->fd >= 0)

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/file_check.h"
 #include "common/log.h"
+#include "common/signals.h"
 #include "common/state_machine.h"
 
 #include <errno.h>
@@ -408,9 +409,7 @@ int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_
     struct ibx_error own;
     struct supervisor s = {
         .config = config, .listener = -1, .handler_socket = -1, .err = err ? err : &own};
-    sigemptyset(&s.blocked);
-    sigaddset(&s.blocked, SIGTERM);
-    sigaddset(&s.blocked, SIGINT);
+    ibx_signals_heeded((const int[]){SIGTERM, SIGINT}, 2, &s.blocked);
     sigaddset(&s.blocked, SIGCHLD);
     sigprocmask(SIG_BLOCK, &s.blocked, &s.before);
     s.signals = signalfd(-1, &s.blocked, SFD_CLOEXEC | SFD_NONBLOCK);

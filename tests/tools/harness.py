@@ -15,7 +15,9 @@ import time
 import traceback
 
 os.umask(0o022)  # configuration that others can change is refused
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and by tools as well
+# nohup has SIGHUP ignored, and a shell SIGINT for what runs in the background, and so by tools.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 PAGE, RANGE = 4096, 512
 MANY = 16  # pages: QEMU may touch a few at any time
 

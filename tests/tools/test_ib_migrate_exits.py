@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 
+from guest_vm import ask_qmp
 from harness import (LIMIT, Skip, alive, children, equal, free_port, process_state, run_all, until,
                      within)
 
@@ -438,6 +439,52 @@ def whoever_interrupts_a_send_gets_a_summary(scene):
     assert "the VM stays here" in summary["error"] and "the VM stays here" in err, (summary, err)
     assert "ended before the commit" not in err, err  # once is enough, and it was no accident
     vm.runs_on()
+
+
+def in_background():
+    """As a shell without job control starts "command &", below nohup(1)."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def nothing_interrupts(process):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        process.send_signal(number)
+
+
+def stopped(scene, state, *line):
+    """Starts a tool in the background, and waits until it has stopped itself in this state."""
+    process = scene.start(*line, env=tool.stops_at(state), preexec_fn=in_background)
+    until(lambda: process_state(process.pid) == "T" or process.poll() is not None, state)
+    return process
+
+
+@case
+def what_is_ignored_from_the_start_stays_ignored(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    freeze = stopped(scene, "freeze:copied", "freeze", *source.qmp, scene.path("folder"))
+    nothing_interrupts(freeze)
+    freeze.send_signal(signal.SIGCONT)
+    _, err = freeze.communicate(timeout=LIMIT)
+    equal((freeze.returncode, err), (0, ""))
+    ask_qmp(source.own, "cont")
+    server = scene.start("serve", scene.path("folder"), "--listen", "tcp://127.0.0.1:0",
+                         preexec_fn=in_background)
+    assert server.stdout.readline()
+    nothing_interrupts(server)
+    waiting, uri = tool.receiver(scene, destination, preexec_fn=in_background)
+    nothing_interrupts(waiting)
+    sender = stopped(scene, "source:sending", "send", "--json", *source.qmp, uri)
+    nothing_interrupts(sender)
+    sender.send_signal(signal.SIGCONT)
+    sender.communicate(timeout=LIMIT)
+    equal((sender.returncode, tool.finish(waiting)[0]), (0, 0))
+    destination.runs_on()
+    equal(server.poll(), None)
+    server.terminate()
+    server.communicate(timeout=LIMIT)
+    equal(server.returncode, 0)
+    tool.expect(source, destination)
 
 
 def full_pipe():

@@ -169,6 +169,7 @@ static void become(const struct far *far, char *const *arguments, int out)
     log = open(far->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     setsid();
     signal(SIGHUP, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
     sigemptyset(&none);

@@ -3,6 +3,8 @@
  * print a summary; this is for all other commands, and for failures before a migration begins. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include "common/signals.h"
+
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -85,19 +87,18 @@ static void on_signal(int number)
     _exit(early.status);
 }
 
-/* Sets the handler, except for signals that were ignored from the start, as nohup(1) does it. It is
- * called once: a further signal ends a process that waits in it, or after it, for its output. */
+/* Sets the handler, except for signals that were ignored from the start. It is called once: a further signal ends a process that waits in it, or after it, for its output. */
 static void handle(void (*how)(int))
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action = {.sa_handler = how,
                                .sa_flags = SA_RESTART | SA_NODEFER | (int)SA_RESETHAND};
+    sigset_t heeded;
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        struct sigaction now;
-        if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN)
+    ibx_signals_heeded(numbers, sizeof(numbers) / sizeof(numbers[0]), &heeded);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigismember(&heeded, numbers[i]))
             sigaction(numbers[i], &action, NULL);
-    }
 }
 
 void ibx_cli_result_on_signal(int status, const char *sentence)

@@ -4,6 +4,7 @@
 #include "tools/ib-migrate/run.h"
 
 #include "common/clock.h"
+#include "common/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -72,17 +73,11 @@ int ibx_cli_freeze(const struct migrate_args *args)
 static const int end_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 #define END_SIGNALS (sizeof(end_signals) / sizeof(end_signals[0]))
 
-/* Signals that end this tool wait while QEMU starts, so that QEMU ends with it. Those that it
- * ignores stay ignored. */
+/* Signals that end this tool wait while QEMU starts, so that QEMU ends with it. */
 static void ends_wait(void)
 {
     sigset_t ends;
-    sigemptyset(&ends);
-    for (unsigned i = 0; i < END_SIGNALS; i++) {
-        struct sigaction now;
-        if (!sigaction(end_signals[i], NULL, &now) && now.sa_handler != SIG_IGN)
-            sigaddset(&ends, end_signals[i]);
-    }
+    ibx_signals_heeded(end_signals, END_SIGNALS, &ends);
     sigprocmask(SIG_BLOCK, &ends, NULL);
 }
 
@@ -125,13 +120,15 @@ static void on_end_signal(int number)
 
 static void ends_with_this(pid_t pid, const char *qmp)
 {
-    struct sigaction now, action = {.sa_handler = on_end_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_end_signal, .sa_flags = (int)SA_RESETHAND};
+    sigset_t ends;
     sigfillset(&action.sa_mask);
     vacant.qmp = qmp;
     vacant.tool = getpid();
     vacant.pid = pid;
+    ibx_signals_heeded(end_signals, END_SIGNALS, &ends);
     for (unsigned i = 0; i < END_SIGNALS; i++)
-        if (!sigaction(end_signals[i], NULL, &now) && now.sa_handler != SIG_IGN)
+        if (sigismember(&ends, end_signals[i]))
             sigaction(end_signals[i], &action, NULL);
 }
 
