@@ -11,6 +11,7 @@
 #include <openssl/rand.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 void ibx_crypto_stay(void)
 {
@@ -86,12 +87,17 @@ void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
         fill_unguessable(out);
 }
 
-/* OpenSSL's error is -ENOMEM or, for a reason that is not the operator's, -EIO. */
+/* OpenSSL's error is -ENOMEM or, for a reason that is not the operator's, -EIO. What it makes once
+ * and for all it does not try again, and later failures do not say that memory was lacking then. */
 static int no_crypto(const char *what, struct ibx_error *err)
 {
     bool memory = false;
+    struct rlimit space;
     for (unsigned long code; (code = ERR_get_error());)
         memory |= ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE;
+    if (!memory && !getrlimit(RLIMIT_AS, &space) && space.rlim_cur != RLIM_INFINITY)
+        return ibx_error_set(err, -ENOMEM, "OpenSSL fails to make %s, perhaps for lack of memory",
+                             what);
     return memory ? ibx_error_set(err, -ENOMEM, "OpenSSL has no memory for %s", what)
                   : ibx_error_set(err, -EIO, "OpenSSL fails to make %s", what);
 }

@@ -50,7 +50,7 @@ int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_
 void ibx_exchange_destroy(struct ibx_exchange *exchange);
 /* Compares in constant time. */
 bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES]);
-/* -EIO: OpenSSL has no random bytes. */
+/* -EIO or -ENOMEM: OpenSSL has no random bytes. */
 int ibx_random(void *out, size_t length, struct ibx_error *err);
 
 /* secret.c */

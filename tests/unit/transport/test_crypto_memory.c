@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -199,6 +200,37 @@ static void test_no_memory_for_the_number_of_the_program(NO_STATE)
     assert_int_equal(put_program(first), 0);
     assert_int_equal(put_program(second), 0);
     assert_memory_equal(first, second, sizeof(first));
+}
+
+static _Thread_local bool no_random;
+int __real_RAND_bytes(unsigned char *out, int length);
+int __wrap_RAND_bytes(unsigned char *out, int length);
+
+int __wrap_RAND_bytes(unsigned char *out, int length)
+{
+    return no_random ? 0 : __real_RAND_bytes(out, length);
+}
+
+/* OpenSSL does not try again what it makes once and for all, and then does not say that it had no
+ * memory. */
+static void test_no_memory_that_openssl_does_not_own_to(NO_STATE)
+{
+    struct rlimit before, limit;
+    struct ibx_error unlimited = {0}, limited = {0};
+    uint8_t bytes[IBX_PROGRAM_BYTES];
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    limit = before;
+    limit.rlim_cur = (rlim_t)1 << 60; /* more than any process has */
+    no_random = true;
+    const int first = ibx_random(bytes, sizeof(bytes), &unlimited);
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    const int second = ibx_random(bytes, sizeof(bytes), &limited);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    no_random = false;
+    assert_int_equal(first, -EIO);
+    assert_int_equal(second, -ENOMEM);
+    assert_non_null(strstr(limited.message, "perhaps for lack of memory"));
+    assert_non_null(strstr(limited.message, IBX_ERROR_RAISE_SPACE));
 }
 
 /* Must run before any TLS of this process: what all of its connections share is made for the first
@@ -436,6 +468,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_memory_for_the_number_of_the_program),
+        cmocka_unit_test(test_no_memory_that_openssl_does_not_own_to),
         cmocka_unit_test(test_no_memory_to_see_forks),
         cmocka_unit_test(test_no_memory_for_a_digest),
         cmocka_unit_test(test_no_memory_for_a_secret),
