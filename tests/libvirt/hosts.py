@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 # pylint: disable=wrong-import-position
 from guest_vm import judge  # noqa: E402
 from harness import (LIMIT, Skip, children, patient, process_state,  # noqa: E402,F401
-                     run_tests, test, until)
+                     run_tests, test, until, within)
 
 QEMU = os.environ.get("QEMU", "/usr/bin/qemu-system-x86_64")
 NAMESPACES = "--mount --net --uts --ipc --pid".split()
@@ -64,12 +64,25 @@ class Host:
              os.path.join(HERE, "host"), name, address, scene.folder, *scene.lines],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
         self.pid = until(self.find_pid, "the first process of a host")
-        until(lambda: os.path.exists(os.path.join(self.own, "etc", "qemu.conf")),
-              "a host's folders")
+        until(lambda: self.has_made("etc", "qemu.conf"), "a host's folders")
+
+    def check_first(self):
+        """Its script has not failed, with what it has said if it has."""
+        if self.first.poll() is not None:
+            with open(os.path.join(self.own, "log"), encoding="utf-8", errors="replace") as log:
+                raise AssertionError(f"the first process of host {self.name} has ended: "
+                                     f"{self.first.returncode}\n{log.read()[-3000:]}")
+
+    def has_made(self, *path):
+        """Its first process has made this file of its own folder."""
+        made = os.path.exists(os.path.join(self.own, *path))
+        if not made:
+            self.check_first()
+        return made
 
     def find_pid(self):
         """Of the first process in the namespaces: the child of unshare."""
-        assert self.first.poll() is None, "unshare has ended"
+        self.check_first()
         found = children(self.first.pid)
         return found[0] if found else None
 
@@ -77,7 +90,7 @@ class Host:
         """The link is there."""
         with open(os.path.join(self.own, "linked"), "w", encoding="ascii"):
             pass
-        until(lambda: os.path.exists(os.path.join(self.own, "ready")), "a host's network")
+        until(lambda: self.has_made("ready"), "a host's network")
 
     def end(self):
         """Kills all that runs on it."""

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_walk_through.py [TEST...]: the commands of ib-migrate(1), WALK-THROUGH, as they are printed
-there, on the two hosts of hosts.py, without libvirt. What is not as printed is in SUBSTITUTES and
-GUEST: a small guest without KVM, and names of files and hosts. Environment as for
-virsh_scene.py."""
+there, on the two hosts of hosts.py. Their libvirtd has to be there, and is not used. What is not as
+printed is in SUBSTITUTES and GUEST: a small guest without KVM, and names of files and hosts.
+Environment as for virsh_scene.py."""
 import os
 import re
 import shlex

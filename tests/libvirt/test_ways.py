@@ -5,7 +5,7 @@
 import os
 import sys
 
-from hosts import test, until
+from hosts import Host, test, until, within
 from virsh_scene import Move, here, main, nothing_left
 
 # What OpenStack Nova and virt-manager pass to libvirt, by the names of its API.
@@ -56,6 +56,21 @@ def by_api(hosts, domain, how, with_xml, flags):
             domain.expect(hosts.a, hosts.b)
     for host in hosts.all:
         nothing_left(host, domain)
+
+
+@test
+def a_host_that_ends_is_not_waited_for(hosts, _):
+    """One without a link, whose script fails when it is to use that."""
+    host = Host(hosts, "c", "10.77.0.3")
+    try:
+        with within(10, "a host without a link"):
+            host.link_up()
+    except AssertionError as why:
+        assert "first process of host c has ended" in str(why) and "eth0" in str(why), why
+    else:
+        raise AssertionError("it has a link")
+    finally:
+        host.end()
 
 
 # ------------------------------------------------------------------------- who calls
