@@ -208,6 +208,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     vm.before = json_loads(back->settings, 0, NULL);
     rc = back->libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
                        : ibx_vm_stay(qmp, &vm, deadline, err);
+    ibx_migration_stop_at("rollback", "continued");
     if (!rc)
         rc = record_back(folder, back, IBX_JOURNAL_ROLLED_BACK, err);
     back->vm_status[0] = '\0'; /* until now it was the status at the destination */

@@ -420,6 +420,31 @@ static void test_rolled_back_before_the_destination_recovers(void)
     stopped_there(told);
 }
 
+/* The rollback is killed when it has continued the VM, and the record still says that it went: no
+ * tool at the source serves pages for one at the destination, which waits for them. When the QEMU
+ * there has ended, another rollback ends the migration. */
+static void test_rolled_back_and_killed(void)
+{
+    struct mover rollback = {0};
+    nobody_works_on_it();
+    mover_stop_next("rollback:continued");
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--yes", "--qmp", vms[0].tool, TIMED, NULL});
+    mover_await_stop(&rollback);
+    mover_kill(&rollback, SIGKILL);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_await_record("source", "moved");
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
+    struct mover *refused = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(refused, "the VM was taken back since");
+    vm_kill(&vms[1]);
+    assert_int_not_equal(mover_wait(&receiver), 0);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    mover_await_record("source", "rolled-back");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -440,6 +465,7 @@ int main(void)
         VM_TEST(test_rolled_back_while_the_destination_recovers),
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),
+        VM_TEST(test_rolled_back_and_killed),
         {0}};
     return vm_tests(tests, mover_end_all);
 }
