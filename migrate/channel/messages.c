@@ -146,6 +146,8 @@ static const struct field state_end_fields[] = {
     {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, {0}};
 static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, BYTES_MAX, NULL, 0},
                                             {0}};
+static const struct field compared_fields[] = {
+    {FIELD_UINT, "the number of digests", 0, 8, 1, BYTES_MAX, NULL, 0}, {0}};
 static const struct field commit_fields[] = {
     UINT(ibx_migrate_commit, epoch, "the epoch", 1, BYTES_MAX),
     UINT(ibx_migrate_commit, runs, "whether the VM is to run", 0, 1),
@@ -342,11 +344,12 @@ static const struct message messages[] = {
     [IBX_MIGRATE_HAVE_END] = {"HAVE_END", map_end_fields, check_map_end, 0},
     [IBX_MIGRATE_DECIDED] = {"DECIDED", epoch_fields, NULL, 0},
     [IBX_MIGRATE_PAGES] = {"PAGES", pages_fields, NULL, 0},
+    [IBX_MIGRATE_COMPARED] = {"COMPARED", compared_fields, NULL, 0},
 };
 
 const struct message *ibx_message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_PAGES ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_COMPARED ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)

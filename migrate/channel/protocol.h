@@ -28,6 +28,7 @@
  *        (DECIDED) ------------------------------>  libvirt has ended QEMU there: the VM stays here
  *        <------------------------------- RUNNING   or it is paused, as QEMU reports
  *        <-------- PROGRESS, DIGEST ... COMPLETE    every page is there
+ *        (a borrowed VM) COMPARED --------------->  the pages of the DIGESTs so far are right
  *        (or <--------------------------- ENDED)    none is needed: shut down, or it has returned
  *        CONFIRM -------------------------------->  the source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
@@ -91,6 +92,7 @@ enum ibx_migrate_message {
     IBX_MIGRATE_HAVE_END,
     IBX_MIGRATE_DECIDED,
     IBX_MIGRATE_PAGES,
+    IBX_MIGRATE_COMPARED,
 };
 
 enum ibx_migrate_purpose {
@@ -270,7 +272,8 @@ struct ibx_migrate_any {
         struct ibx_migrate_map_end map_end; /* and HAVE_END */
         uint64_t state_bytes;               /* STATE_END: of all STATE messages */
         struct ibx_migrate_commit commit;
-        uint64_t epoch; /* CONFIRM, DECIDED */
+        uint64_t epoch;    /* CONFIRM, DECIDED */
+        uint64_t compared; /* COMPARED: how many DIGESTs of this link have been compared */
         /* RUNNING: QEMU's status there, "running", "paused" or another. ENDED: QEMU's reason for
          * its end, "guest-shutdown". */
         char status[IBX_MIGRATE_STATUS];

@@ -136,16 +136,21 @@ void ibx_destination_arrived_had(struct destination_ram *ram)
 
 /* ---------------------------------------------------------------- verified: what has come */
 
+/* A tag for each page; of a VM that is borrowed then the number of those that are not compared,
+ * which the tool by which it returns reads (source/return.c). */
 static size_t tags_bytes(const struct destination_ram *ram)
 {
-    return (size_t)ram->map.pages * sizeof(uint64_t);
+    return ((size_t)ram->map.pages + (ram->borrow != IBX_BORROW_NOT)) * sizeof(uint64_t);
 }
 
 static int use_tags(struct destination_ram *ram, const struct ibx_record *record,
                     struct ibx_error *err)
 {
-    return ibx_page_tags_create(&ram->map, ram->tags.memory, record->verify_key,
-                                IBX_MIGRATE_LINKS_MAX + 1, &ram->page_tags, err);
+    int rc = ibx_page_tags_create(&ram->map, ram->tags.memory, record->verify_key,
+                                  IBX_MIGRATE_LINKS_MAX + 1, &ram->page_tags, err);
+    if (!rc && ram->borrow)
+        ibx_page_tags_count(ram->page_tags, (_Atomic uint64_t *)ram->tags.memory + ram->map.pages);
+    return rc;
 }
 
 int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_record *record,

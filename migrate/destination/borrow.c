@@ -24,6 +24,9 @@ void ibx_destination_borrow_check(const struct destination *d,
     const struct ibx_guest_ram *ram = &d->ram.guest;
     if (!hello->borrow)
         return;
+    if (!hello->verify)
+        ibx_blockers_add(blockers, "the source would not compare the pages that come from there: "
+                                   "it needs an ib-migrate like this one");
     if (d->ram.minor)
         ibx_blockers_add(blockers, "a borrowed VM cannot be received with --minor: leave it out");
     if (d->options->stand_still)

@@ -295,7 +295,10 @@ struct destination {
     bool told_undecided; /* ... though all pages are here */
 
     struct destination_digests {
-        bool *sent; /* for each range, over this link; NULL: no list yet */
+        bool *sent; /* for each range, over this link; NULL: no list yet. Of a borrowed VM: since
+                     * the last COMPARED */
+        uint64_t told, answered; /* borrowed: DIGESTs over this link, and those of COMPARED */
+        uint64_t told_ns;        /* ... and when the last one was sent */
         /* For each range, in minor mode. SETTLED: none of its tags will be taken back any more. */
         enum { RANGE_COMES, RANGE_IN_PLACE, RANGE_SETTLED } * ranges;
         uint64_t left;    /* ranges that are not sent */
@@ -402,6 +405,8 @@ void ibx_destination_digests_restart(struct destination *d);
 /* Sends what is due. 0: the source has been sent all of them, or pages are not verified; -EAGAIN:
  * not yet. */
 int ibx_destination_send_digests(struct destination *d, struct ibx_error *err);
+/* Takes COMPARED, of a VM that is borrowed. -EPROTO: it answers no DIGEST. */
+int ibx_destination_on_compared(struct destination *d, uint64_t count, struct ibx_error *err);
 /* After which time to look again for what is due. */
 uint64_t ibx_destination_digests_wait_ns(const struct destination *d);
 

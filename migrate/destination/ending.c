@@ -272,6 +272,8 @@ static int broken(struct destination *d, bool tell, bool taken_back, struct ibx_
     int rc = ibx_destination_move(d, DESTINATION_BROKEN, err);
     if (rc)
         return rc;
+    if (d->ram.page_tags) /* a return gives up, and QEMU's monitor is free */
+        ibx_page_tags_break(d->ram.page_tags);
     if (tell)
         send_broken(d, why.message);
     if (!ended && ibx_destination_qemu_pause(&d->qemu, &silent))

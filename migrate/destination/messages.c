@@ -158,6 +158,10 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
         return on_commit(d, message, h->err);
     case IBX_MIGRATE_DECIDED:
         return on_decided(d, message, h->err);
+    case IBX_MIGRATE_COMPARED:
+        return d->ram.borrow && destination_ours(d)
+                   ? ibx_destination_on_compared(d, message->is.compared, h->err)
+                   : unexpected(d, message, h->err);
     case IBX_MIGRATE_CONFIRM:
         return on_confirm(d, message, h->err);
     case IBX_MIGRATE_BROKEN:

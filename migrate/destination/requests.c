@@ -289,9 +289,7 @@ static unsigned links_of(const struct destination *d, const struct ibx_migrate_h
 /* Pages are verified when either side wants it. */
 static bool verifies(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
-    /* A VM that is to return is not verified: the source would read memory that may be on its way
-     * back. */
-    return !hello->borrow && (hello->verify || !d->options->no_verify);
+    return hello->verify || (!hello->borrow && !d->options->no_verify);
 }
 
 static int accept_migration(struct destination *d, const struct ibx_connection_request *request,
@@ -402,6 +400,8 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     name_of(request, record->peer, sizeof(record->peer));
     ibx_migration_note_key(record, request->conn); /* an earlier version did not note it */
     ibx_destination_digests_restart(d);
+    if (d->ram.borrow && d->ram.page_tags)
+        ibx_page_tags_unsend(d->ram.page_tags);
     const struct link_terms terms = {.accepted = true,
                                      .state = ibx_destination_answer_state(d),
                                      .links = links_of(d, hello),

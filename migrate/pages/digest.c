@@ -18,6 +18,13 @@
 #define LIMB    43u /* bits: three of them are a Poly1305 tag */
 #define TAG_LEN 16u
 
+/* Flags beside a tag, which is at most PRIME: of a borrowed VM, whether the page is in an entry
+ * that the source has not answered, and whether the source has compared it. SENT alone: the guest
+ * has given the page back since. */
+#define SENT   (1ull << 62)
+#define AGREED IBX_PAGE_TAG_AGREED
+#define FLAGS  (SENT | AGREED)
+
 /* ------------------------------------------------------------ keys */
 
 static bool derive(const uint8_t key[IBX_DIGEST_KEY], const char *label, uint8_t out[32])
@@ -135,7 +142,9 @@ bool ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const 
 struct ibx_page_tags {
     const struct ibx_page_map *map;
     _Atomic uint64_t *tags;
-    _Atomic uint16_t *tagged; /* pages of a range with a tag */
+    _Atomic uint16_t *tagged;     /* pages of a range with a tag */
+    _Atomic uint16_t *fresh;      /* borrowed: pages of a range whose tag has no flag */
+    _Atomic uint64_t *uncompared; /* borrowed: pages with a tag that is not AGREED; else NULL */
     struct ibx_digest_keys keys;
     struct ibx_page_tagger **taggers;
     unsigned workers;
@@ -157,7 +166,8 @@ int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
     bool good = ibx_digest_keys_derive(&own->keys, key);
     own->taggers = calloc(workers, sizeof(*own->taggers));
     own->tagged = calloc(ibx_digest_ranges(map->pages), sizeof(*own->tagged));
-    good = good && own->taggers && own->tagged;
+    own->fresh = calloc(ibx_digest_ranges(map->pages), sizeof(*own->fresh));
+    good = good && own->taggers && own->tagged && own->fresh;
     for (uint64_t page = 0; good && page < map->pages; page++)
         if (atomic_load_explicit(&tags[page], memory_order_relaxed))
             own->tagged[page / IBX_DIGEST_PAGES]++;
@@ -182,6 +192,7 @@ void ibx_page_tags_destroy(struct ibx_page_tags *tags)
         ibx_page_tagger_destroy(tags->taggers[i]);
     free(tags->taggers);
     free((void *)tags->tagged);
+    free((void *)tags->fresh);
     pthread_mutex_destroy(&tags->lock);
     OPENSSL_cleanse(&tags->keys, sizeof(tags->keys));
     free(tags);
@@ -203,6 +214,15 @@ static void note_conflict(struct ibx_page_tags *tags, uint64_t page)
     pthread_mutex_unlock(&tags->lock);
 }
 
+/* Counts before the tag is there: whoever sees a page in its place sees it counted. */
+static void count_fresh(struct ibx_page_tags *tags, uint64_t page, bool more)
+{
+    if (!tags->uncompared)
+        return;
+    atomic_fetch_add(tags->uncompared, more ? 1 : UINT64_MAX);
+    atomic_fetch_add(&tags->fresh[page / IBX_DIGEST_PAGES], more ? 1 : UINT16_MAX);
+}
+
 int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t pages,
                        const void *bytes, struct ibx_error *err)
 {
@@ -214,10 +234,19 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
         uint64_t before = 0;
         if (!tag)
             return ibx_error_set(err, -ENOMEM, "no memory to hash a page that has come");
+        count_fresh(tags, page + i, true);
         /* If a page comes twice, the first tag stays: which one the kernel placed is not known. */
-        if (atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag))
+        bool first = atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag);
+        if (!first && before == SENT) { /* as a page that was given back is counted, too */
+            first = atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag);
+            atomic_fetch_sub(tags->uncompared, first);
+        }
+        if (first) {
             atomic_fetch_add(&tags->tagged[(page + i) / IBX_DIGEST_PAGES], 1);
-        else if (before != tag)
+            continue;
+        }
+        count_fresh(tags, page + i, false);
+        if ((before & ~FLAGS) != tag)
             note_conflict(tags, page + i);
     }
     return 0;
@@ -225,9 +254,17 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
 
 void ibx_page_tags_forget(struct ibx_page_tags *tags, uint64_t page, uint64_t pages)
 {
-    for (const uint64_t end = page + pages; page < end; page++)
-        if (atomic_exchange(&tags->tags[page], 0))
-            atomic_fetch_sub(&tags->tagged[page / IBX_DIGEST_PAGES], 1);
+    for (const uint64_t end = page + pages; page < end; page++) {
+        /* The source is about to read a page that was SENT, which counts until it answers. */
+        uint64_t tag = atomic_load(&tags->tags[page]);
+        while (!atomic_compare_exchange_strong(&tags->tags[page], &tag, tag & SENT))
+            ;
+        if (!(tag & ~FLAGS))
+            continue;
+        atomic_fetch_sub(&tags->tagged[page / IBX_DIGEST_PAGES], 1);
+        if (!(tag & FLAGS))
+            count_fresh(tags, page, false);
+    }
 }
 
 int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err)
@@ -272,8 +309,89 @@ bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
     uint64_t list[IBX_DIGEST_PAGES];
     memset(entry, 0, IBX_DIGEST_PAGES / 8);
     for (unsigned i = 0; i < count; i++) {
-        list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire);
+        list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire) & ~FLAGS;
         entry[i / 8] = (uint8_t)(entry[i / 8] | (list[i] ? 1u << i % 8 : 0));
     }
     return ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+}
+
+/* ------------------------------------------------------------ of a VM that is borrowed */
+
+void ibx_page_tags_count(struct ibx_page_tags *tags, _Atomic uint64_t *uncompared)
+{
+    uint64_t count = 0;
+    for (uint64_t page = 0; page < tags->map->pages; page++) {
+        const uint64_t tag = atomic_fetch_and(&tags->tags[page], ~SENT);
+        if (!ibx_page_tag_is_open(tag & ~SENT))
+            continue;
+        tags->fresh[page / IBX_DIGEST_PAGES]++;
+        count++;
+    }
+    tags->uncompared = uncompared;
+    /* At once: the tool by which the VM returns may be reading it. */
+    atomic_store(uncompared, (atomic_load(uncompared) & IBX_PAGE_TAGS_BROKEN) | count);
+}
+
+void ibx_page_tags_break(struct ibx_page_tags *tags)
+{
+    if (tags->uncompared)
+        atomic_fetch_or(tags->uncompared, IBX_PAGE_TAGS_BROKEN);
+}
+
+uint64_t ibx_page_tags_uncompared(const struct ibx_page_tags *tags)
+{
+    return atomic_load(tags->uncompared);
+}
+
+bool ibx_page_tags_fresh(const struct ibx_page_tags *tags, uint64_t range)
+{
+    return atomic_load(&tags->fresh[range]) > 0;
+}
+
+bool ibx_page_tags_fresh_entry(struct ibx_page_tags *tags, uint64_t range,
+                               uint8_t entry[IBX_DIGEST_ENTRY])
+{
+    const uint64_t first = range * IBX_DIGEST_PAGES;
+    const unsigned count = ibx_digest_pages(tags->map, range);
+    uint64_t list[IBX_DIGEST_PAGES];
+    memset(entry, 0, IBX_DIGEST_PAGES / 8);
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t tag = atomic_load(&tags->tags[first + i]);
+        /* The guest may give the page back meanwhile, which takes its tag away. */
+        const bool fresh = tag && !(tag & FLAGS) &&
+                           atomic_compare_exchange_strong(&tags->tags[first + i], &tag, tag | SENT);
+        list[i] = fresh ? tag : 0;
+        if (!fresh)
+            continue;
+        entry[i / 8] = (uint8_t)(entry[i / 8] | 1u << i % 8);
+        atomic_fetch_sub(&tags->fresh[range], 1);
+    }
+    return ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+}
+
+void ibx_page_tags_agreed(struct ibx_page_tags *tags, uint64_t range)
+{
+    const uint64_t first = range * IBX_DIGEST_PAGES;
+    for (unsigned i = 0; i < ibx_digest_pages(tags->map, range); i++) {
+        uint64_t tag = atomic_load(&tags->tags[first + i]);
+        while (tag & SENT &&
+               !atomic_compare_exchange_strong(&tags->tags[first + i], &tag,
+                                               tag == SENT ? 0 : (tag & ~SENT) | AGREED))
+            ;
+        if (tag & SENT)
+            atomic_fetch_sub(tags->uncompared, 1);
+    }
+}
+
+void ibx_page_tags_unsend(struct ibx_page_tags *tags)
+{
+    for (uint64_t page = 0; page < tags->map->pages; page++) {
+        uint64_t tag = atomic_load(&tags->tags[page]);
+        while (tag & SENT && !atomic_compare_exchange_strong(&tags->tags[page], &tag, tag & ~SENT))
+            ;
+        if (tag == SENT)
+            atomic_fetch_sub(tags->uncompared, 1);
+        else if (tag & SENT)
+            atomic_fetch_add(&tags->fresh[page / IBX_DIGEST_PAGES], 1);
+    }
 }

@@ -103,6 +103,36 @@ bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range);
 bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY]);
 
+/*
+ * A VM that is borrowed gets few of its pages, in any order, and the source compares each of them
+ * once: while it has, the page at the source may change, because the VM returns to that memory. So
+ * the table notes beside each tag how far the page is.
+ */
+
+#define IBX_PAGE_TAG_AGREED  (1ull << 63)
+#define IBX_PAGE_TAGS_BROKEN (1ull << 63) /* in `uncompared`, from ibx_page_tags_break() on */
+/* Whether a page of the table still has to be compared with the source's. */
+static inline bool ibx_page_tag_is_open(uint64_t tag)
+{
+    return tag && !(tag & IBX_PAGE_TAG_AGREED);
+}
+/* To be called before the first tag is noted, or by a tool that takes over. `uncompared` stays the
+ * caller's, outlives the tool as the tags do, and is from now on the number of pages with a tag
+ * that the source has not compared. It counts a page before that is placed. */
+void ibx_page_tags_count(struct ibx_page_tags *tags, _Atomic uint64_t *uncompared);
+/* The memory here is not the VM's, and the VM must not return with it. For good. */
+void ibx_page_tags_break(struct ibx_page_tags *tags);
+uint64_t ibx_page_tags_uncompared(const struct ibx_page_tags *tags);
+/* Whether pages of the range have a tag that no entry has had. */
+bool ibx_page_tags_fresh(const struct ibx_page_tags *tags, uint64_t range);
+/* Encodes an entry with these pages alone, which counts as sent. False: OpenSSL has no memory. */
+bool ibx_page_tags_fresh_entry(struct ibx_page_tags *tags, uint64_t range,
+                               uint8_t entry[IBX_DIGEST_ENTRY]);
+/* The source has compared the pages of this range that were sent. */
+void ibx_page_tags_agreed(struct ibx_page_tags *tags, uint64_t range);
+/* Nothing that was sent counts as sent: the link is lost. */
+void ibx_page_tags_unsend(struct ibx_page_tags *tags);
+
 /* ------------------------------------------------------------ the source's verifier */
 
 /* Reads guest RAM and computes digests in threads of its own, in the order in which the
@@ -122,6 +152,11 @@ void ibx_verifier_look_into_holes(struct ibx_verifier *verifier);
  * data. Over a wire, pages come scattered all over guest RAM, so that no range is complete, and
  * none can be compared, until the last pages have arrived. */
 void ibx_verifier_foresee(struct ibx_verifier *verifier);
+/* Of a VM that is borrowed: a range comes any number of times, each time with other pages, and
+ * there is no last one: the result is never 0. To be called before the first DIGEST message. */
+void ibx_verifier_compare_parts(struct ibx_verifier *verifier);
+/* ... The link is lost: what waits to be compared comes again over the next one. */
+void ibx_verifier_drop_parts(struct ibx_verifier *verifier);
 /* For tests: the number of ranges whose digest was computed in advance. */
 uint64_t ibx_verifier_foreseen(struct ibx_verifier *verifier);
 /* Takes the `entries` of a DIGEST message, for the ranges from `first` on. A range may come again:

@@ -71,6 +71,7 @@ struct ibx_verifier {
     bool *agreed;              /* one for each range: its digests were equal */
     bool *waiting;             /* ... it is in a job, and no thread has taken it */
     bool into_holes;           /* set by ibx_verifier_look_into_holes() */
+    bool parts;                /* ... by ibx_verifier_compare_parts() */
     bool *missed;              /* ... it has come, and has not been compared since */
     uint64_t missed_count;
     uint64_t left; /* ranges that are not agreed yet */
@@ -359,6 +360,10 @@ static bool note_range(struct ibx_verifier *v, uint64_t range, const struct coun
         set_missed(v, range, rc != 0);
     if (rc || v->agreed[range])
         return rc;
+    if (v->parts) {
+        v->compared += counts->compared;
+        return false;
+    }
     v->agreed[range] = true;
     v->left--;
     v->compared += counts->compared;
@@ -498,6 +503,33 @@ void ibx_verifier_look_into_holes(struct ibx_verifier *v)
     pthread_mutex_unlock(&v->lock);
 }
 
+void ibx_verifier_compare_parts(struct ibx_verifier *v)
+{
+    pthread_mutex_lock(&v->lock);
+    v->parts = true;
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* A thread may compare ranges of such a job meanwhile, and frees it then. */
+void ibx_verifier_drop_parts(struct ibx_verifier *v)
+{
+    pthread_mutex_lock(&v->lock);
+    while (v->head) {
+        struct job *job = v->head;
+        const uint64_t untaken = job->count - job->taken;
+        v->head = job->next;
+        memset(v->waiting + job->range + job->taken, false, untaken * sizeof(*v->waiting));
+        v->queued -= untaken;
+        job->left -= untaken;
+        if (!job->left)
+            free(job);
+    }
+    v->tail = &v->head;
+    for (uint64_t range = 0; range < ibx_digest_ranges(v->map->pages); range++)
+        set_missed(v, range, false);
+    pthread_mutex_unlock(&v->lock);
+}
+
 void ibx_verifier_foresee(struct ibx_verifier *v)
 {
     pthread_mutex_lock(&v->lock);
@@ -573,6 +605,13 @@ int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_b
     pthread_mutex_lock(&v->lock);
     for (uint64_t at = 0, end; !rc && at < count; at = end) {
         const bool waits = v->waiting[range + at];
+        if (waits && v->parts) { /* this time it has other pages, which nobody would compare */
+            rc = ibx_error_set(err, -EPROTO,
+                               "digests of pages from %" PRIu64
+                               " on have come again before the first ones were answered",
+                               (range + at) * IBX_DIGEST_PAGES);
+            break;
+        }
         for (end = at + 1; end < count && v->waiting[range + end] == waits;)
             end++;
         if (!waits)

@@ -337,6 +337,8 @@ static int prepare(struct source *s, struct ibx_error *err)
     ibx_migration_stop_at("source", "recorded");
     if (!rc)
         rc = ibx_source_stop_map_make(s, err);
+    if (!rc)
+        rc = ibx_source_return_await_compared(s, err);
     if (!rc) {
         ibx_migration_stop_at("source", "asking");
         rc = source_managed(&s->vm) ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
@@ -379,7 +381,7 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     ibx_source_stream_init(&s->stream);
     ibx_source_guard_init(s);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
-                         !options->no_verify && !options->borrow);
+                         !options->no_verify || options->borrow);
     s->link.disks_differ = options->disks_differ;
     s->link.warm = options->warm || options->returns;
     s->link.borrow = (uint8_t)options->borrow;

@@ -242,7 +242,11 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     bool any = false;
     ibx_migration_stop_at("source", "committing");
-    int rc = check_still(s, err);
+    int rc = ibx_source_return_compared(s, err); /* QEMU may have needed pages since the stop */
+    if (rc == -EAGAIN)
+        return 0;
+    if (!rc)
+        rc = check_still(s, err);
     if (!rc) /* devices and images may have changed until QEMU stopped the VM */
         rc = ibx_source_check_compared(s, err);
     if (!rc)

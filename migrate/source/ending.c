@@ -435,6 +435,7 @@ static int reconnect(struct source *s, struct ibx_error *err)
     if (!rc) {
         rc = ibx_source_note_epoch(s, err);
         rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
+        ibx_source_verify_anew(s);
         ibx_source_tried(s, rc, there);
         say_short(s, rc, err);
     }

@@ -602,7 +602,8 @@ static int compared(const struct source *s, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(VERDICT_MS);
     struct ibx_error wrong = s->given_up;
     bool idle = true;
-    if (s->uncompared || s->status.record.state != IBX_JOURNAL_ENDED)
+    if (s->uncompared || s->status.record.state != IBX_JOURNAL_ENDED ||
+        ibx_journal_has_returned(&s->status.record)) /* with compared pages only */
         return 0;
     while (s->verifier && !(idle = ibx_verifier_idle(s->verifier)) && ibx_now_ns() < deadline)
         poll(NULL, 0, 5);

@@ -9,18 +9,23 @@
  * and is a hole.
  */
 #include "migrate/preflight/preflight.h"
+#include "migrate/pages/digest.h"
 #include "migrate/source/source.h"
 
 #include "common/bits.h"
+#include "common/clock.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#define COUNTS_MOST 4u /* tries to count the pages of the files, while pages come */
+#define COUNTS_MOST      4u   /* tries to count the pages of the files, while pages come */
+#define COMPARED_FEW     512u /* pages: comparing them after the stop takes no time */
+#define COMPARED_SOON_MS 500u /* the operator is told if a comparison takes longer */
 #define CANNOT                                                                                     \
     "it cannot return; ib-migrate send moves it when all of its pages are here (borrow --fill)"
 
@@ -131,6 +136,11 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     ibx_journal_note_path(came, IBX_NOTE_ARRIVED, path, sizeof(path));
     if (!rc)
         rc = find_note(s, &home->arrived, 2, path, err);
+    ibx_journal_note_path(came, IBX_NOTE_TAGS, path, sizeof(path));
+    if (!rc && came->verify) {
+        rc = ibx_note_find(&home->tags, (s->vm.map.pages + 1) * sizeof(uint64_t), path, err);
+        rc = rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
+    }
     if (!rc)
         rc = ibx_page_map_init_ram(&home->have, &s->vm.ram, err);
     if (!rc)
@@ -159,11 +169,115 @@ void ibx_source_return_fini(struct source *s)
     struct source_return *home = &s->home;
     ibx_note_fini(&home->base);
     ibx_note_fini(&home->arrived);
+    ibx_note_fini(&home->tags);
     ibx_page_map_fini(&home->have);
     ibx_page_map_fini(&home->gone);
     ibx_page_map_fini(&home->there);
     ibx_page_map_fini(&home->written);
     ibx_page_map_fini(&home->among);
+}
+
+/* ---------------------------------------------------------------- pages that were compared */
+
+static void tell_of_comparison(struct source *s, uint64_t left)
+{
+    struct source_return *home = &s->home;
+    const uint64_t soon = COMPARED_SOON_MS * IBX_NS_PER_MS;
+    if (home->compared_told ||
+        home->compared_by_ns + soon > ibx_deadline_in_ms(s->transport.timeout_ms))
+        return;
+    home->compared_told = true;
+    ibx_migration_notify(&s->options->observer,
+                         "%" PRIu64 " pages that have come here are not compared with home's yet, "
+                         "which the return waits for",
+                         left);
+}
+
+/* `left`: of so many pages this waits. */
+static int await_compared(struct source *s, uint64_t left, struct ibx_error *err)
+{
+    struct source_return *home = &s->home;
+    const uint64_t now = ibx_now_ns();
+    if (!left) {
+        home->compared_by_ns = 0;
+        return 0;
+    }
+    if (left & IBX_PAGE_TAGS_BROKEN) /* home counts its memory as touched once it has accepted */
+        return ibx_error_set(err, -EBADMSG,
+                             "the migration by which the VM was borrowed is broken, as its other "
+                             "ib-migrate here says: it cannot return; %s",
+                             s->state.now == SOURCE_ASKING
+                                 ? "ib-migrate rollback at home continues it from where it was "
+                                   "stopped"
+                                 : "because its return had begun, it cannot be restarted at home "
+                                   "either: start it from its disk");
+    if (!home->compared_by_ns)
+        home->compared_by_ns = ibx_deadline_in_ms(s->transport.timeout_ms);
+    if (now >= home->compared_by_ns)
+        return ibx_error_set(err, -ETIMEDOUT,
+                             "%" PRIu64 " pages that have come here were not compared with home's "
+                             "within %u ms: the VM stays here, and can return when its ib-migrate "
+                             "at home answers",
+                             left, s->transport.timeout_ms);
+    tell_of_comparison(s, left);
+    return -EAGAIN;
+}
+
+static uint64_t uncompared(const struct source *s)
+{
+    return atomic_load((const _Atomic uint64_t *)s->home.tags.memory + s->vm.map.pages);
+}
+
+int ibx_source_return_compared(struct source *s, struct ibx_error *err)
+{
+    if (!source_returns(s) || !s->home.tags.memory)
+        return 0;
+    const uint64_t left = uncompared(s);
+    const bool enough = s->state.now < SOURCE_STOPPED && left <= COMPARED_FEW;
+    return await_compared(s, enough ? 0 : left, err);
+}
+
+/* Keeps the pages of the map that have not been compared, or the others. */
+static void keep_tagged(const struct source *s, struct ibx_page_map *map, bool open)
+{
+    const _Atomic uint64_t *tags = s->home.tags.memory;
+    for (uint64_t i = 0; tags && i < (map->pages + 63) / 64; i++)
+        for (uint64_t left = map->bits[i]; left; left &= left - 1) {
+            const uint64_t page = i * 64 + (unsigned)__builtin_ctzll(left);
+            if (ibx_page_tag_is_open(atomic_load(&tags[page])) != open)
+                map->bits[i] &= ~(left & -left);
+        }
+    ibx_page_map_recount(map);
+}
+
+void ibx_source_return_keep_compared(const struct source *s, struct ibx_page_map *map)
+{
+    keep_tagged(s, map, false);
+}
+
+/* While the VM runs, others come all the time. */
+int ibx_source_return_await_compared(struct source *s, struct ibx_error *err)
+{
+    struct ibx_page_map *open = &s->home.among;
+    struct pollfd fds[1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    int rc = -EAGAIN;
+    if (!source_returns(s) || !s->home.tags.memory)
+        return 0;
+    ibx_page_map_set(open, 0, open->pages);
+    while (rc == -EAGAIN) {
+        keep_tagged(s, open, true);
+        rc = await_compared(s, open->data_pages | (uncompared(s) & IBX_PAGE_TAGS_BROKEN), err);
+        if (rc != -EAGAIN)
+            break;
+        fds[0] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
+        const unsigned n = 1 + ibx_control_socket_poll_fds(s->socket, fds + 1);
+        if (poll(fds, n, 1) > 0)
+            ibx_control_socket_serve(s->socket);
+        const int over = ibx_source_check_interrupts(s, err);
+        rc = over ? over : rc;
+    }
+    ibx_page_map_restart(open);
+    return rc;
 }
 
 /* ---------------------------------------------------------------- the page map */
@@ -371,8 +485,9 @@ int ibx_source_return_send_early(struct source *s, struct ibx_error *err)
     _Static_assert(IBX_EARLY_AT / IBX_EARLY_PAGE % 64 + IBX_EARLY_PAGES <= 64, "of one word");
     const uint64_t *base = s->home.base.memory;
     uint64_t mapped = 0;
+    struct ibx_error later = {0}; /* the page map waits for the same, and tells */
     if (s->warm.state.now != WARM_OVER || !ibx_source_link_has_early(&s->link) ||
-        ibx_conn_path(s->link.control.conn)->remote)
+        ibx_source_return_compared(s, &later) || ibx_conn_path(s->link.control.conn)->remote)
         return 0;
     int rc = ibx_tracker_mapped_part(&s->warm.tracker, 0, first, IBX_EARLY_PAGES, &mapped, err);
     mapped &= (base[word] & placed(s)[word]) >> shift;

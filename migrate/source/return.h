@@ -15,6 +15,10 @@
 struct source_return {
     struct ibx_note base;        /* with data at home when the VM left */
     struct ibx_note arrived;     /* that have come here since */
+    struct ibx_note tags;        /* of these; then how many are not compared with home's yet. No
+                                  * memory: they are not compared */
+    uint64_t compared_by_ns;     /* until when they are to be compared; 0: none is awaited */
+    bool compared_told;          /* the operator was told that this takes long */
     struct ibx_page_map have;    /* at home now */
     struct ibx_page_map gone;    /* given back here, by the last look */
     struct ibx_page_map there;   /* in the files here, by the last look at all of them */
@@ -50,6 +54,21 @@ int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *me
 int ibx_source_return_begin(struct source *s, struct ibx_error *err);
 /* The page connections are there. -EOPNOTSUPP: their fabric would touch pages that are not here. */
 int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err);
+/* Home's memory must not change before its tool there has compared with it what has come here. 0:
+ * that has compared all pages, or before the stop, while others come, all but a few; -EAGAIN: not
+ * yet; -EBADMSG: some differ, and the VM must not go home with them; -ETIMEDOUT. 0, too, for any
+ * other migration. */
+int ibx_source_return_compared(struct source *s, struct ibx_error *err);
+/* The same, before home is asked: waits until all pages are compared that have come by now. From
+ * then on home's memory may change, and the VM cannot be restarted in it. -ECANCELED: a signal. */
+int ibx_source_return_await_compared(struct source *s, struct ibx_error *err);
+/* Removes the pages from `map` that have not been compared. */
+void ibx_source_return_keep_compared(const struct source *s, struct ibx_page_map *map);
+/* Whether that is awaited, which no event ends. */
+static inline bool ibx_source_return_waits(const struct source_return *home)
+{
+    return home->compared_by_ns != 0;
+}
 void ibx_source_return_fini(struct source *s);
 
 #endif

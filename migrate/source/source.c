@@ -10,9 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS 2 /* between two checks whether libvirt has set what it sets */
-#define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
-#define STATE_MOST_MS 2 /* so long the page map waits for the state, where it is less urgent */
+#define PAUSE_LOOK_MS    2 /* between two checks whether libvirt has set what it sets */
+#define STATE_LOOK_MS    2 /* between two looks how much of its state QEMU has written */
+#define COMPARED_LOOK_MS 1 /* between two looks whether pages of a borrowed VM were compared */
+#define STATE_MOST_MS    2 /* so long the page map waits for the state, where it is less urgent */
 
 /* ---------------------------------------------------------------- states */
 
@@ -212,10 +213,13 @@ static bool map_waits(const struct source *s)
 }
 
 /* The page map is that of the stop: names the pages that were written last, notes the map, and
- * exposes its pages. */
+ * exposes its pages. -EAGAIN: of a VM that returns, home overwrites these pages, which have not
+ * been compared yet. */
 static int tell_map(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_source_warm_stopped(s, err);
+    int rc = ibx_source_return_compared(s, err);
+    if (!rc)
+        rc = ibx_source_warm_stopped(s, err);
     if (rc)
         return rc;
     ibx_source_return_note(s);
@@ -232,7 +236,9 @@ int ibx_source_on_quiet(struct source *s, struct ibx_error *err)
         rc = ibx_source_return_send_early(s, err);
     if (!rc)
         rc = ibx_source_find_map(s, err);
-    return rc || map_waits(s) ? rc : tell_map(s, err);
+    if (!rc && !map_waits(s))
+        rc = tell_map(s, err);
+    return rc == -EAGAIN ? 0 : rc;
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -356,7 +362,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
     int rc = map_waits(s) ? carry(s, err) : 0;
     if (rc || map_waits(s))
         return rc;
-    if (s->home.early && s->warm.state.now == WARM_OVER)
+    if (source_returns(s) && s->warm.state.now == WARM_OVER)
         rc = tell_map(s, err);
     if (!rc)
         rc = ibx_source_link_exposed(&s->link, err);
@@ -497,6 +503,8 @@ static void wait_for_something(struct source *s)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
     if (waits || (s->state.now == SOURCE_STOPPED && map_waits(s)))
         most = STATE_LOOK_MS * IBX_NS_PER_MS;
+    if (ibx_source_return_waits(&s->home))
+        most = COMPARED_LOOK_MS * IBX_NS_PER_MS;
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)) || arms)
         most = 0;

@@ -180,6 +180,9 @@ struct source {
         uint64_t first, count; /* from the first to the last range whose digests came before there
                                 * was a verifier */
     } missed;
+    struct {
+        uint64_t heard, told; /* borrowed: DIGESTs over this link, and those of the last COMPARED */
+    } parts;
     uint64_t complete_epoch; /* of the link over which COMPLETE came last */
     uint64_t messages;       /* from the destination */
     struct migration_silence silence;
@@ -424,6 +427,8 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 
 /* Once the VM runs there: computes tags ahead of the destination's digests, where that pays. */
 void ibx_source_verify_ahead(struct source *s);
+/* To be called when a new link is made. */
+void ibx_source_verify_anew(struct source *s);
 /* Takes a DIGEST: compares its ranges with guest RAM. */
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err);

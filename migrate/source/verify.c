@@ -18,6 +18,8 @@ static int open_verifier(struct source *s, struct ibx_error *err)
         return 0;
     int rc = ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0, &s->verifier,
                                err);
+    if (!rc && s->status.record.borrow)
+        ibx_verifier_compare_parts(s->verifier);
     if (!rc && s->stop_map.looked_again)
         ibx_verifier_look_into_holes(s->verifier);
     if (!rc)
@@ -40,8 +42,8 @@ void ibx_source_verify_ahead(struct source *s)
 {
     struct ibx_error later = {0}; /* reported at the first DIGEST */
     if (s->status.record.verify && source_linked(&s->link) && !source_returns(s) &&
-        ibx_conn_path(s->link.control.conn)->remote && ibx_thread_may_spin() &&
-        !open_verifier(s, &later))
+        !s->status.record.borrow && ibx_conn_path(s->link.control.conn)->remote &&
+        ibx_thread_may_spin() && !open_verifier(s, &later))
         ibx_verifier_foresee(s->verifier);
 }
 
@@ -54,6 +56,7 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
         miss(s, digest);
     else
         rc = ibx_verifier_take(s->verifier, digest->first, &digest->entries, &why);
+    s->parts.heard += !rc;
     if (rc && rc != -EPROTO)
         s->given_up = why;
     if (rc && err)
@@ -71,13 +74,41 @@ static bool has_told(struct source *s)
            ibx_qmp_has_events(s->vm.qmp);
 }
 
+/* The digests of a borrowed VM come over a new link as far as they were not answered. */
+void ibx_source_verify_anew(struct source *s)
+{
+    s->parts.heard = s->parts.told = 0;
+    if (!s->status.record.borrow)
+        return;
+    s->missed.first = s->missed.count = 0;
+    if (s->verifier)
+        ibx_verifier_drop_parts(s->verifier);
+}
+
+/* `idle`: all that has come was compared, and nothing differs. From here on this side may change
+ * these pages. */
+static int tell_compared(struct source *s, bool idle, struct ibx_error *err)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPARED};
+    if (!s->status.record.borrow || !idle || s->parts.told == s->parts.heard ||
+        !source_linked(&s->link) || ibx_verifier_missed(s->verifier))
+        return 0;
+    message.is.compared = s->parts.told = s->parts.heard;
+    return ibx_channel_send(&s->link.control, &message, err);
+}
+
 int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
     if (!s->verifier || !source_committed(s) || s->uncompared)
         return 0;
     struct ibx_error wrong = {0};
+    const bool idle = ibx_verifier_idle(s->verifier); /* asked before the result */
     const int rc = ibx_verifier_result(s->verifier, &wrong);
     if (!rc || rc == -EAGAIN)
+        return tell_compared(s, idle, err);
+    /* What a QEMU that the VM has left reads there may be a page of the VM's life here. All pages
+     * that the VM had were compared before it came. */
+    if (s->status.record.borrow && ibx_journal_noted_home(s->options->folder, &s->status.record))
         return 0;
     if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
         return 0;
@@ -113,6 +144,10 @@ int ibx_source_verified(struct source *s, struct ibx_error *err)
     /* Asked before the result, which the last comparison may set meanwhile. */
     const bool idle = !s->verifier || ibx_verifier_idle(s->verifier);
     int rc = s->verifier ? ibx_verifier_result(s->verifier, err) : -EAGAIN;
+    /* Of a borrowed VM that stays there: they came before COMPLETE, as far as they were not
+     * compared before. */
+    if (rc == -EAGAIN && idle && s->status.record.borrow)
+        return 0;
     /* Each link brings the digests of all pages before COMPLETE. */
     if (rc == -EAGAIN && idle && s->complete_epoch == s->status.record.epoch)
         return ibx_error_set(err, -EPROTO,

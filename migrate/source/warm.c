@@ -312,6 +312,8 @@ static void choose_stale(struct source *s)
     for (uint64_t i = 0; i < (part->pages + 63) / 64; i++) /* zero now, or wanted */
         part->bits[i] &= ~s->vm.map.bits[i] | warm->wanted.bits[i];
     ibx_page_map_recount(part);
+    if (s->warm.state.now < WARM_OVER)
+        ibx_source_return_keep_compared(s, part); /* the others are dropped after the stop */
 }
 
 static int send_stale(struct source *s, enum ibx_round_kind kind, struct ibx_error *err)
@@ -350,6 +352,7 @@ static int begin_dropping(struct source *s, struct ibx_error *err)
     if (source_returns(s))
         ibx_page_map_add(part, &s->warm.held);
     ibx_page_map_remove(part, &s->vm.map);
+    ibx_source_return_keep_compared(s, part);
     if (!part->data_pages)
         return drop_first(s, err);
     int rc = ibx_state_move(&s->warm.state, WARM_EMPTYING);
@@ -360,9 +363,11 @@ static int next_part(struct source *s, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     struct ibx_error why = {0};
+    int rc = ibx_source_return_compared(s, err); /* so that little is left to do after the stop */
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
     warm->part_ns = ibx_now_ns();
     look(s, false);
-    int rc = 0;
     if (ibx_source_warm_is_enough(s))
         return begin_dropping(s, err);
     ibx_source_warm_choose(s);

@@ -365,6 +365,7 @@ static void test_returned_twice(void)
     struct line line = {0};
     borrowed_small();
     borrowed_as(away);
+    borrow_compared(); /* for which the return waits */
     mover_kill(&sender, SIGSTOP);
     home_and_bring();
     brought();
@@ -385,6 +386,7 @@ static void test_returned_beside_a_return_that_waits(void)
     struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
     borrowed_small();
     borrowed_as(away);
+    borrow_compared(); /* for which the return waits */
     mover_kill(&sender, SIGSTOP);
     asks_for_another_return(&line, &vms[1]);
     assert_true(line.answer.accepted);

@@ -564,7 +564,7 @@ static void check_options(const struct migrate_args *args, unsigned command)
     if (args->keep_warm && args->no_verify)
         ibx_tool_bad_usage(&tool,
                            "--no-verify with --keep-warm: pages of a VM that may be borrowed "
-                           "again are not compared in any case");
+                           "again are compared in any case");
     if (args->home && (args->minor || args->libvirt))
         ibx_tool_bad_usage(&tool, "--home with --%s: a VM returns into the memory that it left",
                            args->minor ? "minor" : "libvirt");

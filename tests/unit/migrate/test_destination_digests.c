@@ -191,13 +191,108 @@ static void incomplete_page_map_is_not_recorded(NO_STATE)
     assert_memory_equal(totals.hash, hash, sizeof(hash));
 }
 
+/* ---------------------------------------------------------------- a VM that is borrowed */
+
+static _Atomic uint64_t uncompared;
+
+/* Its pages come one by one; those that start() has noted count as the first ones. */
+static void borrow(void)
+{
+    d.ram.minor = false;
+    d.ram.borrow = IBX_BORROW_LAZY;
+    ibx_page_tags_count(d.ram.page_tags, &uncompared);
+}
+
+static int send_fresh(void)
+{
+    memset(is.told_ranges, 0, sizeof(is.told_ranges));
+    d.digests.look_ns = 0;
+    return ibx_destination_send_digests(&d, &error);
+}
+
+static void comes(uint64_t page, uint8_t byte)
+{
+    uint8_t bytes[PAGE];
+    memset(bytes, byte, sizeof(bytes));
+    assert_int_equal(ibx_page_tags_note(d.ram.page_tags, 0, page, 1, bytes, &error), 0);
+}
+
+static void each_page_is_sent_until_it_is_compared(NO_STATE)
+{
+    borrow();
+    assert_int_equal(uncompared, PAGES);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_true(is.told_ranges[0] && is.told_ranges[RANGES - 1] && tells_of(GIVEN));
+    assert_int_equal(send_fresh(), -EAGAIN); /* no answer has come */
+    assert_false(is.told_ranges[0]);
+    assert_int_equal(ibx_destination_on_compared(&d, d.digests.told + 1, &error), -EPROTO);
+    assert_int_equal(uncompared, PAGES);
+    assert_int_equal(ibx_destination_on_compared(&d, d.digests.told, &error), 0);
+    assert_int_equal(uncompared, 0);
+    assert_int_equal(ibx_destination_on_compared(&d, d.digests.told, &error), -EPROTO);
+    assert_int_equal(send_fresh(), 0);
+    assert_false(is.told_ranges[0]);
+    ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1);
+    comes(GIVEN, 3); /* only that one */
+    assert_int_equal(uncompared, 1);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_true(is.told_ranges[0] && !is.told_ranges[1] && tells_of(GIVEN) && !tells_of(GIVEN + 1));
+}
+
+/* The source may still read a page that was given back since it was sent. */
+static void a_page_that_was_given_back_counts_until_the_answer(NO_STATE)
+{
+    borrow();
+    assert_int_equal(send_fresh(), -EAGAIN);
+    ibx_page_tags_forget(d.ram.page_tags, 0, PAGES);
+    assert_int_equal(uncompared, PAGES);
+    comes(GIVEN, 4); /* not that which was sent */
+    assert_int_equal(ibx_page_tags_conflict(d.ram.page_tags, &error), 0);
+    assert_int_equal(ibx_destination_on_compared(&d, d.digests.told, &error), 0);
+    assert_int_equal(uncompared, 1);
+    ibx_page_tags_forget(d.ram.page_tags, 0, PAGES);
+    comes(GIVEN, 4);
+    ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1); /* not sent: nobody reads it */
+    assert_int_equal(uncompared, 0);
+}
+
+/* Over the next link comes what was not answered, also to a tool that takes over. */
+static void what_was_not_answered_is_sent_again(NO_STATE)
+{
+    static const uint8_t key[IBX_DIGEST_KEY] = {1};
+    borrow();
+    assert_int_equal(send_fresh(), -EAGAIN);
+    ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1);
+    ibx_destination_digests_restart(&d);
+    ibx_page_tags_unsend(d.ram.page_tags);
+    assert_int_equal(uncompared, PAGES - 1);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_true(is.told_ranges[0] && !tells_of(GIVEN) && tells_of(GIVEN + 1));
+    ibx_destination_digests_restart(&d);
+    ibx_page_tags_destroy(d.ram.page_tags);
+    assert_int_equal(ibx_page_tags_create(&d.ram.map, words, key, 1, &d.ram.page_tags, &error), 0);
+    borrow();
+    assert_int_equal(uncompared, PAGES - 1);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_int_equal(ibx_destination_on_compared(&d, d.digests.told, &error), 0);
+    ibx_page_tags_break(d.ram.page_tags);
+    comes(GIVEN, 5);
+    assert_true(uncompared == (IBX_PAGE_TAGS_BROKEN | 1));
+}
+
 int main(void)
 {
 #define A_TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
     const struct CMUnitTest tests[] = {
-        A_TEST(removed_hashes_are_not_reported),      A_TEST(nothing_is_told_before_qemu_answers),
-        A_TEST(page_that_is_not_in_place_is_awaited), A_TEST(qemu_is_asked_before_the_end),
-        A_TEST(qemu_is_not_asked_in_other_modes),     A_TEST(incomplete_page_map_is_not_recorded),
+        A_TEST(removed_hashes_are_not_reported),
+        A_TEST(nothing_is_told_before_qemu_answers),
+        A_TEST(page_that_is_not_in_place_is_awaited),
+        A_TEST(qemu_is_asked_before_the_end),
+        A_TEST(qemu_is_not_asked_in_other_modes),
+        A_TEST(incomplete_page_map_is_not_recorded),
+        A_TEST(each_page_is_sent_until_it_is_compared),
+        A_TEST(a_page_that_was_given_back_counts_until_the_answer),
+        A_TEST(what_was_not_answered_is_sent_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

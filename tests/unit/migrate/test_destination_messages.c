@@ -180,7 +180,7 @@ static void one_message(const struct at *at, enum ibx_migrate_message type, uint
 
 static void each_message(const struct at *at)
 {
-    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_PAGES; type++) {
+    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_COMPARED; type++) {
         if (type == IBX_MIGRATE_MAP_END && at->warm == WARM_SETTLED)
             continue; /* it would drop pages of guest RAM */
         one_message(at, type, EPOCH);
@@ -316,6 +316,25 @@ static bool at_home(const uint8_t id[IBX_MIGRATE_ID_BYTES])
     return ibx_journal_noted_home(options.folder, &home);
 }
 
+/* COMPARED belongs to a borrowed VM that is here, and answers what was sent. */
+static void comparisons_answer_digests_of_a_borrowed_vm(NO_STATE)
+{
+    struct ibx_error err = {0};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPARED, .is.compared = 1};
+    struct message_context context = {&destination, &err};
+    static const struct at here = {.state = DESTINATION_FILLING, .link = LINK_SERVING},
+                           waits = {.state = DESTINATION_WAITING, .link = LINK_SERVING};
+    begin(&waits);
+    destination.ram.borrow = IBX_BORROW_LAZY;
+    assert_int_equal(ibx_destination_on_message(&context, &message), -EPROTO);
+    assert_non_null(strstr(err.message, "while the destination was"));
+    begin(&here);
+    destination.ram.borrow = IBX_BORROW_LAZY;
+    assert_int_equal(ibx_destination_on_message(&context, &message), -EPROTO);
+    assert_non_null(strstr(err.message, "has compared 1 digests, after 0 of the 0"));
+    assert_int_equal(destination.state.now, DESTINATION_FILLING);
+}
+
 /* Before a VM that returns can run here, it is noted that it may: its borrower gets no page any
  * more, from whatever tool. */
 static void test_a_returning_vm_is_noted_before_it_runs(NO_STATE)
@@ -353,6 +372,7 @@ int main(void)
         cmocka_unit_test(test_committed_as_it_was),
         cmocka_unit_test(test_the_watchdog_learns_of_the_commit),
         cmocka_unit_test(test_a_returning_vm_is_noted_before_it_runs),
+        cmocka_unit_test(comparisons_answer_digests_of_a_borrowed_vm),
         cmocka_unit_test(test_a_map_that_does_not_add_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -458,6 +459,115 @@ static void test_table_is_continued(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
+static _Atomic uint64_t uncompared;
+
+static int give_fresh(uint64_t range)
+{
+    uint8_t entry[IBX_DIGEST_ENTRY];
+    assert_true(ibx_page_tags_fresh_entry(tags, range, entry));
+    const struct ibx_bytes bytes = {entry, sizeof(entry)};
+    return ibx_verifier_take(verifier, range * IBX_DIGEST_PAGES, &bytes, &error);
+}
+
+/* A borrowed VM: what was compared may change at the source, and there is no end. */
+static void test_parts_of_a_range(NO_STATE)
+{
+    ibx_verifier_compare_parts(verifier);
+    ibx_page_tags_count(tags, &uncompared);
+    assert_int_equal(note(1, page_at(1)), 0);
+    assert_int_equal(give_fresh(0), 0);
+    assert_int_equal(result(), -EAGAIN);
+    ibx_page_tags_agreed(tags, 0);
+    memset(page_at(1), 77, SMALL); /* it returns */
+    assert_int_equal(note(2, page_at(2)), 0);
+    assert_int_equal(give_fresh(0), 0);
+    assert_int_equal(result(), -EAGAIN);
+    ibx_page_tags_agreed(tags, 0);
+    assert_int_equal(uncompared, 0);
+    assert_int_equal(note(3, page_at(4)), 0);
+    assert_int_equal(give_fresh(0), 0);
+    assert_int_equal(result(), -EBADMSG);
+}
+
+/* What waits when the link is lost is not compared with what comes over the next one. */
+static void test_parts_of_a_lost_link(NO_STATE)
+{
+    ibx_verifier_close(verifier);
+    assert_int_equal(ibx_verifier_open(&ram, &map, key, 1, &verifier, &error), 0);
+    ibx_verifier_compare_parts(verifier);
+    ibx_page_tags_count(tags, &uncompared);
+    all_arrive();
+    for (unsigned links = 0; links < 20; links++) {
+        for (uint64_t range = 0; range < RANGES; range++)
+            assert_int_equal(give_fresh(range), 0);
+        ibx_verifier_drop_parts(verifier);
+        ibx_page_tags_unsend(tags);
+    }
+    assert_int_equal(result(), -EAGAIN);
+    for (uint64_t range = 0; range < RANGES; range++)
+        assert_int_equal(give_fresh(range), 0);
+    assert_int_equal(result(), -EAGAIN);
+    for (uint64_t range = 0; range < RANGES; range++)
+        ibx_page_tags_agreed(tags, range);
+    assert_int_equal(uncompared, 0);
+}
+
+static _Atomic uint64_t arrived, reads, fewer;
+static _Atomic bool ends;
+
+static void *read_on(void *unused)
+{
+    while (!ends) {
+        fewer += uncompared < arrived;
+        reads++;
+    }
+    return unused;
+}
+
+/* The tool by which the VM returns reads the number while a recovery counts: it never takes pages
+ * for compared. */
+static void test_counted_again(NO_STATE)
+{
+    pthread_t reader;
+    ibx_page_tags_count(tags, &uncompared);
+    all_arrive();
+    arrived = uncompared;
+    assert_true(arrived);
+    reads = fewer = 0;
+    ends = false;
+    assert_int_equal(pthread_create(&reader, NULL, read_on, NULL), 0);
+    for (unsigned i = 0; i < 200 || reads < 20000; i++) {
+        ibx_page_tags_destroy(tags);
+        assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
+        ibx_page_tags_count(tags, &uncompared);
+    }
+    ends = true;
+    assert_int_equal(pthread_join(reader, NULL), 0);
+    assert_int_equal(fewer, 0);
+    ibx_page_tags_break(tags);
+    ibx_page_tags_destroy(tags);
+    assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
+    ibx_page_tags_count(tags, &uncompared);
+    assert_int_equal(uncompared, arrived | IBX_PAGE_TAGS_BROKEN);
+    uncompared = 0;
+}
+
+/* The guest gives a page back whose digest is on its way when the tool is killed: the next one has
+ * nothing to send for it. */
+static void test_given_back_before_a_recovery(NO_STATE)
+{
+    ibx_page_tags_count(tags, &uncompared);
+    assert_int_equal(note(1, page_at(1)), 0);
+    assert_int_equal(give_fresh(0), 0);
+    ibx_page_tags_forget(tags, 1, 1);
+    assert_int_equal(uncompared, 1);
+    ibx_page_tags_destroy(tags);
+    assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
+    ibx_page_tags_count(tags, &uncompared);
+    assert_int_equal(uncompared, 0);
+    assert_false(ibx_page_tags_fresh(tags, 0));
+}
+
 /* The bits after the last page. */
 static void test_spare_bits(NO_STATE)
 {
@@ -554,6 +664,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_ranges_come_again_and_again, start, end),
         cmocka_unit_test_setup_teardown(test_file_is_too_short, start, end),
         cmocka_unit_test_setup_teardown(test_table_is_continued, start, end),
+        cmocka_unit_test_setup_teardown(test_parts_of_a_range, start, end),
+        cmocka_unit_test_setup_teardown(test_parts_of_a_lost_link, start, end),
+        cmocka_unit_test_setup_teardown(test_counted_again, start, end),
+        cmocka_unit_test_setup_teardown(test_given_back_before_a_recovery, start, end),
         cmocka_unit_test_setup_teardown(test_spare_bits, start, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -165,6 +165,7 @@ static const struct sample {
     {"PAGES",
      {.type = IBX_MIGRATE_PAGES, .is.pages = {0xc0, {(const uint8_t *)"\1\2\3", 3}}},
      "1cc000000000000000010203"},
+    {"COMPARED", {.type = IBX_MIGRATE_COMPARED, .is.compared = 5}, "1d0500000000000000"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -215,7 +216,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_PAGES);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_COMPARED);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -350,9 +351,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 29, 1, -EPROTO, "type 29");
+    says(IBX_MIGRATE_READY, 0, 30, 1, -EPROTO, "type 30");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)29),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)30),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
@@ -372,6 +373,8 @@ static void refuses_epochs_out_of_range(NO_STATE)
     says(IBX_MIGRATE_CONFIRM, 1, 1ull << 60, 8, -EPROTO, "epoch is");
     says(IBX_MIGRATE_DECIDED, 1, 0, 8, -EPROTO, "epoch is 0");
     says(IBX_MIGRATE_DECIDED, 1, 1ull << 60, 8, -EPROTO, "epoch is");
+    says(IBX_MIGRATE_COMPARED, 1, 0, 8, -EPROTO, "number of digests is 0");
+    says(IBX_MIGRATE_COMPARED, 1, 1ull << 60, 8, -EPROTO, "number of digests is");
 }
 
 static void refuses_fields_out_of_range(NO_STATE)

@@ -114,7 +114,7 @@ static int on(enum ibx_migrate_message type, struct ibx_error *err)
 
 static void each_message(unsigned state, unsigned peer, unsigned agreed)
 {
-    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_PAGES; type++) {
+    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_COMPARED; type++) {
         struct ibx_error err = {0};
         if (type == IBX_MIGRATE_READY && belongs(state, peer, type, agreed))
             continue; /* it needs a connection */

@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Somebody changes a byte of a page on its way to where a VM is borrowed, over tcp without
+ * encryption. The VM must not bring the wrong byte home: the migration is broken, the VM is paused
+ * there, and goes on at the lender's from where it was stopped.
+ *
+ * A relay between the two tools, with another address of this host than the receiver, looks for
+ * words of guest pages and changes one. Lanes go to the relay's address, too.
+ */
+#include "tests/fixtures/borrow.h"
+#include "tests/fixtures/ram_file.h"
+#include "tests/migrations/guest/churn.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <netinet/tcp.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#define SOCKETS 64u
+#define SAMPLES 512u /* guest pages that are searched for: a piece of a stream may end in one */
+#define WORDS   32u  /* bytes of each */
+#define AT      1024 /* where they are in the page */
+#define LOOK_MS 2
+#define LEFT    (61 << 20) /* data that the guest never touches */
+
+/* ------------------------------------------------------------ the relay */
+
+/* Of the relay's process, shared with the test. */
+static struct wire {
+    atomic_bool armed, changed;
+    unsigned samples;
+    uint8_t words[SAMPLES][WORDS];
+} * wire;
+
+static pid_t relay_pid;
+static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each connection */
+
+static void change_one(uint8_t *bytes, size_t size)
+{
+    for (unsigned i = 0; i < wire->samples && !wire->changed; i++) {
+        uint8_t *at = memmem(bytes, size, wire->words[i], WORDS);
+        if (!at)
+            continue;
+        at[WORDS / 2] ^= 0x40;
+        wire->changed = true;
+    }
+}
+
+static void pass(int from, int to)
+{
+    static uint8_t bytes[1 << 20];
+    const ssize_t n = recv(from, bytes, sizeof(bytes), 0);
+    if (n <= 0) {
+        shutdown(from, SHUT_RDWR);
+        shutdown(to, SHUT_RDWR);
+        return;
+    }
+    if (wire->armed && !wire->changed)
+        change_one(bytes, (size_t)n);
+    for (ssize_t at = 0, m = 0; at < n && m >= 0; at += m)
+        m = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+}
+
+static void take(int listener, const struct sockaddr_in *onward)
+{
+    unsigned i = 1;
+    while (i < 1 + 2 * SOCKETS && ends[i].fd >= 0)
+        i += 2;
+    int one = 1, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (i > 2 * SOCKETS || connect(to, (const struct sockaddr *)onward, sizeof(*onward))) {
+        close(fd);
+        close(to);
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    ends[i] = (struct pollfd){.fd = fd, .events = POLLIN};
+    ends[i + 1] = (struct pollfd){.fd = to, .events = POLLIN};
+}
+
+static void relay_main(int listener, const struct sockaddr_in *onward)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (unsigned i = 0; i < 1 + 2 * SOCKETS; i++)
+        ends[i].fd = -1;
+    ends[0] = (struct pollfd){.fd = listener, .events = POLLIN};
+    while (poll(ends, 1 + 2 * SOCKETS, -1) >= 0) {
+        for (unsigned i = 1; i < 1 + 2 * SOCKETS; i++) {
+            const unsigned other = ((i - 1) ^ 1) + 1;
+            if (ends[i].fd < 0 || !ends[i].revents)
+                continue;
+            if (!(ends[i].revents & (POLLHUP | POLLERR))) {
+                pass(ends[i].fd, ends[other].fd);
+                continue;
+            }
+            close(ends[i].fd);
+            close(ends[other].fd);
+            ends[i].fd = ends[other].fd = -1;
+        }
+        if (ends[0].revents)
+            take(listener, onward);
+    }
+    _exit(0);
+}
+
+/* Starts the relay between 127.0.0.2 and this receiver, whose URI is replaced by the relay's. */
+static void relay_begin(struct mover *to)
+{
+    struct sockaddr_in here = {.sin_family = AF_INET}, onward = here;
+    socklen_t length = sizeof(here);
+    onward.sin_port = htons((uint16_t)atoi(strrchr(to->uri, ':') + 1));
+    onward.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&here, length), 0);
+    assert_int_equal(listen(listener, 32), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&here, &length), 0);
+    relay_pid = fork();
+    assert_true(relay_pid >= 0);
+    if (!relay_pid)
+        relay_main(listener, &onward);
+    close(listener);
+    snprintf(to->uri, sizeof(to->uri), "tcp://127.0.0.2:%u", ntohs(here.sin_port));
+}
+
+static void relay_end(void)
+{
+    if (!relay_pid)
+        return;
+    kill(relay_pid, SIGKILL);
+    waitpid(relay_pid, NULL, 0);
+    relay_pid = 0;
+}
+
+/* ------------------------------------------------------------ the thread that compares */
+
+static pid_t held; /* 0: none */
+
+/* The thread of the lender's tool that compares pages, once there is one. */
+static pid_t find_verifier(void)
+{
+    const uint64_t deadline = vm_soon();
+    char pattern[64], name[32];
+    pid_t found = 0;
+    snprintf(pattern, sizeof(pattern), "/proc/%d/task/*/comm", (int)sender.pid);
+    while (!found) {
+        glob_t paths;
+        assert_true(ibx_now_ns() < deadline);
+        if (glob(pattern, 0, NULL, &paths))
+            continue;
+        for (size_t i = 0; i < paths.gl_pathc && !found; i++) {
+            FILE *file = fopen(paths.gl_pathv[i], "re");
+            if (file && fgets(name, sizeof(name), file) && !strcmp(name, "ibx-verify\n"))
+                found = atoi(strstr(paths.gl_pathv[i], "task/") + 5);
+            if (file)
+                fclose(file);
+        }
+        globfree(&paths);
+        poll(NULL, 0, found ? 0 : LOOK_MS);
+    }
+    return found;
+}
+
+/* Whether the held thread waits for something to compare: then it has no lock that others need. */
+static bool rests(void)
+{
+    char path[64];
+    int number = -1;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", (int)sender.pid, (int)held);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    if (fscanf(file, "%d", &number) != 1)
+        number = -1;
+    fclose(file);
+    return number == SYS_futex || number == SYS_restart_syscall;
+}
+
+/* It compares nothing before it is let go. */
+static void hold(pid_t thread)
+{
+    const uint64_t deadline = vm_soon();
+    int status;
+    assert_int_equal(ptrace(PTRACE_SEIZE, thread, NULL, NULL), 0);
+    held = thread;
+    for (bool rested = false; !rested;) {
+        assert_true(ibx_now_ns() < deadline);
+        assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
+        assert_int_equal(waitpid(thread, &status, __WALL), thread);
+        rested = rests();
+        if (!rested)
+            assert_int_equal(ptrace(PTRACE_CONT, thread, NULL, NULL), 0);
+        poll(NULL, 0, rested ? 0 : LOOK_MS);
+    }
+}
+
+static void let_go(void)
+{
+    if (held && ptrace(PTRACE_DETACH, held, NULL, NULL)) { /* it runs, or its process is gone */
+        ptrace(PTRACE_INTERRUPT, held, NULL, NULL);
+        waitpid(held, NULL, __WALL);
+        ptrace(PTRACE_DETACH, held, NULL, NULL);
+    }
+    held = 0;
+}
+
+static int end(void **state)
+{
+    let_go();
+    relay_end();
+    return mover_end_all(state);
+}
+
+/* ------------------------------------------------------------ a borrowed VM */
+
+/* A beat visits few pages, so that the VM needs others for a while. */
+static const struct vm_options calm = {.append = "mib=16 beat=32", .extra = {"-no-shutdown"}};
+static char key[128];
+
+static void make_key(void)
+{
+    char command[256];
+    snprintf(key, sizeof(key), "%s/key", mover_folder);
+    snprintf(command, sizeof(command), "umask 077; openssl rand -hex 32 > %s", key);
+    assert_int_equal(system(command), 0);
+}
+
+/* Notes words of pages that the guest churns: the VM stands still, and they stay as they are. */
+static void take_samples(const struct vm *of)
+{
+    const unsigned pages = CHURN_MIB << 8, step = pages / SAMPLES;
+    static const uint8_t zeros[WORDS];
+    const int fd = open(of->ram, O_RDONLY | O_CLOEXEC);
+    wire->samples = 0;
+    for (unsigned page = step / 2; page < pages; page += step) {
+        uint8_t *words = wire->words[wire->samples];
+        assert_int_equal(pread(fd, words, WORDS, CHURN_BASE + page * 4096 + AT), WORDS);
+        wire->samples += memcmp(words, zeros, WORDS) != 0;
+    }
+    close(fd);
+    assert_true(wire->samples > SAMPLES / 2);
+}
+
+/* The tools of a borrowed VM, with the relay between them. The lender's is in the stop. */
+static void lent_by_a_relay(const char *more)
+{
+    borrow_options = calm;
+    pair_start(&calm);
+    vm_wait_beats(&vms[0], (CHURN_MIB << 8) / 32 + 1); /* all of its pages */
+    make_key();
+    mover_receive(&receiver, &vms[1], TCP,
+                  (const char *[]){"--key-file", key, "--set", "encryption=off", NULL});
+    wire->armed = wire->changed = false;
+    relay_begin(&receiver);
+    mover_stop_next("source:sending");
+    mover_start(&sender,
+                (const char *[]){"borrow", receiver.uri, "--qmp", vms[0].tool, "--json", "--yes",
+                                 TIMED, "--key-file", key, "--set", "encryption=off", more, NULL});
+    mover_await_stop(&sender);
+    take_samples(&vms[0]);
+}
+
+static void await_change(void)
+{
+    for (const uint64_t until = vm_soon(); !wire->changed; poll(NULL, 0, LOOK_MS))
+        assert_true(ibx_now_ns() < until);
+}
+
+static void goes_on_at_the_lender(void)
+{
+    mover_await_words(&sender, "the migration is broken");
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the migration is broken: pages ");
+    mover_must_print(&sender, "they were changed on their way");
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "the migration is broken: pages ");
+    mover_must_print(&receiver, "was paused");
+    assert_false(vm_runs(&vms[1]));
+    assert_false(vm_runs(&vms[0]));
+    vm_end(&vms[1]);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, calm.append);
+}
+
+/* ------------------------------------------------------------ tests */
+
+/* A page for which the VM waits, or one that comes in the background. */
+static void test_a_byte_is_changed_on_the_way(void)
+{
+    static const char *const more[] = {NULL, "--fill"};
+    for (unsigned i = 0; i < 2; i++) {
+        lent_by_a_relay(more[i]);
+        wire->armed = true;
+        mover_kill(&sender, SIGCONT);
+        await_change();
+        goes_on_at_the_lender();
+        end(NULL);
+    }
+}
+
+/* The page has been changed, and nobody has compared it, when the VM is to return. */
+static void test_it_does_not_return_before_its_pages_are_compared(void)
+{
+    lent_by_a_relay(NULL);
+    mover_kill(&sender, SIGCONT);
+    hold(find_verifier());
+    wire->armed = true;
+    await_change();
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 2); /* with that page */
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    bring(NULL);
+    mover_await_words(&bringer, "compared");
+    let_go();
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "cannot return");
+    assert_int_equal(vm_beats(&home), 0);
+    mover_kill(&lender, SIGINT);
+    mover_ends(&lender, 1);
+    vm_end(&home);
+    goes_on_at_the_lender();
+}
+
+/* A page comes while the VM returns, and home may have dropped some of its memory by then: no tool
+ * advises a rollback there. */
+static void test_a_byte_is_changed_beside_the_return(void)
+{
+    lent_by_a_relay(NULL);
+    mover_kill(&sender, SIGCONT);
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    mover_stop_next("source:dropping");
+    bring(NULL);
+    mover_await_stop(&bringer);
+    hold(find_verifier());
+    wire->armed = true;
+    await_change();
+    mover_kill(&bringer, SIGCONT);
+    mover_await_words(&bringer, "compared");
+    let_go();
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "start it from its disk");
+    mover_ends(&lender, 1);
+    assert_int_equal(vm_beats(&home), 0);
+    vm_end(&home);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "they were changed on their way");
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "was paused");
+    assert_false(vm_runs(&vms[0]) || vm_runs(&vms[1]));
+    mover_must_print(MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED),
+                     "a return of this VM has begun");
+}
+
+/* A page that the VM has written where it was borrowed to. It is found when the VM runs at home. If
+ * all of its pages had come before, it goes on from where it stopped there; otherwise it is lost,
+ * as home has overwritten pages that are only there. */
+static void test_a_byte_is_changed_on_the_way_home(void)
+{
+    static const char *const fill[] = {"--fill", NULL};
+    for (unsigned i = 0; i < 2; i++) {
+        borrowed(&calm, TCP, i ? fill : NULL);
+        vm_wait_beats(&vms[1], vm_beats(&vms[1]) + (CHURN_MIB << 8) / 32 + 1);
+        if (i)
+            mover_await(&sender, "filling", 100);
+        make_key();
+        home_start(NULL);
+        mover_receive(&lender, &home, TCP,
+                      (const char *[]){"--home", "--key-file", key, "--set", "encryption=off",
+                                       "--max-bandwidth", HARDLY, NULL});
+        wire->armed = wire->changed = false;
+        relay_begin(&lender);
+        mover_stop_next("source:sending");
+        mover_start(&bringer,
+                    (const char *[]){"return", lender.uri, "--qmp", vms[1].tool, "--json", TIMED,
+                                     "--key-file", key, "--set", "encryption=off", NULL});
+        mover_await_stop(&bringer);
+        take_samples(&vms[1]);
+        wire->armed = true;
+        mover_kill(&bringer, SIGCONT);
+        await_change();
+        MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", home.tool);
+        mover_ends(&bringer, 1);
+        mover_must_print(&bringer, "they were changed on their way");
+        mover_ends(&lender, 1);
+        mover_must_print(&lender, "was paused");
+        assert_false(vm_runs(&home) || vm_runs(&vms[1]));
+        vm_end(&home);
+        mover_kill(&receiver, SIGKILL); /* it may have read that the VM had returned, or not */
+        MOVER_RUN(i ? 0 : 1, "rollback", "--yes", "--qmp", vms[1].tool);
+        if (i)
+            vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+        mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, calm.append);
+        end(NULL);
+    }
+}
+
+/* Somebody reads a page in the QEMU that the VM has left, which fetches it, and the VM at home
+ * writes to it before the lender has compared it. */
+static void test_a_page_of_the_life_at_home_is_no_difference(void)
+{
+    char path[128], byte;
+    borrowed(&calm, TCP, NULL);
+    const int base = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    mover_stop_next("source:serving"); /* the VM may run at home */
+    bring(NULL);
+    mover_await_stop(&bringer);
+    borrow_compared();
+    hold(find_verifier());
+    snprintf(path, sizeof(path), "%s/page", mover_folder);
+    vm_do(&vms[1], "pmemsave",
+          json_pack("{s:i, s:i, s:s}", "val", LEFT, "size", 1, "filename", path));
+    byte = 0x5b;
+    assert_int_equal(pwrite(base, &byte, 1, LEFT), 1);
+    close(base);
+    let_go();
+    mover_kill(&bringer, SIGCONT);
+    returned();
+}
+
+/* Without the attacker all is as before, and each page was compared before the VM left. */
+static void test_it_returns_by_the_relay(void)
+{
+    lent_by_a_relay(NULL);
+    mover_kill(&sender, SIGCONT);
+    vm_wait_beats(&vms[1], pair_beats);
+    home_and_bring();
+    returned();
+}
+
+int main(void)
+{
+    pair_beats = 8;
+    wire = mmap(NULL, sizeof(*wire), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (wire == MAP_FAILED)
+        return 1;
+    static const struct vm_test tests[] = {
+        VM_TEST(test_a_byte_is_changed_on_the_way),
+        VM_TEST(test_it_does_not_return_before_its_pages_are_compared),
+        VM_TEST(test_a_byte_is_changed_beside_the_return),
+        VM_TEST(test_a_byte_is_changed_on_the_way_home),
+        VM_TEST(test_a_page_of_the_life_at_home_is_no_difference),
+        VM_TEST(test_it_returns_by_the_relay),
+        {0}};
+    return vm_tests(tests, end);
+}
