@@ -59,10 +59,13 @@ static int on_lend(void *context, struct ibx_error *err)
 }
 
 /* Pages that are on their way may be newer than the VM's stop here. Home decides whether more come.
- */
+ * A tool that has read that the VM is at home fetches no more, and only waits until the other side
+ * knows that. */
 static int on_reconnect(void *context, struct ibx_error *err)
 {
     struct destination *d = context;
+    if (ibx_journal_has_returned(&d->status.record))
+        return 0;
     if (!d->ram.borrow || d->state.now != DESTINATION_FILLING)
         return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
     ibx_destination_unlink(d, -ECONNRESET, "the VM is taken back from its return");

@@ -370,8 +370,11 @@ static void test_a_byte_is_changed_on_the_way_home(void)
     for (unsigned i = 0; i < 2; i++) {
         borrowed(&calm, TCP, i ? fill : NULL);
         vm_wait_beats(&vms[1], vm_beats(&vms[1]) + (CHURN_MIB << 8) / 32 + 1);
-        if (i)
+        if (i) {
             mover_await(&sender, "filling", 100);
+            borrow_compared();
+            mover_kill(&sender, SIGSTOP); /* so that the tool that has served the VM waits for it */
+        }
         make_key();
         home_start(NULL);
         mover_receive(&lender, &home, TCP,
@@ -385,8 +388,10 @@ static void test_a_byte_is_changed_on_the_way_home(void)
                                      "--key-file", key, "--set", "encryption=off", NULL});
         mover_await_stop(&bringer);
         take_samples(&vms[1]);
-        wire->armed = true;
         mover_kill(&bringer, SIGCONT);
+        if (i) /* the tool that has served the VM reads that it is at home */
+            mover_await_words(&receiver, "\"vm_status\":\"returned\"");
+        wire->armed = true;
         await_change();
         MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", home.tool);
         mover_ends(&bringer, 1);
@@ -395,7 +400,6 @@ static void test_a_byte_is_changed_on_the_way_home(void)
         mover_must_print(&lender, "was paused");
         assert_false(vm_runs(&home) || vm_runs(&vms[1]));
         vm_end(&home);
-        mover_kill(&receiver, SIGKILL); /* it may have read that the VM had returned, or not */
         MOVER_RUN(i ? 0 : 1, "rollback", "--yes", "--qmp", vms[1].tool);
         if (i)
             vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
