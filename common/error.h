@@ -23,6 +23,7 @@
  *   descriptor.c     descriptors that go with a message over a unix socket
  *   unix_connect.c   connections to unix sockets whose queue is full
  *   shell_word.c     a path in a command that can be pasted
+ *   signals.c        which signals were ignored when the process began
  *   write_whole.c    write(2) until all bytes are written
  *   stream_copy.c    copies that bypass the caches
  *   wire.h (encoding), span.h (memory to register), clock.h, bits.h, verbs_fork.h

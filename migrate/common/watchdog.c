@@ -16,8 +16,9 @@
  *   WATCHING -> DISMISSED                            committed, or released
  *   WATCHING | SETTLING -> [*]                       the tool has ended: it does its work
  *
- * WATCHING: it continues the VM, unless its snapshot is whole. SETTLING: where libvirt drives, libvirt may still continue the VM
- * here; then the watchdog puts QEMU's settings back. DISMISSED: nothing depends on it, and it ends.
+ * WATCHING: it continues the VM, unless its snapshot is whole. SETTLING: where libvirt drives,
+ * libvirt may still continue the VM here; then the watchdog puts QEMU's settings back. DISMISSED:
+ * nothing depends on it, and it ends.
  *
  * It is in QEMU's control group, and a service manager that stops QEMU's unit sends all in that
  * group SIGTERM, and waits until it is empty. What the watchdog does at this signal:
@@ -190,8 +191,8 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
  * children is not. The tool has ended, so this does not change any more. */
 static bool is_sealed(const struct watchdog *w)
 {
-    return w->seal && (!faccessat(w->sealed_at, w->seal, F_OK, AT_SYMLINK_NOFOLLOW) ||
-                       errno != ENOENT);
+    return w->seal &&
+           (!faccessat(w->sealed_at, w->seal, F_OK, AT_SYMLINK_NOFOLLOW) || errno != ENOENT);
 }
 
 /* The tool was killed after the snapshot was whole: the VM is left as the tool or another client of
@@ -213,8 +214,9 @@ static void leave_frozen(struct watchdog *w)
     if (rc && ibx_journal_qemu_gone(&w->record))
         snprintf(what, sizeof(what), "is only in the snapshot, because its QEMU has ended");
     else if (!strcmp(status, "running"))
-        snprintf(what, sizeof(what), "runs, because another client of QEMU has continued it: what "
-                                     "it writes to its disks its children have, too");
+        snprintf(what, sizeof(what),
+                 "runs, because another client of QEMU has continued it: what "
+                 "it writes to its disks its children have, too");
     else
         snprintf(what, sizeof(what), "stays stopped%s%s",
                  rc ? ", and QEMU's migration settings could not be put back: " : "",

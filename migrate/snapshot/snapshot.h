@@ -141,8 +141,8 @@ int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_
                              struct ibx_error *err);
 /* Waits until the disk has all blocks. */
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* Writes manifest.json as a whole: from then on the folder is a snapshot. It may be there in spite of
- * an error: if its name could not be synchronized. */
+/* Writes manifest.json as a whole: from then on the folder is a snapshot. It may be there in spite
+ * of an error: if its name could not be synchronized. */
 #define IBX_SNAPSHOT_SEAL "manifest.json"
 int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Removes it, if there is one. */

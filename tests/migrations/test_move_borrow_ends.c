@@ -88,11 +88,10 @@ static void test_first_killed(void)
 static void test_killed_before_the_commit(void)
 {
     static const char *const states[] = {
-        "source:compared",     "source:exposing",     "source:warming",
-        "source:dropping",     "source:starting",     "source:reading",
-        "source:stopped",      "source:sending",      "source:committing",
-        "destination:claimed", "destination:joining", "destination:ready",
-        "destination:mapped",  "destination:waiting"};
+        "source:compared",    "source:exposing",     "source:warming",      "source:dropping",
+        "source:starting",    "source:reading",      "source:stopped",      "source:sending",
+        "source:committing",  "destination:claimed", "destination:joining", "destination:ready",
+        "destination:mapped", "destination:waiting"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         print_message("%s\n", states[i]);
         killed_before(states[i]);

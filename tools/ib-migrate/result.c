@@ -87,7 +87,8 @@ static void on_signal(int number)
     _exit(early.status);
 }
 
-/* Sets the handler, except for signals that were ignored from the start. It is called once: a further signal ends a process that waits in it, or after it, for its output. */
+/* Sets the handler, except for signals that were ignored from the start. It is called once: a
+ * further signal ends a process that waits in it, or after it, for its output. */
 static void handle(void (*how)(int))
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
