@@ -164,10 +164,11 @@ int ibx_driver_result(int rc)
 int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
 {
     ibx_frontend_drives(&call->errors);
-    if (ibx_frontend_take_use()) {
+    const enum ibx_frontend_use use = ibx_frontend_take_use();
+    if (use != IBX_RUNTIME_UNUSED)
         ibx_driver_set_initialized();
+    if (use == IBX_RUNTIME_USED)
         ibx_driver_runtime_used();
-    }
     if (!ibx_driver_initialized())
         return CUDA_NOT_INITIALIZED;
     if (ibx_frontend_unloads())

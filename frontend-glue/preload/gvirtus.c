@@ -482,7 +482,7 @@ int cudaGetLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last.code ? errors_so_far() : 0;
-    const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
+    const int rc = newer(none ? CUDA_SUCCESS : ASK_NEXT(cudaGetLastError), now);
     last.code = CUDA_SUCCESS;
     return rc;
 }
@@ -491,27 +491,41 @@ int cudaPeekAtLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
     const int now = last.code ? errors_so_far() : 0;
-    return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
+    return newer(none ? CUDA_SUCCESS : ASK_NEXT(cudaPeekAtLastError), now);
 }
 
 /* ------------------------------------------------------------------- the driver's API */
 
-static _Thread_local unsigned driven;   /* nested calls of the driver's API */
-static _Thread_local bool runtime_used; /* since the last ibx_frontend_take_use() */
+static _Thread_local unsigned driven;           /* nested calls of the driver's API */
+static _Thread_local unsigned asks;             /* nested ibx_frontend_asks() */
+static _Thread_local enum ibx_frontend_use use; /* since the last ibx_frontend_take_use() */
 static atomic_bool runtime_ever;
 
 void ibx_frontend_runtime_used(void)
 {
-    if (driven || runtime_used)
+    const enum ibx_frontend_use now = asks ? IBX_RUNTIME_ASKED : IBX_RUNTIME_USED;
+    if (driven || use >= now)
         return;
-    runtime_used = true;
-    atomic_store_explicit(&runtime_ever, true, memory_order_relaxed);
+    use = now;
+    if (now == IBX_RUNTIME_USED)
+        atomic_store_explicit(&runtime_ever, true, memory_order_relaxed);
 }
 
-bool ibx_frontend_take_use(void)
+void ibx_frontend_asks(void)
 {
-    const bool used = runtime_used;
-    runtime_used = false;
+    asks++;
+    ibx_frontend_runtime_used();
+}
+
+void ibx_frontend_asked(void)
+{
+    asks--;
+}
+
+enum ibx_frontend_use ibx_frontend_take_use(void)
+{
+    const enum ibx_frontend_use used = use;
+    use = IBX_RUNTIME_UNUSED;
     return used;
 }
 

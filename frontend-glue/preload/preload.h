@@ -116,10 +116,19 @@ struct ibx_frontend_errors {
 };
 void ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);
-/* Notes that the calling thread calls the runtime's API, unless the driver's API does so for it.
- * _take_use(): whether it has, since it was last asked; _ever(): whether any thread has. */
+/* What the calling thread has done by calls of the runtime's API, other than those that the
+ * driver's API makes for it. */
+enum ibx_frontend_use {
+    IBX_RUNTIME_UNUSED,
+    IBX_RUNTIME_ASKED, /* only begun the driver, as calls between _asks() and _asked() do */
+    IBX_RUNTIME_USED,  /* made a context current */
+};
+/* Notes that it calls that API. _take_use(): what it has done since that was last taken; _ever():
+ * whether any thread has made a context current. */
 void ibx_frontend_runtime_used(void);
-bool ibx_frontend_take_use(void);
+void ibx_frontend_asks(void);
+void ibx_frontend_asked(void);
+enum ibx_frontend_use ibx_frontend_take_use(void);
 bool ibx_frontend_runtime_ever(void);
 /* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);
@@ -150,6 +159,14 @@ void ibx_frontend_is_no_caller(void);
                                     : CUDA_NOT_SUPPORTED;                                          \
         ibx_frontend_first_is_over();                                                              \
         returned;                                                                                  \
+    })
+/* Likewise a function that natively makes no context current. */
+#define ASK_NEXT(function, ...)                                                                    \
+    __extension__({                                                                                \
+        ibx_frontend_asks();                                                                       \
+        const int answer = CALL_NEXT(function, __VA_ARGS__);                                       \
+        ibx_frontend_asked();                                                                      \
+        answer;                                                                                    \
     })
 
 /* ---------------------------------------------------------------------------------- unloading.c */

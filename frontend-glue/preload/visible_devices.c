@@ -60,7 +60,7 @@ void ibx_frontend_visible_devices(void)
 int cudaGetDeviceCount(int *count)
 {
     const int rc =
-        count ? CALL_NEXT(cudaGetDeviceCount, count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+        count ? ASK_NEXT(cudaGetDeviceCount, count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     const char *list = rc || !ibx_frontend_plugin() ? NULL : chosen();
     if (list && first_ones(list) < (unsigned)*count)
         tell(list);

@@ -590,9 +590,11 @@ void ibx_frontend_drives(struct ibx_frontend_errors *before)
 {
     (void)before;
 }
-bool ibx_frontend_take_use(void)
+void ibx_frontend_asks(void) {}
+void ibx_frontend_asked(void) {}
+enum ibx_frontend_use ibx_frontend_take_use(void)
 {
-    return false;
+    return IBX_RUNTIME_UNUSED;
 }
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
 {

@@ -5,8 +5,10 @@
 #include "tests/gvirtus/application_driver.h"
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -106,6 +108,45 @@ bool driver_begins_after_runtime()
                   : 1);
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
     return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
+}
+
+namespace
+{
+
+// What the driver finds current after a call of the runtime in a thread that makes no other.
+bool leaves(bool one, const std::function<int()> &call)
+{
+    bool good = false;
+    std::thread([&] {
+        void *context = &good;
+        const int rc = call();
+        good = rc == 0 && cu("cuCtxGetCurrent", &context) == 0 && (context != nullptr) == one;
+    }).join();
+    return HOLDS(good);
+}
+
+} // namespace
+
+// Calls of the runtime that ask about devices or errors begin the driver, but natively (H200) make
+// no context current.
+bool driver_after_questions()
+{
+    void *memory = nullptr;
+    int n = 0;
+    REQUIRE(leaves(false, [&] { return cudaGetDeviceCount(&n); }));
+    REQUIRE(leaves(false, [&] { return cudaGetDevice(&n); }));
+    REQUIRE(leaves(false, [] { return cudaGetLastError(); }));
+    REQUIRE(leaves(false, [&] {
+        return preloaded<int(int *, int, int)>("cudaDeviceGetAttribute")(&n, 10, 0);
+    }));
+    std::vector<char> properties(4096);
+    REQUIRE(leaves(false, [&] {
+        return preloaded<int(void *, int)>("cudaGetDeviceProperties_v2")(properties.data(), 0);
+    }));
+    REQUIRE(leaves(true, [] { return cudaSetDevice(0); }));
+    REQUIRE(leaves(true, [&] { return cudaGetDeviceCount(&n) || cudaMalloc(&memory, 100); }));
+    REQUIRE(leaves(true, [&] { return cudaFree(memory) || cudaGetDeviceCount(&n); }));
+    return true;
 }
 
 // Null arguments that are no error; names that do not exist; what belongs to the parent alone.

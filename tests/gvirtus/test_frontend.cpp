@@ -538,6 +538,7 @@ void check_what_it_does_not()
                              "driver-pointer-answers",
                              "driver-ranges-of-variables",
                              "driver-begins-after-runtime",
+                             "driver-after-questions",
                              "driver-odd-answers",
                              "driver-launch-answers",
                              "driver-launches-what-is-set",

@@ -454,7 +454,7 @@ static const struct {
 
 int cudaDeviceGetAttribute(int *value, int attribute, int device)
 {
-    const int rc = value ? CALL_NEXT(cudaDeviceGetAttribute, value, attribute, device)
+    const int rc = value ? ASK_NEXT(cudaDeviceGetAttribute, value, attribute, device)
                          : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++) {
         if (facts[i].attribute == attribute)
@@ -465,7 +465,7 @@ int cudaDeviceGetAttribute(int *value, int attribute, int device)
 
 int cudaGetDeviceProperties(void *properties, int device)
 {
-    const int rc = properties ? CALL_NEXT(cudaGetDeviceProperties, properties, device)
+    const int rc = properties ? ASK_NEXT(cudaGetDeviceProperties, properties, device)
                               : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc || !ibx_frontend_plugin() || ibx_frontend_cuda_version() < PROPERTIES_SINCE)
         return rc;
@@ -477,7 +477,7 @@ int cudaGetDeviceProperties(void *properties, int device)
 /* What CUDA 12's header calls cudaGetDeviceProperties. */
 int cudaGetDeviceProperties_v2(void *properties, int device)
 {
-    const int rc = properties ? CALL_NEXT(cudaGetDeviceProperties_v2, properties, device)
+    const int rc = properties ? ASK_NEXT(cudaGetDeviceProperties_v2, properties, device)
                               : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++)
         memcpy((uint8_t *)properties + facts[i].at_12, &facts[i].value, sizeof(int));

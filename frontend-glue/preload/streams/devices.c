@@ -54,7 +54,7 @@ int cudaGetDevice(int *device)
     if (!device)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device) ? CUDA_SUCCESS
-                                                              : CALL_NEXT(cudaGetDevice, device);
+                                                              : ASK_NEXT(cudaGetDevice, device);
 }
 
 int cudaSetDevice(int device)
