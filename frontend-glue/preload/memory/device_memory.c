@@ -118,9 +118,9 @@ static int kind_between(bool to_host, bool from_host)
     return from_host ? CUDA_MEMCPY_TO_DEVICE : CUDA_MEMCPY_ON_DEVICE;
 }
 
-/* The kind of a copy whose kind names each side's. CUDA goes by the addresses that it knows: also if
- * both sides are device memory, or if they are confused, and the host's is page-locked; or if both
- * are the host's, and the one that is called the device's is page-locked. */
+/* The kind of a copy whose kind names each side's. CUDA goes by the addresses that it knows: also
+ * if both sides are device memory, or if they are confused, and the host's is page-locked; or if
+ * both are the host's, and the one that is called the device's is page-locked. */
 static int kind_by_sides(const void *to, const void *from, int kind)
 {
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
