@@ -273,7 +273,9 @@ bool errors()
         // Too much for the device's memory: the handler's own exit code, and nothing is written.
         char *late = device + device_bytes_each - n + 1;
         REQUIRE(cudaMemcpy(late, memory.data(), n, H2D) == 1);
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
         REQUIRE(cudaMemcpy(memory.data(), late, n, D2H) == 1);
+        REQUIRE(cudaPeekAtLastError() == 1 && cudaGetLastError() == 1 && cudaGetLastError() == 0);
         REQUIRE(memory == std::vector<char>(n, 'm'));
         const char *function = n > 16384 ? "dma" : "cuMemcpyHtoD";
         stub_remote()->inject(function, n > 100000 ? 3 : 1, 46, true);
