@@ -458,8 +458,10 @@ static bool give_back(struct gpu_session *x, struct ended *of)
                 "given back in %llu ms",
                 of->things, (unsigned long long)ms);
     }
-    if (done)
+    if (done) {
+        ibx_exec_ends_tidy(x);
         ibx_host_maps_tidy(x);
+    }
     return done;
 }
 

@@ -17,6 +17,7 @@
  *   cleared_memory.c clears memory before another program gets it
  *   pending_clears.c what is being cleared, and is not to be freed yet
  *   captures.c       keeps captures of streams and waits for the device apart
+ *   exec_ends.c      executable graphs that are destroyed while they run
  *   exec_functions.c functions of clients that only an executable graph calls
  *   frees.c          frees memory while graphs of clients run
  *   own_streams.c    streams of the back end's own
@@ -157,11 +158,32 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
  * will be. */
 void ibx_frees_word_begin(struct gpu_session *x);
 void ibx_frees_word_end(void);
-/* To be called before an executable graph is destroyed: waits until its last launch has ended. */
-void ibx_frees_exec(struct gpu_session *x, const void *exec);
-/* The context is gone: forgets the events behind the last launches of executable graphs in it, and
- * which kernels were looked up. NULL: it is not known which context. */
+/* The context is gone: forgets its executable graphs (exec_ends.c, exec_functions.c), and which
+ * kernels were looked up. NULL: it is not known which context. */
 void ibx_frees_forget(const void *context);
+
+/* exec_ends.c */
+
+/* Most executable graphs of one client that are destroyed later, at a time. */
+#define IBX_EXEC_ENDS_MOST 1024u
+
+/* An executable graph was launched in the stream. */
+void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream);
+/* To be called before an executable graph is destroyed: waits until its last launch has ended. */
+void ibx_exec_ends_wait(struct gpu_session *x, const void *exec);
+/* Destroys an executable graph that the client cannot name any more; `destroy`: CUDA's function,
+ * `owned`: for ibx_owners_remove(). If its last launch has not ended, it is destroyed later, and
+ * the result is success; if the client has IBX_EXEC_ENDS_MOST of these, this waits. Returns a
+ * cudaError_t. */
+int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
+                          uint64_t owned);
+/* Destroys those whose last launches have ended by now, of all clients. */
+void ibx_exec_ends_tidy(struct gpu_session *x);
+/* A client leaves, or resets the device: waits a moment for the launches of those that it has
+ * destroyed, and destroys what it can. */
+void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client);
+/* The context is gone, with its executable graphs; NULL: it is not known which. */
+void ibx_exec_ends_forget(const void *context);
 
 /* shared_events.c */
 

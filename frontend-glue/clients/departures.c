@@ -164,6 +164,8 @@ void ibx_clients_leave(struct gpu_session *x)
     }
     if (calls)
         ibx_release_graphs(x, number);
+    if (number)
+        ibx_exec_ends_settle(x, number);
     ibx_host_maps_end(x, maps);
     wait_for_end(process_fd);
     const struct leftovers has = {

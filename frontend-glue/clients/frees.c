@@ -19,9 +19,6 @@
  * for HELD_MS, and for twice as long each time that this was in vain, up to HELD_MOST_MS: who adds
  * one now and then, and always has work for longer than that, would keep memory from being freed.
  *
- * Before an executable graph is destroyed, its last launch is waited for likewise, by an event
- * behind it.
- *
  * So that such a moment comes, launches of graphs are held while somebody waits for it, each for
  * HELD_MS at most: what a graph waits for may come from the thread that launches the next one. If
  * the moment has not come, because launches of several clients follow each other, the next ones are
@@ -35,7 +32,6 @@
 #include "common/thread.h"
 
 #include <pthread.h>
-#include <search.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -196,127 +192,10 @@ void ibx_frees_unloaded(void)
 
 /* ------------------------------------------------------------------------ executable graphs */
 
-/* An event behind an executable graph's last launch. */
-struct last_launch {
-    const void *exec;
-    void *event, *context; /* ... in this context */
-    unsigned users;        /* threads that record the event */
-    bool forgotten;        /* the last user frees it */
-};
-static void *last_launches; /* a tree, by exec; with all its entries under the lock */
-
-static int compare(const void *a, const void *b)
-{
-    const struct last_launch *left = a, *right = b;
-    const uintptr_t at = (uintptr_t)left->exec, other = (uintptr_t)right->exec;
-    return (at > other) - (at < other);
-}
-
-/* Locked. NULL: no launch is known. */
-static struct last_launch *find(const void *exec)
-{
-    const struct last_launch wanted = {.exec = exec};
-    struct last_launch **found = tfind(&wanted, &last_launches, compare);
-    return found ? *found : NULL;
-}
-
-static struct last_launch *make(const struct ibx_cuda *cuda, const void *exec)
-{
-    struct last_launch *made = calloc(1, sizeof(*made));
-    if (made && (cuda->ctx_get_current(&made->context) ||
-                 cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))) {
-        free(made);
-        return NULL;
-    }
-    if (made)
-        made->exec = exec;
-    return made;
-}
-
-/* Not locked: CUDA may wait here, as for room in a stream. NULL: no memory, or no event. */
-static struct last_launch *use(const struct ibx_cuda *cuda, const void *exec)
-{
-    pthread_mutex_lock(&lock);
-    struct last_launch *last = find(exec), *made = NULL;
-    if (!last) {
-        pthread_mutex_unlock(&lock);
-        made = make(cuda, exec);
-        pthread_mutex_lock(&lock);
-        struct last_launch **in = made ? tsearch(made, &last_launches, compare) : NULL;
-        last = in ? *in : NULL;
-    }
-    if (last)
-        last->users++;
-    pthread_mutex_unlock(&lock);
-    if (made && made != last) {
-        cuda->event_destroy(made->event);
-        free(made);
-    }
-    return last;
-}
-
-static void stop_using(struct last_launch *last)
-{
-    pthread_mutex_lock(&lock);
-    const bool over = !--last->users && last->forgotten;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-    if (over)
-        free(last);
-}
-
-/* Puts an event behind the launch. If there is none, the graph is destroyed without a wait. */
-static void note_launch(struct gpu_session *x, const void *exec, void *stream)
-{
-    struct last_launch *last = ibx_back_end_have_cuda(x) ? use(x->cuda, exec) : NULL;
-    if (!last)
-        return;
-    x->cuda->event_record(last->event, stream);
-    stop_using(last);
-}
-
-void ibx_frees_exec(struct gpu_session *x, const void *exec)
-{
-    pthread_mutex_lock(&lock);
-    struct last_launch *last = find(exec);
-    if (last)
-        tdelete(last, &last_launches, compare);
-    while (last && last->users)
-        ibx_thread_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
-    if (last && ibx_back_end_have_cuda(x)) {
-        const int mode = ibx_cuda_capture_relax(x->cuda);
-        x->cuda->event_synchronize(last->event); /* fails if the event has gone with its context */
-        x->cuda->event_destroy(last->event);
-        ibx_cuda_capture_restore(x->cuda, mode);
-    }
-    free(last);
-    ibx_exec_functions_gone(exec);
-}
-
-/* Locked. The context that is gone, for forget(); NULL: it is not known which. */
-static const void *gone;
-
-/* Last launches in other contexts stay known. */
-static void forget(void *entry)
-{
-    struct last_launch *last = entry;
-    if (gone && last->context != gone && tsearch(last, &last_launches, compare))
-        return;
-    last->forgotten = true;
-    if (!last->users)
-        free(last);
-}
-
 void ibx_frees_forget(const void *context)
 {
     ibx_frees_unloaded();
-    pthread_mutex_lock(&lock);
-    void *all = last_launches;
-    last_launches = NULL;
-    gone = context;
-    tdestroy(all, forget);
-    pthread_mutex_unlock(&lock);
+    ibx_exec_ends_forget(context);
     ibx_exec_functions_forget(context);
 }
 
@@ -368,7 +247,7 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     if (!rc && !ibx_captures_any())
-        note_launch(x, graph, stream);
+        ibx_exec_ends_launched(x, graph, stream);
     return rc;
 }
 

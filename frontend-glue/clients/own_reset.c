@@ -394,6 +394,7 @@ bool ibx_own_reset(struct gpu_session *x, int *code)
     if (x->handler.may_reset) /* nothing in the context can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
+    ibx_exec_ends_settle(x, ibx_clients_number(x));
     give_back_all(x, over);
     return true;
 }

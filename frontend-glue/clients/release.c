@@ -55,7 +55,7 @@ static void give_back(struct gpu_session *x, const struct ibx_taken *taken, cons
     if (taken->kind == IBX_HANDLE_MEMORY)
         ibx_gpu_registrations_freed(NULL, taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
-        ibx_frees_exec(x, pointer_to(taken->value));
+        ibx_exec_ends_wait(x, pointer_to(taken->value));
     if (taken->kind == IBX_HANDLE_OPENED_POINTER || taken->kind == IBX_HANDLE_OPENED_POOL)
         ibx_end_opened(taken->kind, taken->value);
     else if (taken->kind != IBX_HANDLE_MEMORY || !ibx_virtual_end_addresses(taken->value))

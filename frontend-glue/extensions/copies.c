@@ -117,6 +117,7 @@ static int take_slot(struct extension_request *e, const struct runtime *r, struc
     int rc = 0;
     if (!ibx_back_end_begin_context(e->x))
         return CUDA_NOT_SUPPORTED;
+    ibx_exec_ends_tidy(e->x); /* these have slots */
     const int mode = ibx_cuda_capture_relax(e->x->cuda);
     a->host = (struct host_node){ibx_host_work_call,
                                  ibx_host_work_copy(e->x, a->queue, a->number, &a->copy, &rc)};

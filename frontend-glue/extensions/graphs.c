@@ -162,6 +162,7 @@ static int instantiate(struct extension_request *e)
     const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
     FUNCTION(e, make);
     struct ibx_room room;
+    ibx_exec_ends_tidy(e->x); /* these count in the room until they are destroyed */
     if (!ibx_room_take_execs(e->x, size.nodes, &room))
         return CUDA_MEMORY_ALLOCATION;
     const unsigned functions = count_functions(e->x, graph);
@@ -271,10 +272,7 @@ static int destroy_exec(struct extension_request *e)
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
-    ibx_frees_exec(e->x, exec);
-    const int rc = give_back(exec);
-    ibx_owners_remove((uintptr_t)exec, number);
-    return rc;
+    return ibx_exec_ends_destroy(e->x, exec, give_back, number);
 }
 
 static int upload(struct extension_request *e)

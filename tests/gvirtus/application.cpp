@@ -440,6 +440,7 @@ int main(int argc, char **argv)
         {"conditions", conditions},
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},
+        {"destroyed-while-running", destroyed_while_running},
         {"unpinned-beside-graphs", unpinned_beside_graphs},
         {"loads-beside-graphs", loads_beside_graphs},
         {"killed-in-graph", killed_in_graph},

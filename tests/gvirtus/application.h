@@ -360,6 +360,7 @@ bool drawings_of_graphs();
 
 bool graphs_lost();
 bool frees_beside_graphs();
+bool destroyed_while_running();
 bool unpinned_beside_graphs();
 bool loads_beside_graphs();
 

@@ -133,6 +133,60 @@ bool frees_beside_graphs()
     return HOLDS(cudaDeviceSynchronize() == 0);
 }
 
+namespace
+{
+
+std::atomic<int> objects_ended{0};
+
+void end_object(void *)
+{
+    objects_ended++;
+}
+
+// A graph with an object is launched, and destroyed before the flag is set for which it waits.
+// `streamless`: its stream is destroyed before.
+bool destroyed_before_flag(bool streamless, char *device, const std::vector<char> &there)
+{
+    std::atomic<int> flag{0};
+    PageLocked back(10000, 'x');
+    void *stream = nullptr, *object = nullptr;
+    Graph graph;
+    const int ended = objects_ended;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE((run<void **, void *, void (*)(void *), unsigned, unsigned>(
+                 "cudaUserObjectCreate", &object, nullptr, end_object, 1, 1) == 0));
+    REQUIRE((run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", graph.handle,
+                                                     object, 1, 1) == 0));
+    void *exec = waits_and_copies(&graph, &flag, &back, device);
+    REQUIRE(exec && launch(exec, stream) == 0 && graph.destroy() == 0);
+    REQUIRE(!streamless || cudaStreamDestroy(stream) == 0);
+    Release release(&flag);
+    const bool gone = run("cudaGraphExecDestroy", exec) == 0;
+    const bool kept = objects_ended == ended;
+    const bool refused = streamless || launch(exec, stream) == 1; // it cannot be named
+    REQUIRE(release.in_time() && gone && kept && refused);
+    cudaGetLastError();
+    REQUIRE((streamless ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream)) == 0);
+    while (objects_ended == ended)
+        std::this_thread::yield();
+    REQUIRE(back == there && (streamless || cudaStreamDestroy(stream) == 0));
+    return HOLDS(objects_ended == ended + 1 && cudaGetLastError() == 0);
+}
+
+} // namespace
+
+// An executable graph is destroyed by the thread for which its launch waits: the call returns, and
+// the launch goes on, with its functions, its copies and its objects.
+bool destroyed_while_running()
+{
+    std::vector<char> there(10000, 'a');
+    char *device = device_memory(10000);
+    REQUIRE(device && cudaMemcpy(device, there.data(), 10000, H2D) == 0);
+    REQUIRE(destroyed_before_flag(false, device, there));
+    REQUIRE(destroyed_before_flag(true, device, there));
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // Meanwhile the back end may still pin pieces of its pool.
 static unsigned long unpinned_ever()
 {

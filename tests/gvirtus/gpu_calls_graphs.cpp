@@ -135,7 +135,42 @@ bool copied_beside_graphs(bool to_device)
     return HOLDS(served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync);
 }
 
-// The same with destroying an executable graph that has not ended: here, one behind the first one.
+// The request for a node that does nothing.
+Body empty(Body node)
+{
+    node.bytes[0] = IBX_EXT_NODE_EMPTY;
+    return node;
+}
+
+// Destroys an executable graph; whether the call returns without `help`.
+bool destroys(Waiting &w, Remote &remote, std::uint64_t exec, const std::function<void()> &help)
+{
+    Calling destroying(w.gpu.back, [&] {
+        return remote.call("ibxRuntime", number(IBX_EXT_EXEC_DESTROY).u64(exec));
+    });
+    destroying.settle();
+    const bool returned = destroying.returned();
+    if (!returned)
+        help();
+    return HOLDS(returned && destroying.result() == 0);
+}
+
+bool destroys(Waiting &w, Remote &remote, std::uint64_t exec)
+{
+    return destroys(w, remote, exec, [&w] { w.serve(); });
+}
+
+// Whether the executable graph cannot be named.
+bool is_gone(Waiting &w, std::uint64_t exec)
+{
+    const int code = w.gpu.remote.call("cudaGraphLaunch", Body().u64(exec).u64(w.stream));
+    const int late = w.gpu.remote.get_last_error(); // it may be told by the next call
+    return HOLDS((code ? code : late) == 400 || (code ? code : late) == 1);
+}
+
+// An executable graph is destroyed that has not ended: here, one behind the first one. CUDA would
+// wait for it, and keep out the copy for which the first one waits. It is destroyed, and its
+// function is called, as soon as that is over.
 bool destroyed_beside_graphs()
 {
     Waiting w;
@@ -146,16 +181,91 @@ bool destroyed_beside_graphs()
     const std::uint64_t behind = w.graph([queue](Body node) { return node.u64(queue).u64(2); });
     REQUIRE(w.exec && behind && w.launch());
     REQUIRE(w.gpu.remote.call("cudaGraphLaunch", Body().u64(behind).u64(w.stream)) == 0);
-    Calling destroying(w.gpu.back, [&] {
-        return w.other.remote.call("ibxRuntime", number(IBX_EXT_EXEC_DESTROY).u64(behind));
-    });
-    destroying.settle();
+    REQUIRE(destroys(w, w.other.remote, behind, [&] {
+        w.serve();
+        while (!ask(asks.remote, 0))
+            ;
+        ask(asks.remote, 2);
+    }));
+    REQUIRE(is_gone(w, behind));
     const bool served = w.serve();
     while (!ask(asks.remote, 0))
         ;
-    const bool waited = !destroying.returned();
-    const bool over = ask(asks.remote, 2) != ~0ull;
-    return HOLDS(served && waited && over && destroying.result() == 0);
+    const unsigned long execs = w.gpu.remote.stats().execs;
+    REQUIRE(w.graph(empty)); // looks at those that are to be destroyed
+    REQUIRE(served && w.gpu.remote.stats().execs == execs + 1);
+    REQUIRE(ask(asks.remote, 2) != ~0ull && w.gpu.remote.device_synchronize() == 0);
+    return HOLDS(w.graph(empty) && w.gpu.remote.stats().execs == execs + 1);
+}
+
+// A client resets the device while an executable graph runs that it has destroyed: CUDA destroys
+// that with the device's context, or before, if others use this.
+bool reset_beside_a_destroyed_one(bool alone)
+{
+    Waiting w;
+    std::unique_ptr<Client> apart;
+    if (!alone)
+        apart = std::make_unique<Client>(w.gpu, of_another_program);
+    if (apart)
+        apart->remote.get_last_error();
+    REQUIRE(w.exec && w.launch() && destroys(w, w.gpu.remote, w.exec));
+    const unsigned long execs = w.gpu.remote.stats().execs;
+    Calling resetting(w.gpu.back, [&] { return w.gpu.remote.reset(); });
+    resetting.settle();
+    const bool waited = !resetting.returned();
+    std::uint64_t called = 0;
+    while (!called)
+        called = ask(w.calls.remote, 0);
+    ask(w.calls.remote, called);
+    REQUIRE(waited && resetting.result() == 0 && w.gpu.remote.get_last_error() == 0);
+    REQUIRE(w.gpu.remote.stats().execs == execs - !alone); // the double's stay after a reset
+    w.gpu.remote.set_device(0);
+    w.calls.remote.set_device(0);
+    w.stream = w.gpu.remote.stream_create();
+    w.to = w.calls.remote.malloc(4096);
+    w.exec = w.graph([&w](Body node) { return node.u64(w.queue).u64(1); });
+    REQUIRE(w.exec && w.launch() && destroys(w, w.gpu.remote, w.exec) && w.serve());
+    REQUIRE(w.gpu.remote.stream_synchronize(w.stream) == 0 && w.graph(empty));
+    return HOLDS(w.gpu.remote.stats().execs == execs - !alone + 1 &&
+                 w.gpu.remote.stats().lost_events == 0);
+}
+
+// A client may have 1024 that are destroyed and still run; for the next one it waits.
+bool many_destroyed()
+{
+    Waiting w;
+    Remote &remote = w.gpu.remote;
+    std::vector<std::uint64_t> execs;
+    REQUIRE(w.exec && w.launch());
+    for (unsigned i = 0; i <= 1024; i++) {
+        execs.push_back(w.graph(empty));
+        REQUIRE(execs.back() &&
+                remote.call("cudaGraphLaunch", Body().u64(execs.back()).u64(w.stream)) == 0);
+    }
+    const unsigned long made = remote.stats().execs;
+    const auto destroy = [&](unsigned i) {
+        return w.other.remote.call("ibxRuntime", number(IBX_EXT_EXEC_DESTROY).u64(execs[i]));
+    };
+    Calling most(w.gpu.back, [&] {
+        int code = 0;
+        for (unsigned i = 0; i < 1024 && !code; i++)
+            code = destroy(i);
+        return code;
+    });
+    const auto finish = [&w](Calling &calling) {
+        calling.settle();
+        const bool returned = calling.returned();
+        if (!returned)
+            w.serve();
+        return returned && calling.result() == 0;
+    };
+    REQUIRE(finish(most) && remote.stats().execs == made);
+    Calling last(w.gpu.back, [&] { return destroy(1024); });
+    REQUIRE(!finish(last) && last.result() == 0);
+    REQUIRE(remote.stream_synchronize(w.stream) == 0);
+    for (unsigned i = 0; i < 1024 / 64; i++) // each time some are destroyed
+        REQUIRE(w.graph(empty));
+    return HOLDS(remote.stats().execs == made - 1025 + 1024 / 64);
 }
 
 // A function that a node has in an executable graph alone is called by the launches before it is
@@ -319,9 +429,14 @@ struct Copier {
 
 constexpr int NO_ROOM = 100;
 
-// A client's process. If it is to be killed, that happens while its graph waits for it.
-int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
+enum class Leaving { KEEPS, KILLED, DESTROYS, DESTROYS_KILLED };
+
+// A client's process. If it is to be killed, or destroys the graphs, that happens while its graph
+// waits for it.
+int copies_and_ends(const Gpu &gpu, std::uint64_t n, Leaving how)
 {
+    const bool killed = how == Leaving::KILLED || how == Leaving::DESTROYS_KILLED;
+    const bool gives_back = how == Leaving::DESTROYS || how == Leaving::DESTROYS_KILLED;
     Copier copier(gpu, 0, n);
     Client calls(gpu);
     calls.remote.get_last_error();
@@ -330,14 +445,19 @@ int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
     const int rc = copier.make(queue, 1);
     if (rc)
         return rc == 801 ? NO_ROOM : 1;
-    if (!killed)
+    if (how == Leaving::KEEPS)
         return copier.exec ? 0 : 1;
     if (copier.remote.call("cudaGraphLaunch", Body().u64(copier.exec).u64(stream)))
         return 1;
     while (!ask(calls.remote, 0))
         ;
-    kill(getpid(), SIGKILL);
-    return 1;
+    if (gives_back &&
+        (copier.remote.call("ibxRuntime", number(IBX_EXT_EXEC_DESTROY).u64(copier.exec)) ||
+         copier.remote.call("ibxRuntime", number(IBX_EXT_GRAPH_DESTROY).u64(copier.graph))))
+        return 1;
+    if (killed)
+        kill(getpid(), SIGKILL);
+    return killed ? 1 : 0;
 }
 
 // A client's process with as many such graphs, on that device; it ends before they do.
@@ -370,17 +490,18 @@ bool room_of_another_device()
     return HOLDS(rc == 0 && gpu.remote.device_synchronize() == 0);
 }
 
-// Clients end, in each way, with graphs that they have not destroyed: later clients have as much
-// room for theirs.
-bool room_of_the_gone(bool killed)
+// Clients end, in each way, with graphs that they have not destroyed, or that run though destroyed:
+// later clients have as much room for theirs.
+bool room_of_the_gone(Leaving how)
 {
+    const bool killed = how == Leaving::KILLED || how == Leaving::DESTROYS_KILLED;
     constexpr std::uint64_t n = 1500000;
     Gpu gpu("rdma.pins : 2M\nrdma.tenant_share : 100\nrdma.resume_seconds : 1\n");
     const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
     for (unsigned i = 0; i < 4; i++) {
         int rc = NO_ROOM;
         while (rc == NO_ROOM && time(nullptr) < limit) // until the one before has been noticed
-            rc = result_of(spawn([&] { return copies_and_ends(gpu, n, killed); }));
+            rc = result_of(spawn([&] { return copies_and_ends(gpu, n, how); }));
         REQUIRE(rc == (killed ? 128 + SIGKILL : 0));
     }
     return HOLDS(gpu.remote.device_synchronize() == 0);
@@ -545,6 +666,9 @@ void check_calls_graphs()
           [] { return copied_beside_graphs(true); });
     check("... from the device", [] { return copied_beside_graphs(false); });
     check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("... and the device reset", [] { return reset_beside_a_destroyed_one(true); });
+    check("... with another program", [] { return reset_beside_a_destroyed_one(false); });
+    check("... many of them", many_destroyed);
     check("a function replaced in an executable graph", replaced_beside_graphs);
     check("a kernel loaded beside graphs", loaded_beside_graphs);
     check("... and again, when it was taken away", loaded_again_beside_graphs);
@@ -554,8 +678,10 @@ void check_calls_graphs()
     check("a function for a graph behind an error", error_before_a_function);
     check("an event destroyed that a graph waits for", [] { return event_destroyed(false); });
     check("... made executable by a handler", [] { return event_destroyed(true); });
-    check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
-    check("... that were killed", [] { return room_of_the_gone(true); });
+    check("graphs of clients that have ended", [] { return room_of_the_gone(Leaving::KEEPS); });
+    check("... that were killed", [] { return room_of_the_gone(Leaving::KILLED); });
+    check("... that have destroyed them", [] { return room_of_the_gone(Leaving::DESTROYS); });
+    check("... and were killed", [] { return room_of_the_gone(Leaving::DESTROYS_KILLED); });
     check("... on another device", room_of_another_device);
     check("... while another one resets the device", reset_beside_the_leaving);
     check("... while another one captures", capture_beside_the_leaving);

@@ -468,6 +468,7 @@ void check_what_it_does_not()
                              "graphs-of-nodes",
                              "parameters-of-all-kinds",
                              "objects-of-graphs",
+                             "destroyed-while-running",
                              "drawings-of-graphs",
                              "stream-of-thread",
                              "destroyed-beside-wait",

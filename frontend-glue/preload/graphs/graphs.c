@@ -298,11 +298,12 @@ int cudaGraphDestroy(void *graph)
 {
     int rc;
     ibx_frontend_graph_gone(graph);
-    struct holding *taken = ibx_frontend_objects_take(graph);
+    struct launched *launched;
+    struct holding *taken = ibx_frontend_objects_take(graph, &launched);
     if (!destroy(IBX_EXT_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
         rc = CALL_NEXT(cudaGraphDestroy, graph);
     if (taken)
-        ibx_frontend_objects_gone(taken, !rc);
+        ibx_frontend_objects_gone(taken, launched, !rc);
     return rc;
 }
 
@@ -335,11 +336,12 @@ int cudaGraphExecDestroy(void *exec)
     pthread_mutex_lock(&lock);
     forget(exec);
     pthread_mutex_unlock(&lock);
-    struct holding *taken = ibx_frontend_objects_take(exec);
+    struct launched *launched;
+    struct holding *taken = ibx_frontend_objects_take(exec, &launched);
     if (!destroy(IBX_EXT_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
         rc = CALL_NEXT(cudaGraphExecDestroy, exec);
     if (taken)
-        ibx_frontend_objects_gone(taken, !rc);
+        ibx_frontend_objects_gone(taken, launched, !rc);
     return rc;
 }
 

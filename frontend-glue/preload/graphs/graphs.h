@@ -63,12 +63,15 @@ void ibx_frontend_objects_made(const void *graph);
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);
+/* A device was reset. */
+void ibx_frontend_objects_reset(void);
 /* Before a graph or an executable graph is destroyed: takes its objects, since another one may have
- * the handle right after the call. NULL: it has none. _gone() follows after the call: `gone` says
- * whether it succeeded. */
+ * the handle right after the call. NULL: it has none. *launched: its last launch, or NULL. _gone()
+ * follows after the call: `gone` says whether it succeeded. */
 struct holding;
-struct holding *ibx_frontend_objects_take(const void *holder);
-void ibx_frontend_objects_gone(struct holding *taken, bool gone);
+struct launched;
+struct holding *ibx_frontend_objects_take(const void *holder, struct launched **launched);
+void ibx_frontend_objects_gone(struct holding *taken, struct launched *launched, bool gone);
 
 /* --------------------------------------------------------------------------- graph_parameters.c */
 

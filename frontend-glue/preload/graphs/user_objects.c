@@ -9,9 +9,10 @@
  *   a clone, and an executable graph, has the objects of the graph
  *   an executable graph that is updated has those of the new graph
  *
- * A launched graph keeps its objects until the launch has completed. Its destruction waits for
- * that. After an update, a host function in the stream releases the old objects. It runs in the
- * thread for host functions, where CUDA permits no calls, as natively.
+ * A launched graph keeps its objects until the launch has completed, also if it is destroyed or
+ * updated meanwhile. Then a host function releases them, in a stream of its own, behind an event
+ * that the launch has reached. It runs in the thread for host functions, where CUDA permits no
+ * calls, as natively.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
@@ -21,8 +22,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define NO_SYNC 1u /* cudaUserObjectNoDestructorSync, which CUDA requires */
-#define MOVE    1u /* cudaGraphUserObjectMove */
+#define NO_SYNC      1u /* cudaUserObjectNoDestructorSync, which CUDA requires */
+#define MOVE         1u /* cudaGraphUserObjectMove */
+#define NON_BLOCKING 1u /* cudaStreamNonBlocking */
+#define NO_TIMING    2u /* cudaEventDisableTiming */
 
 struct object {
     struct object *next;
@@ -46,11 +49,11 @@ struct inner {
     const void *graph, *outer;
 };
 
-/* An executable graph with objects, and the stream of its last launch. */
+/* An executable graph with objects, the stream of its last launch, and an event behind that. */
 struct launched {
     struct launched *next;
     const void *exec;
-    void *stream;
+    void *stream, *event; /* event: NULL: there is none */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -252,42 +255,6 @@ void ibx_frontend_objects_move(const void *from, const void *to)
     }
 }
 
-void ibx_frontend_objects_launched(const void *exec, void *stream)
-{
-    if (!any())
-        return;
-    pthread_mutex_lock(&lock);
-    struct launched *l = launches;
-    while (l && l->exec != exec)
-        l = l->next;
-    if (!l && *place_of(exec, NULL) && (l = malloc(sizeof(*l)))) {
-        *l = (struct launched){launches, exec, NULL};
-        launches = l;
-    }
-    if (l)
-        l->stream = stream;
-    pthread_mutex_unlock(&lock);
-}
-
-static void behind_launch(void *taken)
-{
-    give_up(taken);
-}
-
-/* Releases the objects by a host function in the stream. False: the stream was destroyed, so that
- * its work is complete, or it is being captured, so that it is unknown when the function would run.
- */
-static bool gives_up_later(struct holding *taken, void *stream)
-{
-    const int before = cudaPeekAtLastError();
-    if (ibx_frontend_captures(stream))
-        return false;
-    const int rc = cudaLaunchHostFunc(stream, behind_launch, taken);
-    if (rc && !before)
-        cudaGetLastError();
-    return !rc;
-}
-
 /* Called under the lock. NULL: it was not launched. */
 static struct launched *take_launched(const void *exec)
 {
@@ -300,6 +267,88 @@ static struct launched *take_launched(const void *exec)
     return found;
 }
 
+/* The calls below are not the program's: nor are their errors. */
+static void forget_errors(int before)
+{
+    if (!before && cudaPeekAtLastError())
+        cudaGetLastError();
+}
+
+static void end_launched(struct launched *l)
+{
+    if (l && l->event)
+        cudaEventDestroy(l->event);
+    free(l);
+}
+
+/* Puts the event behind the launch. There is none if the stream is of another device. */
+static void mark(struct launched *l, void *stream)
+{
+    const int before = cudaPeekAtLastError();
+    l->stream = stream;
+    if (!l->event && cudaEventCreateWithFlags(&l->event, NO_TIMING))
+        l->event = NULL;
+    if (l->event && cudaEventRecord(l->event, stream)) {
+        cudaEventDestroy(l->event);
+        l->event = NULL;
+    }
+    forget_errors(before);
+}
+
+void ibx_frontend_objects_launched(const void *exec, void *stream)
+{
+    if (!any() || ibx_frontend_captures(stream))
+        return;
+    pthread_mutex_lock(&lock);
+    struct launched *l = *place_of(exec, NULL) ? take_launched(exec) : NULL;
+    if (!l && *place_of(exec, NULL) && (l = malloc(sizeof(*l))))
+        *l = (struct launched){NULL, exec, NULL, NULL};
+    pthread_mutex_unlock(&lock);
+    if (!l)
+        return;
+    mark(l, stream);
+    pthread_mutex_lock(&lock);
+    l->next = launches;
+    launches = l;
+    pthread_mutex_unlock(&lock);
+}
+
+static void behind_launch(void *taken)
+{
+    give_up(taken);
+}
+
+/* Releases the objects by a host function in a stream of its own, behind the event. */
+static bool gives_up_behind(struct holding *taken, void *event)
+{
+    void *stream = NULL;
+    if (cudaStreamCreateWithFlags(&stream, NON_BLOCKING))
+        return false;
+    const bool will =
+        !cudaStreamWaitEvent(stream, event, 0) && !cudaLaunchHostFunc(stream, behind_launch, taken);
+    ibx_frontend_stream_destroy(stream);
+    return will;
+}
+
+/* Releases the objects once the launch has completed. If there is no event for that, as far as the
+ * stream of the launch tells: it may have been destroyed, or is being captured. */
+static void give_up_later(struct holding *taken, const struct launched *l)
+{
+    const int before = cudaPeekAtLastError(), mode = ibx_frontend_relax();
+    bool later = false;
+    if (l->event && cudaEventQuery(l->event) == CUDA_NOT_READY) {
+        later = gives_up_behind(taken, l->event);
+        if (!later)
+            cudaEventSynchronize(l->event);
+    } else if (!l->event && !ibx_frontend_captures(l->stream)) {
+        later = !cudaLaunchHostFunc(l->stream, behind_launch, taken);
+    }
+    ibx_frontend_relax_end(mode);
+    forget_errors(before);
+    if (!later)
+        give_up(taken);
+}
+
 void ibx_frontend_objects_updated(const void *exec, const void *graph)
 {
     if (!any())
@@ -309,9 +358,20 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
     struct launched *l = take_launched(exec);
     pthread_mutex_unlock(&lock);
     ibx_frontend_objects_share(graph, exec);
-    if (taken && !(l && gives_up_later(taken, l->stream)))
+    if (taken && l)
+        give_up_later(taken, l);
+    else if (taken)
         give_up(taken);
-    free(l);
+    end_launched(l);
+}
+
+/* The events have gone. */
+void ibx_frontend_objects_reset(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct launched *l = launches; l; l = l->next)
+        l->event = NULL;
+    pthread_mutex_unlock(&lock);
 }
 
 void ibx_frontend_objects_within(const void *graph, const void *outer)
@@ -339,23 +399,30 @@ void ibx_frontend_objects_made(const void *graph)
     pthread_mutex_unlock(&lock);
 }
 
-struct holding *ibx_frontend_objects_take(const void *holder)
+struct holding *ibx_frontend_objects_take(const void *holder, struct launched **launched)
 {
     pthread_mutex_lock(&lock);
     if (inners && holder_of(holder) == holder) /* others are not destroyed */
         forget_inners(holder);
     struct holding *taken = take_all(holder);
-    if (taken)
-        free(take_launched(holder));
+    *launched = taken ? take_launched(holder) : NULL;
     pthread_mutex_unlock(&lock);
     return taken;
 }
 
-void ibx_frontend_objects_gone(struct holding *taken, bool gone)
+void ibx_frontend_objects_gone(struct holding *taken, struct launched *launched, bool gone)
 {
-    if (gone)
+    if (gone && launched)
+        give_up_later(taken, launched);
+    else if (gone)
         give_up(taken);
+    if (gone)
+        end_launched(launched);
     pthread_mutex_lock(&lock);
+    if (!gone && launched) {
+        launched->next = launches;
+        launches = launched;
+    }
     for (struct holding *h; !gone && (h = taken);) {
         taken = h->next;
         h->next = holdings;

@@ -20,6 +20,7 @@ int cudaDeviceReset(void)
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
+    ibx_frontend_objects_reset();
     ibx_frontend_reach_reset();
     ibx_math_contents_lose();
     if (!rc) {

@@ -481,6 +481,13 @@ EXPORT int cudaGraphNodeFindInClone(void **node, void *original, void *handle)
     return returns(0);
 }
 
+static void count_exec(int more)
+{
+    void (*count)(int more) = NULL;
+    *(void **)&count = driver_function("ibx_double_count_exec");
+    count(more);
+}
+
 EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
     bool (*fails)(const char *function, int *code) = NULL;
@@ -493,6 +500,7 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
     struct double_graph *made = graph_copy(graph);
     made->flags = flags;
     *exec = made;
+    count_exec(1);
     return returns(0);
 }
 
@@ -510,6 +518,7 @@ EXPORT int cudaGraphExecDestroy(void *exec)
     if (graph_of(exec)->launched)
         wait_alone(graph_of(exec)->launched);
     graph_discard(exec);
+    count_exec(-1);
     return returns(0);
 }
 

@@ -488,6 +488,13 @@ EXPORT void ibx_double_wait_alone(void *handle)
     leave(0);
 }
 
+EXPORT void ibx_double_count_exec(int more)
+{
+    pthread_mutex_lock(&mutex);
+    stats.execs += (unsigned long)more;
+    pthread_mutex_unlock(&mutex);
+}
+
 /* As driver 580 on an H200: the launch of a graph makes a copy between page-locked memory itself,
  * behind all that comes before it in the graph. Until then it keeps all other calls out. */
 EXPORT void ibx_double_copy_on_host(const void *to, const void *from, void *handle)

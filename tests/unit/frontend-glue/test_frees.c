@@ -36,9 +36,14 @@ void ibx_exec_functions_keep(const void *exec)
     (void)exec;
 }
 
-void ibx_exec_functions_gone(const void *exec)
+void ibx_exec_ends_launched(struct gpu_session *session, const void *exec, void *stream)
 {
-    (void)exec;
+    (void)session, (void)exec, (void)stream;
+}
+
+void ibx_exec_ends_forget(const void *context)
+{
+    (void)context;
 }
 
 void ibx_exec_functions_forget(const void *context)

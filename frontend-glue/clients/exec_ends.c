@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Ends of executable graphs. While CUDA destroys one whose last launch has not ended, the driver
+ * may wait for that, and keep other calls out; the launch may wait for one of these, or for what
+ * its client does next. So an event is put behind each launch. An executable graph whose event has
+ * not been reached is destroyed later: when a client makes or destroys another one, resets the
+ * device or leaves. Until then what CUDA's objects keep for the graph stays: functions of clients,
+ * slots, modules, arrays; and it counts for its tenant.
+ */
+#include "frontend-glue/clients/clients.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <pthread.h>
+#include <search.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define LOOKS     64u  /* executable graphs that are looked at for each that is made or destroyed */
+#define SETTLE_MS 100u /* for so long the launches of a client that leaves are waited for */
+
+/* An event behind an executable graph's last launch. */
+struct last_launch {
+    const void *exec;
+    void *event, *context; /* ... in this context */
+    unsigned users;        /* threads that record the event */
+    bool forgotten;        /* the last user frees it */
+    /* Of one that is to be destroyed: */
+    struct last_launch *next;
+    uint64_t client, owned;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static void *last_launches;       /* a tree, by exec; with all its entries under the lock */
+static struct last_launch *ended; /* to be destroyed: locked */
+static _Atomic unsigned ended_count;
+
+/* ------------------------------------------------------------------------ launches */
+
+static int compare(const void *a, const void *b)
+{
+    const struct last_launch *left = a, *right = b;
+    const uintptr_t at = (uintptr_t)left->exec, other = (uintptr_t)right->exec;
+    return (at > other) - (at < other);
+}
+
+/* Locked. NULL: no launch is known. */
+static struct last_launch *find(const void *exec)
+{
+    const struct last_launch wanted = {.exec = exec};
+    struct last_launch **found = tfind(&wanted, &last_launches, compare);
+    return found ? *found : NULL;
+}
+
+static struct last_launch *make(const struct ibx_cuda *cuda, const void *exec)
+{
+    struct last_launch *made = calloc(1, sizeof(*made));
+    if (made && (cuda->ctx_get_current(&made->context) ||
+                 cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))) {
+        free(made);
+        return NULL;
+    }
+    if (made)
+        made->exec = exec;
+    return made;
+}
+
+/* Not locked: CUDA may wait here, as for room in a stream. NULL: no memory, or no event. */
+static struct last_launch *use(const struct ibx_cuda *cuda, const void *exec)
+{
+    pthread_mutex_lock(&lock);
+    struct last_launch *last = find(exec), *made = NULL;
+    if (!last) {
+        pthread_mutex_unlock(&lock);
+        made = make(cuda, exec);
+        pthread_mutex_lock(&lock);
+        struct last_launch **in = made ? tsearch(made, &last_launches, compare) : NULL;
+        last = in ? *in : NULL;
+    }
+    if (last)
+        last->users++;
+    pthread_mutex_unlock(&lock);
+    if (made && made != last) {
+        cuda->event_destroy(made->event);
+        free(made);
+    }
+    return last;
+}
+
+static void stop_using(struct last_launch *last)
+{
+    pthread_mutex_lock(&lock);
+    const bool over = !--last->users && last->forgotten;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (over)
+        free(last);
+}
+
+/* Puts an event behind the launch. If there is none, the graph is destroyed at once. */
+void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream)
+{
+    struct last_launch *last = ibx_back_end_have_cuda(x) ? use(x->cuda, exec) : NULL;
+    if (!last)
+        return;
+    x->cuda->event_record(last->event, stream);
+    stop_using(last);
+}
+
+/* Takes the last launch out of the tree. NULL: none is known. */
+static struct last_launch *take(const void *exec)
+{
+    pthread_mutex_lock(&lock);
+    struct last_launch *last = find(exec);
+    if (last)
+        tdelete(last, &last_launches, compare);
+    while (last && last->users)
+        ibx_thread_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return last;
+}
+
+/* Waits for it. The wait fails if the event has gone with its context. */
+static void wait_for(struct gpu_session *x, struct last_launch *last)
+{
+    if (last && ibx_back_end_have_cuda(x)) {
+        const int mode = ibx_cuda_capture_relax(x->cuda);
+        x->cuda->event_synchronize(last->event);
+        x->cuda->event_destroy(last->event);
+        ibx_cuda_capture_restore(x->cuda, mode);
+    }
+    free(last);
+}
+
+void ibx_exec_ends_wait(struct gpu_session *x, const void *exec)
+{
+    wait_for(x, take(exec));
+    ibx_exec_functions_gone(exec);
+}
+
+/* ------------------------------------------------------------------------ those that end later */
+
+/* Locked. Appends it to those that are to be destroyed. */
+static void append(struct last_launch *last)
+{
+    struct last_launch **at = &ended;
+    while (*at)
+        at = &(*at)->next;
+    last->next = NULL;
+    *at = last;
+}
+
+/* Whether its launch has ended, or its context is gone. */
+static bool is_over(const struct ibx_cuda *cuda, const struct last_launch *last)
+{
+    void *popped = NULL;
+    if (last->context && cuda->ctx_push_current(last->context))
+        return true;
+    const bool over = cuda->event_query(last->event) != IBX_CUDA_NOT_READY;
+    if (last->context)
+        cuda->ctx_pop_current(&popped);
+    return over;
+}
+
+/* Takes those out of the list whose launches have ended, of the first `looks` ones. The others of
+ * these are then the last ones of the list. */
+static struct last_launch *take_over(const struct ibx_cuda *cuda, unsigned looks)
+{
+    struct last_launch *over = NULL, *later = NULL;
+    pthread_mutex_lock(&lock);
+    for (struct last_launch *l; looks && (l = ended); looks--) {
+        struct last_launch **to = is_over(cuda, l) ? &over : &later;
+        ended = l->next;
+        l->next = *to;
+        *to = l;
+        atomic_fetch_sub(&ended_count, to == &over);
+    }
+    for (struct last_launch *l; (l = later);) {
+        later = l->next;
+        append(l);
+    }
+    pthread_mutex_unlock(&lock);
+    return over;
+}
+
+/* An error is not the client's whose request this is. */
+static void destroy_quietly(const void *exec)
+{
+    int (*peek)(void) = NULL, (*forget)(void) = NULL;
+    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
+    *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
+    const bool clean = peek && !peek();
+    ibx_back_end_undo("cudaGraphExecDestroy", (uintptr_t)exec);
+    if (clean && forget)
+        forget();
+}
+
+/* If its context is gone, so are the graph and the event. */
+static void end(const struct ibx_cuda *cuda, struct last_launch *over)
+{
+    void *popped = NULL;
+    if (!over->context || !cuda->ctx_push_current(over->context)) {
+        cuda->event_destroy(over->event);
+        destroy_quietly(over->exec);
+        if (over->context)
+            cuda->ctx_pop_current(&popped);
+    }
+    ibx_owners_remove((uintptr_t)over->exec, over->owned);
+    free(over);
+}
+
+/* False: a client resets the context, or there is no CUDA. */
+static bool tidy(struct gpu_session *x, unsigned looks)
+{
+    if (!atomic_load(&ended_count))
+        return true;
+    if (!ibx_back_end_have_cuda(x) || !ibx_clients_give_begin())
+        return false;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    struct last_launch *over = take_over(x->cuda, looks);
+    for (struct last_launch *l; (l = over);) {
+        over = l->next;
+        end(x->cuda, l);
+    }
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_clients_give_end();
+    return true;
+}
+
+void ibx_exec_ends_tidy(struct gpu_session *x)
+{
+    tidy(x, LOOKS);
+}
+
+/* Locked. */
+static unsigned count_of(uint64_t client)
+{
+    unsigned count = 0;
+    for (const struct last_launch *l = ended; l; l = l->next)
+        count += l->client == client;
+    return count;
+}
+
+static bool has_any(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = count_of(client);
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(SETTLE_MS);
+    uint64_t ns = 0;
+    while (atomic_load(&ended_count) && has_any(client) && tidy(x, UINT32_MAX) && has_any(client) &&
+           ibx_now_ns() < deadline)
+        ibx_nap(&ns);
+}
+
+/* False: it is to be waited for now. */
+static bool leave(struct gpu_session *x, struct last_launch *last, uint64_t owned)
+{
+    last->client = ibx_clients_number(x);
+    last->owned = owned;
+    pthread_mutex_lock(&lock);
+    const bool room = count_of(last->client) < IBX_EXEC_ENDS_MOST;
+    if (room)
+        append(last);
+    atomic_fetch_add(&ended_count, room);
+    pthread_mutex_unlock(&lock);
+    return room;
+}
+
+static bool is_running(struct gpu_session *x, const struct last_launch *last)
+{
+    if (!ibx_back_end_have_cuda(x))
+        return false;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const bool over = is_over(x->cuda, last);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    return !over;
+}
+
+int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
+                          uint64_t owned)
+{
+    ibx_exec_ends_tidy(x);
+    struct last_launch *last = take(exec);
+    if (last && is_running(x, last) && leave(x, last, owned)) {
+        ibx_exec_functions_gone(exec);
+        return 0;
+    }
+    wait_for(x, last);
+    ibx_exec_functions_gone(exec);
+    const int rc = destroy(exec);
+    ibx_owners_remove((uintptr_t)exec, owned);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ contexts end */
+
+/* Locked. The context that is gone, for forget(); NULL: it is not known which. */
+static const void *gone;
+
+/* Last launches in other contexts stay known. */
+static void forget(void *entry)
+{
+    struct last_launch *last = entry;
+    if (gone && last->context != gone && tsearch(last, &last_launches, compare))
+        return;
+    last->forgotten = true;
+    if (!last->users)
+        free(last);
+}
+
+/* Locked. Those that were to be destroyed have gone with the context. */
+static void forget_ended(const void *context)
+{
+    for (struct last_launch **at = &ended, *l; (l = *at);) {
+        if (context && l->context != context) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        atomic_fetch_sub(&ended_count, 1);
+        free(l);
+    }
+}
+
+void ibx_exec_ends_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    void *all = last_launches;
+    last_launches = NULL;
+    gone = context;
+    tdestroy(all, forget);
+    forget_ended(context);
+    pthread_mutex_unlock(&lock);
+}
