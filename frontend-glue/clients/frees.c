@@ -199,18 +199,27 @@ void ibx_frees_forget(const void *context)
     ibx_exec_functions_forget(context);
 }
 
+/* Whether the stream is being captured; `unknown`: if CUDA does not tell. */
+static bool is_captured(struct gpu_session *x, void *stream, bool unknown)
+{
+    int capturing = 0;
+    if (!ibx_captures_any())
+        return false;
+    if (!ibx_back_end_have_cuda(x) || (uintptr_t)stream <= 1 ||
+        x->cuda->stream_is_capturing(stream, &capturing))
+        return unknown;
+    return capturing;
+}
+
 /* How many functions of clients the launch will call: none, if the stream is being captured. Then
  * what comes of the capture may call them. */
 static unsigned functions_of(struct gpu_session *x, const void *graph, void *stream)
 {
     const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
-    int capturing = 0;
-    if (functions && ibx_captures_any() && ibx_back_end_have_cuda(x) && (uintptr_t)stream > 1 &&
-        x->cuda->stream_is_capturing(stream, &capturing))
-        capturing = 0;
-    if (capturing)
+    const bool captured = functions && is_captured(x, stream, false);
+    if (captured)
         ibx_exec_functions_keep(graph);
-    return capturing ? 0 : functions;
+    return captured ? 0 : functions;
 }
 
 /* Locked, except while it waits: until there are none of these, for `ms` at most. */
@@ -246,7 +255,7 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     launching--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    if (!rc && !ibx_captures_any())
+    if (!rc && !is_captured(x, stream, true))
         ibx_exec_ends_launched(x, graph, stream);
     return rc;
 }

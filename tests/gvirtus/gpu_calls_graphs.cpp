@@ -170,10 +170,13 @@ bool is_gone(Waiting &w, std::uint64_t exec)
 
 // An executable graph is destroyed that has not ended: here, one behind the first one. CUDA would
 // wait for it, and keep out the copy for which the first one waits. It is destroyed, and its
-// function is called, as soon as that is over.
-bool destroyed_beside_graphs()
+// function is called, as soon as that is over. A capture of another client's changes nothing.
+bool destroyed_beside_graphs(bool captures)
 {
     Waiting w;
+    const std::uint64_t captured = captures ? w.other.remote.stream_create(1) : 0;
+    const Body capture = Body().u64(captured).i32(2);
+    REQUIRE(!captures || w.other.remote.call("cudaStreamBeginCapture", capture) == 0);
     Client asks(w.gpu);
     asks.remote.get_last_error();
     asks.remote.set_device(0);
@@ -187,6 +190,7 @@ bool destroyed_beside_graphs()
             ;
         ask(asks.remote, 2);
     }));
+    REQUIRE(!captures || w.other.remote.call("cudaStreamEndCapture", Body().u64(captured)) == 0);
     REQUIRE(is_gone(w, behind));
     const bool served = w.serve();
     while (!ask(asks.remote, 0))
@@ -665,7 +669,9 @@ void check_calls_graphs()
     check("few bytes copied to the device beside graphs",
           [] { return copied_beside_graphs(true); });
     check("... from the device", [] { return copied_beside_graphs(false); });
-    check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("an executable graph destroyed beside graphs",
+          [] { return destroyed_beside_graphs(false); });
+    check("... and a capture", [] { return destroyed_beside_graphs(true); });
     check("... and the device reset", [] { return reset_beside_a_destroyed_one(true); });
     check("... with another program", [] { return reset_beside_a_destroyed_one(false); });
     check("... many of them", many_destroyed);
