@@ -453,6 +453,7 @@ static bool give_back(struct gpu_session *x, struct ended *of)
         tell(&g);
     if (done && of->client != IBX_CLIENT_NONE && !of->in_calls) {
         ibx_stream_waits_forget(of->client);
+        ibx_exec_ends_settle(x, of->client);
         ibx_log(IBX_LOG_INFO,
                 "%zu allocations, streams and the like of a client whose process has ended were "
                 "given back in %llu ms",

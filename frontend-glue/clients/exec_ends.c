@@ -16,6 +16,7 @@
 #include <search.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/queue.h>
 
 #define LOOKS     64u  /* executable graphs that are looked at for each that is made or destroyed */
 #define SETTLE_MS 100u /* for so long the launches of a client that leaves are waited for */
@@ -24,17 +25,18 @@
 struct last_launch {
     const void *exec;
     void *event, *context; /* ... in this context */
-    unsigned users;        /* threads that record the event */
+    unsigned users;        /* threads that record the event, or ask for it, without the lock */
     bool forgotten;        /* the last user frees it */
     /* Of one that is to be destroyed: */
-    struct last_launch *next;
+    TAILQ_ENTRY(last_launch) ends;
     uint64_t client, owned;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static void *last_launches;       /* a tree, by exec; with all its entries under the lock */
-static struct last_launch *ended; /* to be destroyed: locked */
+static void *last_launches; /* a tree, by exec; with all its entries under the lock */
+/* To be destroyed: locked. */
+static TAILQ_HEAD(ends, last_launch) ended = TAILQ_HEAD_INITIALIZER(ended);
 static _Atomic unsigned ended_count;
 
 /* ------------------------------------------------------------------------ launches */
@@ -142,16 +144,6 @@ void ibx_exec_ends_wait(struct gpu_session *x, const void *exec)
 
 /* ------------------------------------------------------------------------ those that end later */
 
-/* Locked. Appends it to those that are to be destroyed. */
-static void append(struct last_launch *last)
-{
-    struct last_launch **at = &ended;
-    while (*at)
-        at = &(*at)->next;
-    last->next = NULL;
-    *at = last;
-}
-
 /* Whether its launch has ended, or its context is gone. */
 static bool is_over(const struct ibx_cuda *cuda, const struct last_launch *last)
 {
@@ -164,25 +156,50 @@ static bool is_over(const struct ibx_cuda *cuda, const struct last_launch *last)
     return over;
 }
 
-/* Takes those out of the list whose launches have ended, of the first `looks` ones. The others of
- * these are then the last ones of the list. */
-static struct last_launch *take_over(const struct ibx_cuda *cuda, unsigned looks)
+/* Finds up to LOOKS ones of a client's, or of all (NULL), at which no other thread looks. They are
+ * the last ones of the list then, and this thread uses them. */
+static size_t pick(const uint64_t *client, struct last_launch **picked)
 {
-    struct last_launch *over = NULL, *later = NULL;
+    size_t count = 0;
     pthread_mutex_lock(&lock);
-    for (struct last_launch *l; looks && (l = ended); looks--) {
-        struct last_launch **to = is_over(cuda, l) ? &over : &later;
-        ended = l->next;
-        l->next = *to;
-        *to = l;
-        atomic_fetch_sub(&ended_count, to == &over);
-    }
-    for (struct last_launch *l; (l = later);) {
-        later = l->next;
-        append(l);
+    const struct last_launch *last = TAILQ_LAST(&ended, ends);
+    for (struct last_launch *l = TAILQ_FIRST(&ended), *next; l && count < LOOKS;
+         l = l == last ? NULL : next) {
+        next = TAILQ_NEXT(l, ends);
+        if (l->users || (client && l->client != *client))
+            continue;
+        l->users++;
+        TAILQ_REMOVE(&ended, l, ends);
+        TAILQ_INSERT_TAIL(&ended, l, ends);
+        picked[count++] = l;
     }
     pthread_mutex_unlock(&lock);
-    return over;
+    return count;
+}
+
+/* Whether its context has gone since it was picked. */
+static bool is_forgotten(const struct last_launch *l)
+{
+    pthread_mutex_lock(&lock);
+    const bool forgotten = l->forgotten;
+    pthread_mutex_unlock(&lock);
+    return forgotten;
+}
+
+/* Ends the use. True: its launch is over, and it is not in the list any more. */
+static bool take_over(struct last_launch *l, bool over)
+{
+    pthread_mutex_lock(&lock);
+    const bool gone_before = l->forgotten, taken = over && !gone_before;
+    l->users--;
+    if (taken) {
+        TAILQ_REMOVE(&ended, l, ends);
+        atomic_fetch_sub(&ended_count, 1);
+    }
+    pthread_mutex_unlock(&lock);
+    if (gone_before)
+        free(l);
+    return taken;
 }
 
 /* An error is not the client's whose request this is. */
@@ -211,40 +228,50 @@ static void end(const struct ibx_cuda *cuda, struct last_launch *over)
     free(over);
 }
 
-/* False: a client resets the context, or there is no CUDA. */
-static bool tidy(struct gpu_session *x, unsigned looks)
+/* Looks at some of a client's, or of all (NULL). The driver may let each look wait as long as it
+ * keeps others out: so nothing is locked meanwhile. Returns how many were destroyed; -1: a client
+ * resets the context, or there is no CUDA. */
+static int tidy(struct gpu_session *x, const uint64_t *client)
 {
+    struct last_launch *picked[LOOKS];
+    int count = 0;
     if (!atomic_load(&ended_count))
-        return true;
+        return 0;
     if (!ibx_back_end_have_cuda(x) || !ibx_clients_give_begin())
-        return false;
+        return -1;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    struct last_launch *over = take_over(x->cuda, looks);
-    for (struct last_launch *l; (l = over);) {
-        over = l->next;
-        end(x->cuda, l);
+    const size_t looks = pick(client, picked);
+    for (size_t i = 0; i < looks; i++) {
+        const bool over = !is_forgotten(picked[i]) && is_over(x->cuda, picked[i]);
+        if (take_over(picked[i], over)) {
+            end(x->cuda, picked[i]);
+            count++;
+        }
     }
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();
-    return true;
+    return count;
 }
 
 void ibx_exec_ends_tidy(struct gpu_session *x)
 {
-    tidy(x, LOOKS);
+    tidy(x, NULL);
 }
 
 /* Locked. */
 static unsigned count_of(uint64_t client)
 {
     unsigned count = 0;
-    for (const struct last_launch *l = ended; l; l = l->next)
-        count += l->client == client;
+    const struct last_launch *l;
+    TAILQ_FOREACH(l, &ended, ends)
+    count += l->client == client;
     return count;
 }
 
 static bool has_any(uint64_t client)
 {
+    if (!atomic_load(&ended_count))
+        return false;
     pthread_mutex_lock(&lock);
     const bool any = count_of(client);
     pthread_mutex_unlock(&lock);
@@ -255,9 +282,13 @@ void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client)
 {
     const uint64_t deadline = ibx_deadline_in_ms(SETTLE_MS);
     uint64_t ns = 0;
-    while (atomic_load(&ended_count) && has_any(client) && tidy(x, UINT32_MAX) && has_any(client) &&
-           ibx_now_ns() < deadline)
-        ibx_nap(&ns);
+    while (has_any(client)) {
+        const int count = tidy(x, &client);
+        if (count < 0 || ibx_now_ns() >= deadline)
+            return;
+        if (!count)
+            ibx_nap(&ns);
+    }
 }
 
 /* False: it is to be waited for now. */
@@ -268,7 +299,7 @@ static bool leave(struct gpu_session *x, struct last_launch *last, uint64_t owne
     pthread_mutex_lock(&lock);
     const bool room = count_of(last->client) < IBX_EXEC_ENDS_MOST;
     if (room)
-        append(last);
+        TAILQ_INSERT_TAIL(&ended, last, ends);
     atomic_fetch_add(&ended_count, room);
     pthread_mutex_unlock(&lock);
     return room;
@@ -319,14 +350,15 @@ static void forget(void *entry)
 /* Locked. Those that were to be destroyed have gone with the context. */
 static void forget_ended(const void *context)
 {
-    for (struct last_launch **at = &ended, *l; (l = *at);) {
-        if (context && l->context != context) {
-            at = &l->next;
+    for (struct last_launch *l = TAILQ_FIRST(&ended), *next; l; l = next) {
+        next = TAILQ_NEXT(l, ends);
+        if (context && l->context != context)
             continue;
-        }
-        *at = l->next;
+        TAILQ_REMOVE(&ended, l, ends);
         atomic_fetch_sub(&ended_count, 1);
-        free(l);
+        l->forgotten = true;
+        if (!l->users)
+            free(l);
     }
 }
 

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Executable graphs that are destroyed while they run. This file replaces everything around
+ * exec_ends.c: an exec is also the event behind its last launch, and is in context 1 or 2. */
+#include "frontend-glue/clients/clients.h"
+#include "tests/fixtures/unit.h"
+
+#include <unistd.h>
+
+#define HANG_S 20u
+
+static uint64_t of_client;         /* whose session it is */
+static uintptr_t context_now;      /* of the caller */
+static bool running;               /* all launches */
+static bool resets;                /* a client resets the context */
+static unsigned queries, naps;     /* so far */
+static unsigned destroyed, events; /* events: made and not destroyed */
+static void (*meanwhile)(void);    /* what others do while the driver is asked */
+
+static int get_context(void **context)
+{
+    *context = pointer_to(context_now);
+    return 0;
+}
+
+static int push(void *context)
+{
+    (void)context;
+    return 0;
+}
+
+static int pop(void **context)
+{
+    (void)context;
+    return 0;
+}
+
+static int event_create(void **event, unsigned flags)
+{
+    (void)flags;
+    *event = &events;
+    events++;
+    return 0;
+}
+
+static int event_record(void *event, void *stream)
+{
+    (void)event, (void)stream;
+    return 0;
+}
+
+static int event_query(void *event)
+{
+    (void)event;
+    queries++;
+    if (meanwhile)
+        meanwhile();
+    return running ? IBX_CUDA_NOT_READY : 0;
+}
+
+static int event_synchronize(void *event)
+{
+    (void)event;
+    return 0;
+}
+
+static int event_destroy(void *event)
+{
+    (void)event;
+    events--;
+    return 0;
+}
+
+static const struct ibx_cuda cuda = {.ctx_get_current = get_context,
+                                     .ctx_push_current = push,
+                                     .ctx_pop_current = pop,
+                                     .event_create = event_create,
+                                     .event_record = event_record,
+                                     .event_query = event_query,
+                                     .event_synchronize = event_synchronize,
+                                     .event_destroy = event_destroy};
+static struct gpu_session x = {.cuda = &cuda};
+
+bool ibx_back_end_have_cuda(struct gpu_session *session)
+{
+    return session->cuda;
+}
+
+void *ibx_back_end_runtime(const char *name)
+{
+    (void)name;
+    return NULL;
+}
+
+void ibx_back_end_undo(const char *name, uint64_t made)
+{
+    (void)name, (void)made;
+    destroyed++;
+}
+
+bool ibx_clients_give_begin(void)
+{
+    return !resets;
+}
+
+void ibx_clients_give_end(void) {}
+
+uint64_t ibx_clients_number(struct gpu_session *session)
+{
+    (void)session;
+    return of_client;
+}
+
+void ibx_owners_remove(uint64_t base, uint64_t number)
+{
+    (void)base, (void)number;
+}
+
+void ibx_exec_functions_gone(const void *exec)
+{
+    (void)exec;
+}
+
+void ibx_nap(uint64_t *ns)
+{
+    *ns += 1;
+    naps++;
+}
+
+static int destroy(void *exec)
+{
+    (void)exec;
+    destroyed++;
+    return 0;
+}
+
+/* `count` executable graphs of a client are launched and destroyed; the first one is `first`. */
+static void destroy_some(uint64_t client, uintptr_t first, unsigned count)
+{
+    of_client = client;
+    for (uintptr_t exec = first; exec < first + count; exec++)
+        ibx_exec_ends_launched(&x, pointer_to(exec), NULL);
+    for (uintptr_t exec = first; exec < first + count; exec++)
+        assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(exec), destroy, 0), 0);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    alarm(HANG_S);
+    ibx_exec_ends_forget(NULL);
+    meanwhile = NULL;
+    context_now = 1;
+    running = true;
+    resets = false;
+    queries = naps = destroyed = events = 0;
+    return 0;
+}
+
+static void launch_another(void)
+{
+    meanwhile = NULL;
+    ibx_exec_ends_launched(&x, pointer_to(77), NULL);
+}
+
+/* The driver may let a look wait; launches by others go on, and other looks. */
+static void test_launch_while_the_driver_is_asked(NO_STATE)
+{
+    destroy_some(1, 10, 1);
+    meanwhile = launch_another;
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(events, 2);
+    assert_int_equal(destroyed, 0);
+}
+
+static void look_again(void)
+{
+    meanwhile = NULL;
+    ibx_exec_ends_tidy(&x);
+}
+
+/* Two threads look at the same time: each is destroyed once. */
+static void test_two_look(NO_STATE)
+{
+    destroy_some(1, 10, 3);
+    running = false;
+    queries = 0;
+    meanwhile = look_again;
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(destroyed, 3);
+    assert_int_equal(queries, 3);
+    assert_int_equal(events, 0);
+}
+
+static void context_goes(void)
+{
+    meanwhile = NULL;
+    ibx_exec_ends_forget(pointer_to(1));
+}
+
+/* What is looked at goes with its context: it is not destroyed in one that has the same address. */
+static void test_context_goes_while_the_driver_is_asked(NO_STATE)
+{
+    destroy_some(1, 10, 2);
+    context_now = 2;
+    destroy_some(1, 20, 1);
+    running = false;
+    queries = 0;
+    meanwhile = context_goes;
+    ibx_exec_ends_tidy(&x);
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(destroyed, 1);
+    assert_int_equal(queries, 2); /* not that of the second one */
+}
+
+/* A client that leaves waits for its own only. */
+static void test_settle(NO_STATE)
+{
+    destroy_some(1, 1000, 200);
+    destroy_some(2, 2000, 100);
+    running = false;
+    queries = 0;
+    ibx_exec_ends_settle(&x, 2);
+    assert_int_equal(destroyed, 100);
+    assert_int_equal(queries, 100);
+    assert_int_equal(naps, 0);
+    ibx_exec_ends_settle(&x, 2);
+    assert_int_equal(queries, 100);
+    running = true;
+    ibx_exec_ends_settle(&x, 1);
+    assert_true(naps > 0);
+    resets = true;
+    naps = 0;
+    ibx_exec_ends_settle(&x, 1);
+    assert_int_equal(naps, 0);
+}
+
+/* A further one is waited for; another client has as many. */
+static void test_limit(NO_STATE)
+{
+    destroy_some(1, 10000, IBX_EXEC_ENDS_MOST);
+    destroy_some(2, 20000, IBX_EXEC_ENDS_MOST);
+    assert_int_equal(destroyed, 0);
+    destroy_some(1, 30000, 1);
+    assert_int_equal(destroyed, 1);
+    running = false;
+    for (unsigned looks = 0; looks < 2 * IBX_EXEC_ENDS_MOST / 64; looks++)
+        ibx_exec_ends_tidy(&x);
+    assert_int_equal(destroyed, 2 * IBX_EXEC_ENDS_MOST + 1);
+    assert_int_equal(events, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_launch_while_the_driver_is_asked, begin),
+        cmocka_unit_test_setup(test_two_look, begin),
+        cmocka_unit_test_setup(test_context_goes_while_the_driver_is_asked, begin),
+        cmocka_unit_test_setup(test_settle, begin), cmocka_unit_test_setup(test_limit, begin)};
+    return cmocka_run_group_tests_name("exec-ends", tests, NULL, NULL);
+}
