@@ -167,21 +167,30 @@ void ibx_frees_forget(const void *context);
 /* Most executable graphs of one client that are destroyed later, at a time. */
 #define IBX_EXEC_ENDS_MOST 1024u
 
+/* What an executable graph that the client cannot name any more still takes. */
+struct ibx_exec_left {
+    uint64_t owned;       /* for ibx_owners_remove() */
+    uint64_t graph;       /* that it was made of; 0: not known */
+    struct ibx_room room; /* counted only while it is destroyed later */
+};
+
 /* An executable graph was launched in the stream. */
 void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream);
 /* To be called before an executable graph is destroyed: waits until its last launch has ended. */
 void ibx_exec_ends_wait(struct gpu_session *x, const void *exec);
-/* Destroys an executable graph that the client cannot name any more; `destroy`: CUDA's function,
- * `owned`: for ibx_owners_remove(). If its last launch has not ended, it is destroyed later, and
- * the result is success; if the client has IBX_EXEC_ENDS_MOST of these, this waits. Returns a
- * cudaError_t. */
+/* Destroys an executable graph that the client cannot name any more; `destroy`: CUDA's function.
+ * If its last launch has not ended, it is destroyed later, and the result is success; if the client
+ * has IBX_EXEC_ENDS_MOST of these, this waits. Returns a cudaError_t. */
 int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
-                          uint64_t owned);
+                          const struct ibx_exec_left *left);
 /* Destroys those whose last launches have ended by now, of all clients. */
 void ibx_exec_ends_tidy(struct gpu_session *x);
 /* A client leaves, or resets the device: waits a moment for the launches of those that it has
  * destroyed, and destroys what it can. */
 void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client);
+/* Waits for the launches of those of the client's that were made of the graph, and destroys them.
+ * False: there are none. */
+bool ibx_exec_ends_wait_graph(struct gpu_session *x, uint64_t graph);
 /* The context is gone, with its executable graphs; NULL: it is not known which. */
 void ibx_exec_ends_forget(const void *context);
 

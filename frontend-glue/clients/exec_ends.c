@@ -6,6 +6,9 @@
  * not been reached is destroyed later: when a client makes or destroys another one, resets the
  * device or leaves. Until then what CUDA's objects keep for the graph stays: functions of clients,
  * slots, modules, arrays; and it counts for its tenant.
+ *
+ * CUDA has one executable graph at a time of a graph that allocates memory. So if it refuses to
+ * make another one, those of that graph that run are waited for.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -29,7 +32,8 @@ struct last_launch {
     bool forgotten;        /* the last user frees it */
     /* Of one that is to be destroyed: */
     TAILQ_ENTRY(last_launch) ends;
-    uint64_t client, owned;
+    uint64_t client;
+    struct ibx_exec_left left;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -224,7 +228,8 @@ static void end(const struct ibx_cuda *cuda, struct last_launch *over)
         if (over->context)
             cuda->ctx_pop_current(&popped);
     }
-    ibx_owners_remove((uintptr_t)over->exec, over->owned);
+    ibx_owners_remove((uintptr_t)over->exec, over->left.owned);
+    ibx_room_end(&over->left.room);
     free(over);
 }
 
@@ -258,46 +263,61 @@ void ibx_exec_ends_tidy(struct gpu_session *x)
     tidy(x, NULL);
 }
 
-/* Locked. */
-static unsigned count_of(uint64_t client)
+/* Locked. How many of the client's are there, of that graph or (0) of any. */
+static unsigned count_of(uint64_t client, uint64_t graph)
 {
     unsigned count = 0;
     const struct last_launch *l;
     TAILQ_FOREACH(l, &ended, ends)
-    count += l->client == client;
+    count += l->client == client && (!graph || l->left.graph == graph);
     return count;
 }
 
-static bool has_any(uint64_t client)
+static bool has_any(uint64_t client, uint64_t graph)
 {
     if (!atomic_load(&ended_count))
         return false;
     pthread_mutex_lock(&lock);
-    const bool any = count_of(client);
+    const bool any = count_of(client, graph);
     pthread_mutex_unlock(&lock);
+    return any;
+}
+
+/* Waits until there are none of these, or until the deadline. False: there were none. */
+static bool settle(struct gpu_session *x, uint64_t client, uint64_t graph, uint64_t deadline)
+{
+    uint64_t ns = 0;
+    bool any = false;
+    while (has_any(client, graph)) {
+        any = true;
+        const int count = tidy(x, &client);
+        if (count < 0 || ibx_now_ns() >= deadline)
+            break;
+        if (!count)
+            ibx_nap(&ns);
+    }
     return any;
 }
 
 void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(SETTLE_MS);
-    uint64_t ns = 0;
-    while (has_any(client)) {
-        const int count = tidy(x, &client);
-        if (count < 0 || ibx_now_ns() >= deadline)
-            return;
-        if (!count)
-            ibx_nap(&ns);
-    }
+    settle(x, client, 0, ibx_deadline_in_ms(SETTLE_MS));
+}
+
+bool ibx_exec_ends_wait_graph(struct gpu_session *x, uint64_t graph)
+{
+    return settle(x, ibx_clients_number(x), graph, UINT64_MAX);
 }
 
 /* False: it is to be waited for now. */
-static bool leave(struct gpu_session *x, struct last_launch *last, uint64_t owned)
+static bool leave(struct gpu_session *x, struct last_launch *last, const struct ibx_exec_left *left)
 {
     last->client = ibx_clients_number(x);
-    last->owned = owned;
+    last->left = *left;
     pthread_mutex_lock(&lock);
-    const bool room = count_of(last->client) < IBX_EXEC_ENDS_MOST;
+    const bool room = count_of(last->client, 0) < IBX_EXEC_ENDS_MOST;
+    if (room && left->room.quota)
+        ibx_quota_note(left->room.quota, left->room.n);
     if (room)
         TAILQ_INSERT_TAIL(&ended, last, ends);
     atomic_fetch_add(&ended_count, room);
@@ -316,18 +336,18 @@ static bool is_running(struct gpu_session *x, const struct last_launch *last)
 }
 
 int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
-                          uint64_t owned)
+                          const struct ibx_exec_left *left)
 {
     ibx_exec_ends_tidy(x);
     struct last_launch *last = take(exec);
-    if (last && is_running(x, last) && leave(x, last, owned)) {
+    if (last && is_running(x, last) && leave(x, last, left)) {
         ibx_exec_functions_gone(exec);
         return 0;
     }
     wait_for(x, last);
     ibx_exec_functions_gone(exec);
     const int rc = destroy(exec);
-    ibx_owners_remove((uintptr_t)exec, owned);
+    ibx_owners_remove((uintptr_t)exec, left->owned);
     return rc;
 }
 
@@ -356,6 +376,7 @@ static void forget_ended(const void *context)
             continue;
         TAILQ_REMOVE(&ended, l, ends);
         atomic_fetch_sub(&ended_count, 1);
+        ibx_room_end(&l->left.room);
         l->forgotten = true;
         if (!l->users)
             free(l);

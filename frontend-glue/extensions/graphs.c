@@ -152,6 +152,31 @@ int ibx_extension_count_functions(struct gpu_session *x, void *graph, size_t *co
     return rc;
 }
 
+/* Executable graphs count until they are destroyed. So those of the client make room whose launches
+ * have ended. */
+static bool take_room(struct extension_request *e, uint64_t nodes, struct ibx_room *room)
+{
+    ibx_exec_ends_tidy(e->x);
+    if (!ibx_room_has_execs(e->x, nodes))
+        ibx_exec_ends_settle(e->x, ibx_clients_number(e->x));
+    return ibx_room_take_execs(e->x, nodes, room);
+}
+
+/* CUDA refuses it as long as there is one of the same graph, if the graph allocates memory: also
+ * one that the client has destroyed, and that runs. */
+static int make_exec(struct extension_request *e,
+                     int (*make)(void **exec, void *graph, unsigned long long flags), void **exec,
+                     void *graph, unsigned long long flags)
+{
+    const bool had_error = ibx_back_end_has_error();
+    const int rc = make(exec, graph, flags);
+    if (!rc || !ibx_exec_ends_wait_graph(e->x, (uintptr_t)graph))
+        return rc;
+    if (!had_error)
+        ibx_back_end_forget_error();
+    return make(exec, graph, flags);
+}
+
 static int instantiate(struct extension_request *e)
 {
     int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
@@ -162,12 +187,11 @@ static int instantiate(struct extension_request *e)
     const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
     FUNCTION(e, make);
     struct ibx_room room;
-    ibx_exec_ends_tidy(e->x); /* these count in the room until they are destroyed */
-    if (!ibx_room_take_execs(e->x, size.nodes, &room))
+    if (!take_room(e, size.nodes, &room))
         return CUDA_MEMORY_ALLOCATION;
     const unsigned functions = count_functions(e->x, graph);
     int rc = ibx_graph_events_begin(e->x, graph);
-    rc = rc ? rc : make(&exec, graph, flags);
+    rc = rc ? rc : make_exec(e, make, &exec, graph, flags);
     if (!rc && !ibx_graph_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         rc = ibx_extension_no_memory("cudaGraphExecDestroy", exec);
     if (!rc) {
@@ -268,11 +292,12 @@ static int destroy_exec(struct extension_request *e)
 {
     int (*give_back)(void *exec) = NULL;
     void *exec = pointer(&e->in);
-    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)exec);
+    struct ibx_exec_left left = {.owned = ibx_room_owned(e->x, (uintptr_t)exec)};
+    ibx_handles_exec_takes(e->x, (uintptr_t)exec, &left.graph, &left.room);
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
-    return ibx_exec_ends_destroy(e->x, exec, give_back, number);
+    return ibx_exec_ends_destroy(e->x, exec, give_back, &left);
 }
 
 static int upload(struct extension_request *e)

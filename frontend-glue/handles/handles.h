@@ -177,6 +177,10 @@ void ibx_handles_made_so(struct gpu_session *x, uint64_t exec, struct ibx_graph_
  * alone. */
 void ibx_handles_made_of(struct gpu_session *x, uint64_t exec, uint64_t graph, unsigned functions);
 unsigned ibx_handles_functions(struct gpu_session *x, uint64_t exec);
+/* Of which graph the executable graph was made (0: not known), and what room it takes, which ends
+ * with its handle. */
+void ibx_handles_exec_takes(struct gpu_session *x, uint64_t exec, uint64_t *graph,
+                            struct ibx_room *room);
 bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node);
 /* The request is about to change it, or to ask for a node of it: holds it alone, for which it waits
  * up to 10 s. False: there is none, or that takes too long. */

@@ -64,6 +64,12 @@ int ibx_room_gpu(struct gpu_session *x)
     return ibx_back_end_have_cuda(x) && !x->cuda->ctx_get_device(&gpu) ? gpu : 0;
 }
 
+bool ibx_room_has_execs(struct gpu_session *x, uint64_t n)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    return !tenant || ibx_quota_left(ibx_tenant_execs(tenant, ibx_room_gpu(x))) >= n;
+}
+
 bool ibx_room_take_execs(struct gpu_session *x, uint64_t n, struct ibx_room *room)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;

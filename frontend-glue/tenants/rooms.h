@@ -11,7 +11,8 @@
 bool ibx_room_take(struct gpu_session *x, enum ibx_hold hold, uint64_t n);
 void ibx_room_give(struct gpu_session *x, enum ibx_hold hold, uint64_t n);
 /* The same for IBX_HOLD_EXECS on the GPU of the thread's context. ibx_room_gpu(): which GPU that
- * is. */
+ * is. has(): whether there is so much room now. */
+bool ibx_room_has_execs(struct gpu_session *x, uint64_t n);
 bool ibx_room_take_execs(struct gpu_session *x, uint64_t n, struct ibx_room *room);
 void ibx_room_end(struct ibx_room *room);
 int ibx_room_gpu(struct gpu_session *x);

@@ -54,6 +54,7 @@ struct ibx_double_stats {
     unsigned long linking;          /* PTX that is being added to a link */
     unsigned long primary_holds;    /* of the primary contexts, by cuDevicePrimaryCtxRetain() */
     unsigned long execs;            /* executable graphs that were made and not destroyed */
+    unsigned long execs_refused;    /* ... that were not made: another one has the graph's memory */
 };
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */

@@ -83,11 +83,12 @@ struct user_object {
 
 struct double_graph {
     uint64_t magic;
-    void *launched;           /* the stream of the last launch */
-    const void *clone_of;     /* NULL: it is not a clone */
-    const void *copy_of;      /* NULL: it is not a copy */
-    bool copied;              /* others may have its memory */
-    unsigned long long flags; /* of an executable graph */
+    void *launched;                        /* the stream of the last launch */
+    const void *clone_of;                  /* NULL: it is not a clone */
+    const void *copy_of;                   /* NULL: it is not a copy */
+    bool copied;                           /* others may have its memory */
+    unsigned long long flags;              /* of an executable graph */
+    struct double_graph *next_with_memory; /* executable graphs whose graph allocates memory */
     unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];
     struct user_object *object[GRAPH_OBJECTS];

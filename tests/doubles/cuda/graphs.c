@@ -453,10 +453,52 @@ static void free_memory(const struct double_graph *graph)
             cudaFree(graph->nodes[i].of.memory);
 }
 
+static struct double_graph *with_memory; /* locked */
+
+/* CUDA has one executable graph at a time of a graph that allocates memory. */
+static bool has_memory(const struct double_graph *graph)
+{
+    bool has = false;
+    for (unsigned i = 0; i < graph->count; i++)
+        has = has || graph->nodes[i].type == NODE_ALLOC;
+    return has;
+}
+
+static bool is_there_with_memory(const void *graph)
+{
+    pthread_mutex_lock(&mutex);
+    const struct double_graph *exec = with_memory;
+    while (exec && exec->copy_of != graph)
+        exec = exec->next_with_memory;
+    pthread_mutex_unlock(&mutex);
+    return exec;
+}
+
+static void add_with_memory(struct double_graph *exec)
+{
+    pthread_mutex_lock(&mutex);
+    exec->next_with_memory = with_memory;
+    with_memory = exec;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* One of both is gone. */
+static void forget_with_memory(const void *exec, const void *graph)
+{
+    pthread_mutex_lock(&mutex);
+    for (struct double_graph **at = &with_memory; *at;)
+        if (*at == exec || (graph && (*at)->copy_of == graph))
+            *at = (*at)->next_with_memory;
+        else
+            at = &(*at)->next_with_memory;
+    pthread_mutex_unlock(&mutex);
+}
+
 /* A graph that the driver's double has captured is a number, without contents. */
 EXPORT int cudaGraphDestroy(void *graph)
 {
     if ((uintptr_t)graph >= 4096) {
+        forget_with_memory(NULL, graph);
         free_memory(graph_of(graph));
         graph_discard(graph);
     }
@@ -497,9 +539,15 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
         return returns(code);
     if (!graph_has_all(graph_of(graph)))
         raise(SIGSEGV); /* as driver 580 does */
+    if (is_there_with_memory(graph)) {
+        count_exec(0);
+        return returns(INVALID_VALUE);
+    }
     struct double_graph *made = graph_copy(graph);
     made->flags = flags;
     *exec = made;
+    if (has_memory(made))
+        add_with_memory(made);
     count_exec(1);
     return returns(0);
 }
@@ -517,6 +565,7 @@ EXPORT int cudaGraphExecDestroy(void *exec)
     *(void **)&wait_alone = driver_function("ibx_double_wait_alone");
     if (graph_of(exec)->launched)
         wait_alone(graph_of(exec)->launched);
+    forget_with_memory(exec, NULL);
     graph_discard(exec);
     count_exec(-1);
     return returns(0);

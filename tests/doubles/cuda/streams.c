@@ -488,10 +488,12 @@ EXPORT void ibx_double_wait_alone(void *handle)
     leave(0);
 }
 
+/* One more, or one less, or (0) one that is refused. */
 EXPORT void ibx_double_count_exec(int more)
 {
     pthread_mutex_lock(&mutex);
     stats.execs += (unsigned long)more;
+    stats.execs_refused += !more;
     pthread_mutex_unlock(&mutex);
 }
 
