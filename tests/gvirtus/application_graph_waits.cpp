@@ -175,6 +175,68 @@ bool destroyed_before_flag(bool streamless, char *device, const std::vector<char
 
 } // namespace
 
+namespace
+{
+
+struct SeenWait {
+    std::atomic<int> flag{0}, runs{0};
+};
+
+void wait_seen(void *wait)
+{
+    static_cast<SeenWait *>(wait)->runs = 1;
+    wait_until_set(&static_cast<SeenWait *>(wait)->flag);
+}
+
+// An executable graph of one node, with an object.
+void *made_with_object(const SeenWait *wait)
+{
+    void *object = nullptr, *node = nullptr, *exec = nullptr;
+    const Host host = {wait_seen, const_cast<SeenWait *>(wait)};
+    Graph graph;
+    const int rc = wait ? graph.add("cudaGraphAddHostNode", {}, &host)
+                        : run<void **, void *, void *const *, std::size_t>(
+                              "cudaGraphAddEmptyNode", &node, graph.handle, nullptr, 0);
+    if (!rc &&
+        run<void **, void *, void (*)(void *), unsigned, unsigned>(
+            "cudaUserObjectCreate", &object, nullptr, end_object, 1, 1) == 0 &&
+        run<void *, void *, unsigned, unsigned>("cudaGraphRetainUserObject", graph.handle, object,
+                                                1, 1) == 0)
+        exec = graph.made();
+    graph.destroy();
+    return exec;
+}
+
+// As many as CUDA has connections to the GPU, and more: their objects are not released in a stream
+// each, all of which would wait.
+bool many_destroyed_before_flag()
+{
+    SeenWait wait;
+    void *stream = nullptr;
+    std::vector<void *> execs = {made_with_object(&wait)};
+    const int ended = objects_ended;
+    for (int i = 0; i < 10; i++)
+        execs.push_back(made_with_object(nullptr));
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (void *exec : execs)
+        REQUIRE(exec && launch(exec, stream) == 0);
+    while (!wait.runs)
+        std::this_thread::yield();
+    Release release(&wait.flag);
+    const unsigned long before = stub_remote()->stats().beside_functions;
+    int failed = 0;
+    for (void *exec : execs)
+        failed += run("cudaGraphExecDestroy", exec) != 0;
+    const unsigned long made = stub_remote()->stats().beside_functions - before;
+    const bool kept = objects_ended == ended;
+    REQUIRE(release.in_time() && !failed && kept && made <= 1);
+    while (objects_ended != ended + 11)
+        std::this_thread::yield();
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
+}
+
+} // namespace
+
 // An executable graph is destroyed by the thread for which its launch waits: the call returns, and
 // the launch goes on, with its functions, its copies and its objects.
 bool destroyed_while_running()
@@ -184,6 +246,7 @@ bool destroyed_while_running()
     REQUIRE(device && cudaMemcpy(device, there.data(), 10000, H2D) == 0);
     REQUIRE(destroyed_before_flag(false, device, there));
     REQUIRE(destroyed_before_flag(true, device, there));
+    REQUIRE(many_destroyed_before_flag());
     return HOLDS(cudaFree(device) == 0);
 }
 

@@ -359,7 +359,7 @@ void check_what_the_provider_changes()
           "order-behind-legacy", "order-between-streams", "order-behind-kernels", "events-are-kept",
           "captures", "captures-of-planes", "captures-of-events", "captures-of-callbacks",
           "captures-forbid", "copies-beside-captures", "empty-copies-in-captures",
-          "copies-of-managed-in-graphs"})
+          "copies-of-managed-in-graphs", "destroyed-while-running"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
@@ -468,7 +468,6 @@ void check_what_it_does_not()
                              "graphs-of-nodes",
                              "parameters-of-all-kinds",
                              "objects-of-graphs",
-                             "destroyed-while-running",
                              "drawings-of-graphs",
                              "stream-of-thread",
                              "destroyed-beside-wait",

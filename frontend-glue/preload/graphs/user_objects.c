@@ -10,9 +10,12 @@
  *   an executable graph that is updated has those of the new graph
  *
  * A launched graph keeps its objects until the launch has completed, also if it is destroyed or
- * updated meanwhile. Then a host function releases them, in a stream of its own, behind an event
- * that the launch has reached. It runs in the thread for host functions, where CUDA permits no
- * calls, as natively.
+ * updated meanwhile. Then a host function releases them, behind an event that the launch has
+ * reached. It runs in the thread for host functions, where CUDA permits no calls, as natively.
+ *
+ * There is one stream for these functions: a stream that waits takes memory of the GPU and one of
+ * the few connections to it, and a program may destroy many graphs that run. So the objects of one
+ * graph are released after those of the graphs that were destroyed before.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
@@ -61,6 +64,7 @@ static struct object *objects;
 static struct holding *holdings;
 static struct launched *launches;
 static struct inner *inners;
+static void *releasing; /* the stream in which objects are released; NULL: there is none yet */
 static _Atomic unsigned holding_count;
 
 /* A child drops all: the functions are the parent's to call. */
@@ -71,6 +75,7 @@ static void in_child(void)
     holdings = NULL;
     launches = NULL;
     inners = NULL;
+    releasing = NULL;
     atomic_store(&holding_count, 0);
 }
 
@@ -318,16 +323,29 @@ static void behind_launch(void *taken)
     give_up(taken);
 }
 
-/* Releases the objects by a host function in a stream of its own, behind the event. */
+/* NULL: there is none. */
+static void *stream_to_release(void)
+{
+    void *made = NULL;
+    pthread_mutex_lock(&lock);
+    void *stream = releasing;
+    pthread_mutex_unlock(&lock);
+    if (stream || cudaStreamCreateWithFlags(&made, NON_BLOCKING))
+        return stream;
+    pthread_mutex_lock(&lock);
+    stream = releasing = releasing ? releasing : made;
+    pthread_mutex_unlock(&lock);
+    if (stream != made) /* another thread was faster */
+        ibx_frontend_stream_destroy(made);
+    return stream;
+}
+
+/* Releases the objects by a host function behind the event. */
 static bool gives_up_behind(struct holding *taken, void *event)
 {
-    void *stream = NULL;
-    if (cudaStreamCreateWithFlags(&stream, NON_BLOCKING))
-        return false;
-    const bool will =
-        !cudaStreamWaitEvent(stream, event, 0) && !cudaLaunchHostFunc(stream, behind_launch, taken);
-    ibx_frontend_stream_destroy(stream);
-    return will;
+    void *stream = stream_to_release();
+    return stream && !cudaStreamWaitEvent(stream, event, 0) &&
+           !cudaLaunchHostFunc(stream, behind_launch, taken);
 }
 
 /* Releases the objects once the launch has completed. If there is no event for that, as far as the
@@ -365,10 +383,11 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
     end_launched(l);
 }
 
-/* The events have gone. */
+/* The events have gone, and the stream, or these are left for the end of the process. */
 void ibx_frontend_objects_reset(void)
 {
     pthread_mutex_lock(&lock);
+    releasing = NULL;
     for (struct launched *l = launches; l; l = l->next)
         l->event = NULL;
     pthread_mutex_unlock(&lock);
