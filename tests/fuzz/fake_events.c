@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Events and streams, for fake_frontend.c: nothing is ever under way. */
 #include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
 
-int cudaEventCreateWithFlags(void **event, unsigned flags)
+int ibx_frontend_event_take(struct ibx_kept_event *own)
 {
     static char made;
-    (void)flags;
-    *event = &made;
+    *own = (struct ibx_kept_event){.event = &made};
     return CUDA_SUCCESS;
+}
+
+void ibx_frontend_event_give_back(const struct ibx_kept_event *own, bool good)
+{
+    (void)own, (void)good;
 }
 
 int cudaEventRecord(void *event, void *stream)
@@ -17,7 +23,7 @@ int cudaEventRecord(void *event, void *stream)
     return CUDA_SUCCESS;
 }
 
-int cudaEventQuery(void *event)
+int ibx_frontend_event_ask(void *event)
 {
     (void)event;
     return CUDA_SUCCESS;
@@ -27,6 +33,12 @@ int cudaEventSynchronize(void *event)
 {
     (void)event;
     return CUDA_SUCCESS;
+}
+
+int ibx_frontend_device_of_stream(const void *stream)
+{
+    (void)stream;
+    return 0;
 }
 
 int cudaStreamCreateWithFlags(void **stream, unsigned flags)

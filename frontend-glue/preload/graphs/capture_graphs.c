@@ -300,6 +300,7 @@ int ibx_frontend_stream_destroy(void *stream)
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
     unsigned flags;
     const bool known = ibx_frontend_stream_gone(stream, &flags);
+    ibx_frontend_objects_stream_gone(stream);
     const int rc = CALL_NEXT(cudaStreamDestroy, stream);
     if (known && rc && rc != CUDA_INVALID_HANDLE)
         ibx_frontend_stream_stays(stream, flags);

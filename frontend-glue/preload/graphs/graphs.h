@@ -63,8 +63,10 @@ void ibx_frontend_objects_made(const void *graph);
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);
+/* A stream is about to be destroyed. */
+void ibx_frontend_objects_stream_gone(const void *stream);
 /* A device was reset. */
-void ibx_frontend_objects_reset(void);
+void ibx_frontend_objects_reset(int device);
 /* Before a graph or an executable graph is destroyed: takes its objects, since another one may have
  * the handle right after the call. NULL: it has none. *launched: its last launch, or NULL. _gone()
  * follows after the call: `gone` says whether it succeeded. */

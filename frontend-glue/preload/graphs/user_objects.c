@@ -13,11 +13,16 @@
  * updated meanwhile. Then a host function releases them, behind an event that the launch has
  * reached. It runs in the thread for host functions, where CUDA permits no calls, as natively.
  *
+ * The event is recorded with each launch: one that is recorded when the graph is destroyed would
+ * come after later work of the stream, which may wait for what the release does. That costs a
+ * record, as the events are kept (streams/kept_events.c).
+ *
  * There is one stream for these functions: a stream that waits takes memory of the GPU and one of
  * the few connections to it, and a program may destroy many graphs that run. So the objects of one
  * graph are released after those of the graphs that were destroyed before.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
@@ -28,7 +33,8 @@
 #define NO_SYNC      1u /* cudaUserObjectNoDestructorSync, which CUDA requires */
 #define MOVE         1u /* cudaGraphUserObjectMove */
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
-#define NO_TIMING    2u /* cudaEventDisableTiming */
+
+#define NO_STREAM ((void *)UINTPTR_MAX) /* it was destroyed; another one may have its handle */
 
 struct object {
     struct object *next;
@@ -52,11 +58,13 @@ struct inner {
     const void *graph, *outer;
 };
 
-/* An executable graph with objects, the stream of its last launch, and an event behind that. */
+/* An executable graph with objects, the stream of its last launch, and an event behind that, or
+ * NULL: there is none. */
 struct launched {
     struct launched *next;
     const void *exec;
-    void *stream, *event; /* event: NULL: there is none */
+    void *stream; /* or NO_STREAM */
+    struct ibx_kept_event behind;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -65,6 +73,7 @@ static struct holding *holdings;
 static struct launched *launches;
 static struct inner *inners;
 static void *releasing; /* the stream in which objects are released; NULL: there is none yet */
+static int releasing_device;
 static _Atomic unsigned holding_count;
 
 /* A child drops all: the functions are the parent's to call. */
@@ -279,25 +288,63 @@ static void forget_errors(int before)
         cudaGetLastError();
 }
 
+/* The event ends. `over`: it was reached, so that nothing waits for it. */
+static void end_event(struct launched *l, bool over)
+{
+    if (l->behind.event)
+        ibx_frontend_event_give_back(&l->behind, over);
+    l->behind.event = NULL;
+}
+
 static void end_launched(struct launched *l)
 {
-    if (l && l->event)
-        cudaEventDestroy(l->event);
+    if (l)
+        end_event(l, false);
     free(l);
 }
 
-/* Puts the event behind the launch. There is none if the stream is of another device. */
+/* Whether it is known, without a request, that the launch has completed. The legacy stream, and a
+ * thread's own, have the same handle on each device and in each thread. */
+static bool is_over(const struct launched *l)
+{
+    return (uintptr_t)l->stream > (uintptr_t)CUDA_STREAM_PER_THREAD &&
+           ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)l->stream, NULL);
+}
+
+/* An event belongs to the device on which it is made. */
+static bool has_event(struct launched *l, int device)
+{
+    if (l->behind.event && l->behind.device != device)
+        end_event(l, false);
+    if (!l->behind.event && ibx_frontend_event_take(&l->behind))
+        l->behind.event = NULL;
+    return l->behind.event;
+}
+
+/* Puts the event behind the launch. As a rule this sends one request, which is not waited for. */
 static void mark(struct launched *l, void *stream)
 {
-    const int before = cudaPeekAtLastError();
+    const bool clean = ibx_frontend_knows(IBX_FRONTEND_NONE_KNOWN, 0, NULL);
+    const int here = ibx_frontend_current_device(), there = ibx_frontend_device_of_stream(stream);
+    bool good = there == here || !cudaSetDevice(there);
     l->stream = stream;
-    if (!l->event && cudaEventCreateWithFlags(&l->event, NO_TIMING))
-        l->event = NULL;
-    if (l->event && cudaEventRecord(l->event, stream)) {
-        cudaEventDestroy(l->event);
-        l->event = NULL;
-    }
-    forget_errors(before);
+    good = good && has_event(l, there) && !cudaEventRecord(l->behind.event, stream);
+    if (!good)
+        end_event(l, false);
+    if (there != here && cudaSetDevice(here))
+        good = false;
+    if (!good && clean)
+        cudaGetLastError();
+}
+
+/* Called under the lock. The last launch of an executable graph with objects, which is taken out of
+ * the list; NULL: it has none, or there is no memory. */
+static struct launched *launched_of(const void *exec)
+{
+    struct launched *l = take_launched(exec);
+    if (!l && *place_of(exec, NULL) && (l = calloc(1, sizeof(*l))))
+        l->exec = exec;
+    return l;
 }
 
 void ibx_frontend_objects_launched(const void *exec, void *stream)
@@ -305,9 +352,7 @@ void ibx_frontend_objects_launched(const void *exec, void *stream)
     if (!any() || ibx_frontend_captures(stream))
         return;
     pthread_mutex_lock(&lock);
-    struct launched *l = *place_of(exec, NULL) ? take_launched(exec) : NULL;
-    if (!l && *place_of(exec, NULL) && (l = malloc(sizeof(*l))))
-        *l = (struct launched){NULL, exec, NULL, NULL};
+    struct launched *l = launched_of(exec);
     pthread_mutex_unlock(&lock);
     if (!l)
         return;
@@ -333,6 +378,7 @@ static void *stream_to_release(void)
     if (stream || cudaStreamCreateWithFlags(&made, NON_BLOCKING))
         return stream;
     pthread_mutex_lock(&lock);
+    releasing_device = releasing ? releasing_device : ibx_frontend_current_device();
     stream = releasing = releasing ? releasing : made;
     pthread_mutex_unlock(&lock);
     if (stream != made) /* another thread was faster */
@@ -350,17 +396,20 @@ static bool gives_up_behind(struct holding *taken, void *event)
 
 /* Releases the objects once the launch has completed. If there is no event for that, as far as the
  * stream of the launch tells: it may have been destroyed, or is being captured. */
-static void give_up_later(struct holding *taken, const struct launched *l)
+static void give_up_later(struct holding *taken, struct launched *l)
 {
+    void *const event = l->behind.event;
     const int before = cudaPeekAtLastError(), mode = ibx_frontend_relax();
+    const int state = event ? ibx_frontend_event_ask(event) : CUDA_SUCCESS;
     bool later = false;
-    if (l->event && cudaEventQuery(l->event) == CUDA_NOT_READY) {
-        later = gives_up_behind(taken, l->event);
+    if (state == CUDA_NOT_READY) {
+        later = gives_up_behind(taken, event);
         if (!later)
-            cudaEventSynchronize(l->event);
-    } else if (!l->event && !ibx_frontend_captures(l->stream)) {
+            cudaEventSynchronize(event);
+    } else if (!event && !ibx_frontend_captures(l->stream)) {
         later = !cudaLaunchHostFunc(l->stream, behind_launch, taken);
     }
+    end_event(l, state == CUDA_SUCCESS);
     ibx_frontend_relax_end(mode);
     forget_errors(before);
     if (!later)
@@ -383,13 +432,21 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
     end_launched(l);
 }
 
-/* The events have gone, and the stream, or these are left for the end of the process. */
-void ibx_frontend_objects_reset(void)
+/* What was launched there has gone, with the events: its objects are left for the end of the
+ * process. */
+void ibx_frontend_objects_reset(int device)
 {
     pthread_mutex_lock(&lock);
-    releasing = NULL;
-    for (struct launched *l = launches; l; l = l->next)
-        l->event = NULL;
+    if (releasing_device == device)
+        releasing = NULL;
+    for (struct launched **at = &launches, *l; (l = *at);) {
+        if (l->behind.device != device) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        free(l);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -426,7 +483,23 @@ struct holding *ibx_frontend_objects_take(const void *holder, struct launched **
     struct holding *taken = take_all(holder);
     *launched = taken ? take_launched(holder) : NULL;
     pthread_mutex_unlock(&lock);
+    if (*launched && is_over(*launched)) { /* asked now: to destroy it may add work */
+        end_event(*launched, true);
+        free(*launched);
+        *launched = NULL;
+    }
     return taken;
+}
+
+void ibx_frontend_objects_stream_gone(const void *stream)
+{
+    if (!any())
+        return;
+    pthread_mutex_lock(&lock);
+    for (struct launched *l = launches; l; l = l->next)
+        if (l->stream == stream)
+            l->stream = NO_STREAM;
+    pthread_mutex_unlock(&lock);
 }
 
 void ibx_frontend_objects_gone(struct holding *taken, struct launched *launched, bool gone)

@@ -20,12 +20,12 @@ int cudaDeviceReset(void)
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
-    ibx_frontend_objects_reset();
     ibx_frontend_reach_reset();
     ibx_math_contents_lose();
     if (!rc) {
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_kept_events_reset(ibx_frontend_current_device());
+        ibx_frontend_objects_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
         ibx_frontend_things_reset(ibx_frontend_current_device());
         ibx_frontend_owned_reset(ibx_frontend_current_device());

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Events without timing that this library records and waits for itself. To make one is a request
+ * Events without timing that this library records for itself. To make one is a request
  * that waits for its answer, and to destroy it is another request, so an event is kept for the next
  * time. While a thread has one, no other thread records it.
  */

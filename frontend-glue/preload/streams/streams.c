@@ -191,15 +191,29 @@ int cudaEventSynchronize(void *event)
     return event_waited(rc, event);
 }
 
-int cudaEventQuery(void *event)
+/* Its record was not run, so that the back end need not be asked. */
+static bool is_pending(const void *event)
+{
+    return ibx_frontend_knows(IBX_FRONTEND_EVENT_PENDING, (uintptr_t)event, NULL);
+}
+
+static int ask_event(void *event)
 {
     int rc = CUDA_SUCCESS;
-    if (ibx_frontend_knows(IBX_FRONTEND_EVENT_PENDING, (uintptr_t)event, NULL))
-        return CUDA_NOT_READY;
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !event_called("cudaEventQuery", event, &rc))
         rc = CALL_NEXT(cudaEventQuery, event);
-    return event_waited(rc, event);
+    return rc;
+}
+
+int cudaEventQuery(void *event)
+{
+    return is_pending(event) ? CUDA_NOT_READY : event_waited(ask_event(event), event);
+}
+
+int ibx_frontend_event_ask(void *event)
+{
+    return is_pending(event) ? CUDA_NOT_READY : ask_event(event);
 }
 
 static int (*_Atomic after_device_wait)(void);

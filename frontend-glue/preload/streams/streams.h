@@ -53,6 +53,9 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool wa
  * 900, or 901 if it was invalid before; of the legacy stream, while one is captured that waits for
  * it, 906. */
 int ibx_frontend_stream_ask(void *stream);
+/* cudaEventQuery, for an event of this library's: errors of copies, which the program is to get
+ * from its own calls, are not returned. */
+int ibx_frontend_event_ask(void *event);
 /* cudaEventRecord, for an event that the caller waits for itself, so that it leaves nothing. */
 int ibx_frontend_event_record(void *event, void *stream);
 
