@@ -169,6 +169,12 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
  * could not be ended. */
 int ibx_migrate_stays(const char *folder, struct ibx_record *record, bool *stays,
                       struct ibx_error *err);
+/* For a (source's) record beside which a rollback has noted that it would continue the VM, and that
+ * does not say that it did: finds out whether it did. If so, the record is ROLLED_BACK, with QEMU's
+ * status here in vm_status, and `*back` is set. So it is, too, if QEMU has ended since and had run
+ * the VM before: its memory may have changed. An error: that could not be found out or recorded. */
+int ibx_migrate_was_taken_back(const char *folder, struct ibx_record *record, bool *back,
+                               struct ibx_error *err);
 /* For a (source's) record that has been rolled back, or whose VM has stayed: tells its destination
  * that the VM for which it waits does not come, or that it must pause the VM that it has. `*there`:
  * the state that it answered with. -EBUSY: it could not pause the VM; -EPROTO: it knows of none;

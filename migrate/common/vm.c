@@ -313,9 +313,7 @@ static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
         "QEMU's monitor, then call rollback again");
 }
 
-/* Whether a VM has been continued, by its status after that. It has, too, if it stopped again at
- * once, for instance because a disk is full. */
-static bool was_continued(const char *status)
+bool ibx_vm_was_continued(const char *status)
 {
     static const char *const never[] = {"postmigrate", "finish-migrate", "inmigrate", "prelaunch",
                                         "save-vm",     "restore-vm",     "colo"};
@@ -408,7 +406,7 @@ static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, stru
                  : activate_disks(qmp, deadline_ns, err);
     if (!rc)
         rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
-    if (!rc && !was_continued(status))
+    if (!rc && !ibx_vm_was_continued(status))
         rc = ibx_error_set(err, -EIO, "the VM is \"%s\" after cont: look at QEMU's log", status);
     return rc;
 }

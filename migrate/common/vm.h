@@ -49,6 +49,9 @@ int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadl
  * QEMU before 9.0 wakes such a guest when it stops the VM; with a later QEMU such a VM is not
  * migrated (ibx_qmp_sleeps_on()). */
 bool ibx_vm_lives(const char *status);
+/* Whether a VM has been continued since its migration, by its status after that. It has, too, if it
+ * stopped again at once, for instance because a disk is full. */
+bool ibx_vm_was_continued(const char *status);
 /* How far QEMU's own migration is. */
 struct ibx_vm_progress {
     char status[32]; /* "none", "active", "completed", ... */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define TOUCHED ".touched"
+#define BACK    ".back"
 
 void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
@@ -557,7 +558,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     static const char *const beside[] = {RECORD_COPY, ".new",    ".sock", LOCK,
-                                         TOUCHED,     BASE_LOCK, HOME};
+                                         TOUCHED,     BASE_LOCK, HOME,    BACK};
     char name[NAME_BYTES];
     int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
@@ -589,16 +590,16 @@ void ibx_journal_forget_notes(const struct ibx_record *record)
     unlink(path);
 }
 
-/* ------------------------------------------------------------ bases */
+/* ------------------------------------------------------------ durable notes */
 
-int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
-                           struct ibx_error *err)
+static int note_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+                       struct ibx_error *err)
 {
     char name[NAME_BYTES];
     int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
         return dir;
-    ibx_journal_name(record, TOUCHED, name);
+    ibx_journal_name(record, suffix, name);
     int rc = write_new(dir, name, "", 0, true);
     if (!rc && fsync(dir))
         rc = -errno;
@@ -607,8 +608,31 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
               : 0;
 }
 
+int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
+                           struct ibx_error *err)
+{
+    return note_beside(folder, record, TOUCHED, err);
+}
+
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record)
 {
     struct stat st;
     return ibx_journal_look_beside(folder, record, TOUCHED, &st) != -ENOENT;
+}
+
+int ibx_journal_note_back(const char *folder, const struct ibx_record *record,
+                          struct ibx_error *err)
+{
+    return note_beside(folder, record, BACK, err);
+}
+
+bool ibx_journal_noted_back(const char *folder, const struct ibx_record *record)
+{
+    struct stat st;
+    return record->source && ibx_journal_look_beside(folder, record, BACK, &st) != -ENOENT;
+}
+
+void ibx_journal_forget_back(const char *folder, const struct ibx_record *record)
+{
+    ibx_journal_unlink_beside(folder, record, BACK);
 }

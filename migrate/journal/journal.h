@@ -234,6 +234,13 @@ int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, i
 int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err);
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record);
+/* Source: the note that a rollback may have continued the VM here, although the record does not say
+ * so. A rollback makes it durably before it continues the VM, and it goes when the record is
+ * written, or when a tool has found that the VM was not continued. */
+int ibx_journal_note_back(const char *folder, const struct ibx_record *record,
+                          struct ibx_error *err);
+bool ibx_journal_noted_back(const char *folder, const struct ibx_record *record);
+void ibx_journal_forget_back(const char *folder, const struct ibx_record *record);
 /* Whether this migration is the return of a borrowed VM. */
 static inline bool ibx_journal_returns(const struct ibx_record *record)
 {

@@ -65,8 +65,8 @@ static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_
 
 /* Rollback where libvirt drives: libvirt continues the VM, not this tool. If it has, restores
  * QEMU's settings; -EBUSY if it has not yet. */
-static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
-                            struct ibx_error *err)
+static int leave_to_libvirt(const char *folder, const struct ibx_record *back, struct ibx_qmp *qmp,
+                            const json_t *before, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
     int rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
@@ -78,7 +78,9 @@ static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t 
                              "that it does not run at the destination (virsh list there), continue "
                              "it by virsh resume, then call rollback again",
                              status);
-    rc = ibx_settings_restore(qmp, before, deadline_ns, err);
+    rc = ibx_journal_note_back(folder, back, err);
+    if (!rc)
+        rc = ibx_settings_restore(qmp, before, deadline_ns, err);
     if (!rc)
         ibx_vm_libvirt_disks(qmp, deadline_ns);
     return rc;
@@ -186,6 +188,35 @@ static int record_back(const char *folder, struct ibx_record *back, enum ibx_jou
         ibx_journal_unlink_files(back);
     if (!rc)
         ibx_journal_forget_notes(back);
+    if (!rc)
+        ibx_journal_forget_back(folder, back);
+    return rc;
+}
+
+/* Whether the VM has run here since its stop, by its present status. One that was paused before its
+ * migration is not continued by a rollback, nor is any by this tool where libvirt drives. */
+static bool runs_since(const struct ibx_record *record, const char *status)
+{
+    return record->was_running && !record->libvirt ? ibx_vm_was_continued(status)
+                                                   : !strcmp(status, "running");
+}
+
+/* Continues the VM. The note comes first: whoever finds the record of a rollback that was killed
+ * knows by it, and by the VM's status, that the VM runs here and must not at the destination. */
+static int continue_here(const char *folder, const struct ibx_record *back, struct ibx_qmp *qmp,
+                         struct ibx_vm_undo *vm, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    if (back->libvirt)
+        return leave_to_libvirt(folder, back, qmp, vm->before, deadline_ns, err);
+    int rc = ibx_journal_note_back(folder, back, err);
+    if (rc)
+        return rc;
+    ibx_migration_stop_at("rollback", "noted");
+    rc = ibx_vm_stay(qmp, vm, deadline_ns, err);
+    if (rc && !ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) &&
+        !runs_since(back, status))
+        ibx_journal_forget_back(folder, back);
     return rc;
 }
 
@@ -206,8 +237,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     if (rc)
         return rc;
     vm.before = json_loads(back->settings, 0, NULL);
-    rc = back->libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
-                       : ibx_vm_stay(qmp, &vm, deadline, err);
+    rc = continue_here(folder, back, qmp, &vm, deadline, err);
     ibx_migration_stop_at("rollback", "continued");
     if (!rc)
         rc = record_back(folder, back, IBX_JOURNAL_ROLLED_BACK, err);
@@ -300,17 +330,18 @@ static int look_whether_it_left(const struct ibx_record *record, struct ibx_qmp 
 }
 
 /* Another client may have paused the VM since: it is left so. */
-static int end_what_is_left(const char *folder, struct ibx_record *record, struct ibx_qmp *qmp,
-                            const char *status, uint64_t deadline, struct ibx_error *err)
+static int end_what_is_left(const char *folder, struct ibx_record *record,
+                            enum ibx_journal_state state, struct ibx_qmp *qmp, const char *status,
+                            uint64_t deadline, struct ibx_error *err)
 {
     struct ibx_vm_undo vm = {.was_running = !strcmp(status, "running"),
-                             .touched = record->state == IBX_JOURNAL_MAY_RUN,
+                             .touched = record->state != IBX_JOURNAL_HERE,
                              .hold = record->hold,
                              .stream = record->stream,
                              .before = json_loads(record->settings, 0, NULL)};
     int rc = ibx_vm_stay(qmp, &vm, deadline, err);
     json_decref(vm.before);
-    return rc ? rc : record_back(folder, record, IBX_JOURNAL_KEPT, err);
+    return rc ? rc : record_back(folder, record, state, err);
 }
 
 /* Where libvirt drives, only libvirt knows. */
@@ -342,12 +373,73 @@ int ibx_migrate_stays(const char *folder, struct ibx_record *record, bool *stays
     if (!rc)
         rc = look_whether_it_left(&now, qmp, status, stays, deadline, err);
     if (!rc && *stays)
-        rc = end_what_is_left(folder, &now, qmp, status, deadline, err);
+        rc = end_what_is_left(folder, &now, IBX_JOURNAL_KEPT, qmp, status, deadline, err);
     if (!rc && *stays)
         *record = now;
     ibx_qmp_close(qmp);
     close(lock_fd);
     return rc;
+}
+
+/* ------------------------------------------------------------ a rollback that was killed */
+
+/* Ends the rollback with the QEMU that is left of it. */
+static int end_rollback(const char *folder, struct ibx_record *now, bool *back,
+                        struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    char status[IBX_MIGRATE_STATUS];
+    struct ibx_qmp *qmp;
+    int rc = reach(now, deadline, &qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_vm_status(qmp, status, sizeof(status), deadline, err);
+    if (!rc && !(*back = runs_since(now, status)))
+        ibx_journal_forget_back(folder, now);
+    else if (!rc && now->libvirt)
+        rc = record_back(folder, now, IBX_JOURNAL_ROLLED_BACK, err);
+    else if (!rc)
+        rc = end_what_is_left(folder, now, IBX_JOURNAL_ROLLED_BACK, qmp, status, deadline, err);
+    if (!rc && *back)
+        snprintf(now->vm_status, sizeof(now->vm_status), "%s", status);
+    ibx_qmp_close(qmp);
+    return rc;
+}
+
+int ibx_migrate_was_taken_back(const char *folder, struct ibx_record *record, bool *back,
+                               struct ibx_error *err)
+{
+    struct ibx_record now;
+    struct ibx_error why = {0};
+    int lock_fd;
+    bool ran = false;
+    *back = false;
+    if (ibx_journal_over(record) || !ibx_journal_noted_back(folder, record))
+        return 0;
+    int rc = lock_when_free(folder, record, &lock_fd, err);
+    if (rc)
+        return rc;
+    rc = check_unchanged(folder, record, &now, &why);
+    if (!rc && ibx_journal_qemu_gone(&now)) {
+        ran = now.was_running; /* perhaps, so that its memory is no longer that of its stop */
+        now.vm_status[0] = '\0';
+        if (ran)
+            rc = record_back(folder, &now, IBX_JOURNAL_ROLLED_BACK, &why);
+        else
+            ibx_journal_forget_back(folder, &now);
+    } else if (!rc) {
+        rc = end_rollback(folder, &now, &ran, &why);
+    }
+    close(lock_fd);
+    if (rc)
+        return ibx_error_set(err, rc,
+                             "a rollback has not recorded its end, and may have continued the VM "
+                             "here: %s",
+                             why.message);
+    if (ran)
+        *record = now;
+    *back = ran;
+    return 0;
 }
 
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,

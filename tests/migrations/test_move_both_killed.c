@@ -420,29 +420,100 @@ static void test_rolled_back_before_the_destination_recovers(void)
     stopped_there(told);
 }
 
-/* The rollback is killed when it has continued the VM, and the record still says that it went: no
- * tool at the source serves pages for one at the destination, which waits for them. When the QEMU
- * there has ended, another rollback ends the migration. */
-static void test_rolled_back_and_killed(void)
+/* The rollback is killed at this point, and `recover` is called at the destination then. */
+static void killed_in_its_rollback(const char *point)
 {
     struct mover rollback = {0};
+    print_message("%s\n", point);
     nobody_works_on_it();
-    mover_stop_next("rollback:continued");
+    mover_stop_next(point);
     mover_start(&rollback,
                 (const char *[]){"rollback", "--yes", "--qmp", vms[0].tool, TIMED, NULL});
     mover_await_stop(&rollback);
     mover_kill(&rollback, SIGKILL);
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
     mover_await_record("source", "moved");
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
-    struct mover *refused = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
-    mover_must_print(refused, "the VM was taken back since");
+}
+
+/* It had continued the VM, and its record still says that it went: the first command at the source
+ * says so to the destination and in the record. */
+static void test_rolled_back_and_killed(void)
+{
+    killed_in_its_rollback("rollback:continued");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool),
+                     "a rollback has begun and has not recorded its end");
+    struct mover *told = MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(told, "the VM was taken back here, and its destination knows it");
+    assert_false(mover_printed(told, "and not here"));
+    stopped_there(told);
+    mover_await_record("source", "rolled-back");
+    mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED),
+                     "The last migration from there was rolled back here");
+    mover_end_all(NULL);
+
+    killed_in_its_rollback("rollback:continued");
+    struct mover *again = MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(again, "rolled back, it runs here again");
+    stopped_there(again);
+    mover_await_record("source", "rolled-back");
+}
+
+/* The VM stands still here, and runs at the destination: rollback refuses, and recover goes on. */
+static void test_killed_before_it_is_rolled_back(void)
+{
+    static const char *const points[] = {"rollback:noted", "rollback:marked"};
+    for (unsigned i = 0; i < sizeof(points) / sizeof(points[0]); i++) {
+        killed_in_its_rollback(points[i]);
+        mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool, TIMED),
+                         "the VM would run twice");
+        mover_recover(&sender, &vms[0]);
+        pair_done();
+        mover_end_all(NULL);
+    }
+}
+
+/* QEMU's migration is over and has no mark, as if another program had made it: neither end goes on
+ * before the destination's QEMU has ended and the operator has continued the VM here, as the
+ * commands say. */
+static void test_killed_before_its_mark(void)
+{
+    killed_in_its_rollback("rollback:released");
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool, TIMED),
+                     "end its QEMU first");
+    mover_must_print(MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED),
+                     "once the VM does not run at the destination");
     vm_kill(&vms[1]);
     assert_int_not_equal(mover_wait(&receiver), 0);
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool, TIMED),
+                     "continue it by cont in QEMU's monitor, then call rollback again");
+    vm_do(&vms[0], "cont", NULL);
     MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
     mover_await_record("source", "rolled-back");
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+}
+
+/* It had continued the VM, and the QEMU here has ended since: its memory is not what it was at its
+ * stop, and no page of it is sent. */
+static void killed_with_its_qemu(int status, const char *command, const char *yes,
+                                 const char *words)
+{
+    killed_in_its_rollback("rollback:continued");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    vm_kill(&vms[0]);
+    mover_must_print(MOVER_RUN(status, command, "--qmp", vms[0].tool, TIMED, yes), words);
+    mover_ends(&receiver, 1);
+    mover_await_record("destination", "broken");
+    mover_await_record("source", "rolled-back");
+}
+
+static void test_rolled_back_and_killed_with_its_qemu(void)
+{
+    killed_with_its_qemu(1, "recover", NULL,
+                         "the VM was taken back here, and its destination knows it");
+    mover_end_all(NULL);
+    killed_with_its_qemu(0, "rollback", "--yes", "has ended since");
 }
 
 int main(void)
@@ -466,6 +537,9 @@ int main(void)
         VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),
         VM_TEST(test_rolled_back_and_killed),
+        VM_TEST(test_killed_before_it_is_rolled_back),
+        VM_TEST(test_killed_before_its_mark),
+        VM_TEST(test_rolled_back_and_killed_with_its_qemu),
         {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -442,6 +442,19 @@ static int stayed(const struct migrate_args *args, struct ibx_record *record, st
     return disown(args, record, err);
 }
 
+/* If a rollback was killed when it had continued the VM: does what it would have done next. */
+static int taken_back(const struct migrate_args *args, struct ibx_record *record,
+                      struct ibx_error *err)
+{
+    bool back;
+    int rc = ibx_migrate_was_taken_back(args->folder, record, &back, err);
+    if (rc || !back)
+        return rc;
+    ibx_error_set(err, -ENOENT, "a rollback %s continued the VM, which its record says now",
+                  ibx_journal_qemu_gone(record) ? "may have" : "had");
+    return disown(args, record, err);
+}
+
 int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
@@ -472,7 +485,7 @@ int ibx_cli_recover(const struct migrate_args *given)
                                "is done, and the destination has confirmed it",
                                args.qmp);
     }
-    if (!rc && (rc = stayed(&args, &record, &err)))
+    if (!rc && ((rc = taken_back(&args, &record, &err)) || (rc = stayed(&args, &record, &err))))
         none.record = record;
     if (!rc && record.source && args.listen)
         rc = ibx_error_set(&err, -EINVAL,

@@ -217,6 +217,17 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
 {
     char vm[PATH_MAX], peer[sizeof(record->uri)];
     const struct ibx_record *later = ibx_journal_qemu_gone(record) ? NULL : left_by(found, record);
+    if (!ibx_journal_over(record) && ibx_journal_noted_back(found->args->folder, record)) {
+        ibx_cli_vm_name(record, vm, sizeof(vm));
+        ibx_journal_name_peer(record, peer, sizeof(peer));
+        snprintf(sentence, size,
+                 "%s may run here or at %s: a rollback has begun and has not recorded its end; if "
+                 "no ib-migrate is at work, \"ib-migrate recover\" or \"rollback\" here finds out, "
+                 "and \"recover\" continues the migration if the VM does not run here",
+                 vm, peer);
+        ibx_text_plain(sentence);
+        return;
+    }
     if (!later) {
         ibx_cli_vm_state(record, sentence, size);
         return;
@@ -529,7 +540,7 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
 
 int ibx_cli_prune(const struct migrate_args *args)
 {
-    struct pruning pruning = {.args = args};
+    struct pruning pruning = {.args = args, .found.args = args};
     struct ibx_error err = {0};
     const struct ibx_journal_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
                                             .unfinished = args->unfinished,

@@ -185,7 +185,12 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
 static void print_done(const char *vm, const struct ibx_record *record)
 {
     const char *status = record->vm_status;
-    char text[256] = "is here again";
+    char text[256] = "is here again", state[IBX_ERROR_MAX];
+    if (ibx_journal_qemu_gone(record)) { /* it has ended after a rollback that was killed */
+        ibx_cli_vm_state(record, state, sizeof(state));
+        printf("%s\n", state);
+        return;
+    }
     if (!strcmp(status, "running"))
         snprintf(text, sizeof(text), "runs here again");
     else if (!strcmp(status, "io-error"))
@@ -273,6 +278,43 @@ static const char without_an_answer[] =
     MAY_RUN "the ib-migrate there may just be ending, so call rollback again in a second; one that "
             "does the same then is of an earlier release: " BY_THAT_VERSION;
 
+/* Why the destination's answer forbids to roll back; NULL: it does not. */
+static const char *forbidden(const struct reply *reply)
+{
+    if (reply->rc == -EPROTOTYPE)
+        return of_another_version;
+    if (reply->rc == -ENODATA)
+        return without_an_answer;
+    if (reply->rc)
+        return NULL;
+    if (reply->answer.state == IBX_ANSWER_RUNNING || reply->answer.state == IBX_ANSWER_COMPLETE)
+        return "not rolled back, because the VM would run twice: \"ib-migrate recover\" "
+               "continues the migration; to give up what the VM did there, end its QEMU "
+               "first";
+    if (reply->answer.state == IBX_ANSWER_ENDED)
+        return "not rolled back, because its disks are newer than its memory here: "
+               "\"ib-migrate recover\" ends the migration, and the VM can be started "
+               "from its disks";
+    return NULL;
+}
+
+/* Rolls back, if the destination and the operator agree. */
+static int roll_back(const struct migrate_args *args, struct ibx_record *record,
+                     const struct ibx_options *options, const struct reply *reply, const char *vm)
+{
+    struct ibx_error err = {0};
+    const char *why = forbidden(reply);
+    if (why)
+        return ibx_cli_fail(why);
+    print_loss(record, reply);
+    if (!ibx_cli_agreed(args, "rollback", record->name[0] ? vm : NULL, "roll back"))
+        return MIGRATE_FAILED;
+    if (ibx_migrate_rollback(args->folder, record, options, &err))
+        return ibx_cli_fail(err.message);
+    record->state = IBX_JOURNAL_ROLLED_BACK;
+    return MIGRATE_DONE;
+}
+
 int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct reply reply;
@@ -280,7 +322,9 @@ int ibx_cli_rollback(const struct migrate_args *args)
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
     char vm[PATH_MAX], state[IBX_ERROR_MAX], copied[2 * PATH_MAX];
-    if (find_left(args, &record, &err) || check_idle(args, &record, &err))
+    bool back;
+    if (find_left(args, &record, &err) || check_idle(args, &record, &err) ||
+        ibx_migrate_was_taken_back(args->folder, &record, &back, &err))
         return ibx_cli_fail(err.message);
     ibx_cli_use_record(&options, &record);
     if (ibx_cli_copied(args, &record, copied, sizeof(copied)))
@@ -290,26 +334,10 @@ int ibx_cli_rollback(const struct migrate_args *args)
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);
     reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);
     print_reply(&reply);
-    if (reply.rc == -EPROTOTYPE)
-        return ibx_cli_fail(of_another_version);
-    if (reply.rc == -ENODATA)
-        return ibx_cli_fail(without_an_answer);
-    if (!reply.rc &&
-        (reply.answer.state == IBX_ANSWER_RUNNING || reply.answer.state == IBX_ANSWER_COMPLETE))
-        return ibx_cli_fail(
-            "not rolled back, because the VM would run twice: \"ib-migrate recover\" "
-            "continues the migration; to give up what the VM did there, end its QEMU "
-            "first");
-    if (!reply.rc && reply.answer.state == IBX_ANSWER_ENDED)
-        return ibx_cli_fail("not rolled back, because its disks are newer than its memory here: "
-                            "\"ib-migrate recover\" ends the migration, and the VM can be started "
-                            "from its disks");
-    print_loss(&record, &reply);
-    if (!ibx_cli_agreed(args, "rollback", record.name[0] ? vm : NULL, "roll back"))
-        return MIGRATE_FAILED;
-    if (ibx_migrate_rollback(args->folder, &record, &options, &err))
-        return ibx_cli_fail(err.message);
-    record.state = IBX_JOURNAL_ROLLED_BACK;
+    /* What the destination answers forbids nothing if the VM runs here already. */
+    const int status = back ? MIGRATE_DONE : roll_back(args, &record, &options, &reply, vm);
+    if (status != MIGRATE_DONE)
+        return status;
     if (tell_destination(&record, &options, &reply)) /* otherwise recover here may have to */
         ibx_cli_forget_key(args->folder, &record);
     if (!args->json)

@@ -272,6 +272,23 @@ static void notes_in_a_folder_that_is_refused_count(NO_STATE)
     assert_false(ibx_journal_base_touched(folder, &r) || ibx_journal_noted_home(folder, &r));
 }
 
+/* It stays until it is removed, also with the record, and is the source's alone. */
+static void a_rollback_is_noted(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1), there = sample(false, 1);
+    assert_int_equal(ibx_journal_write(folder, &r, &error), 0);
+    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_true(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_noted_back(folder, &there));
+    ibx_journal_forget_back(folder, &r);
+    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    assert_false(ibx_journal_noted_back(folder, &r));
+}
+
 /* Both sides of a migration may be on one host. */
 static void the_borrower_leaves_the_note_of_home(NO_STATE)
 {
@@ -489,6 +506,7 @@ int main(void)
         TEST(a_copy_that_cannot_be_renewed_is_removed),
         TEST(what_is_not_on_disk_is_not_done),
         TEST(notes_in_a_folder_that_is_refused_count),
+        TEST(a_rollback_is_noted),
         TEST(the_borrower_leaves_the_note_of_home),
         TEST(folders_without_rights),
         TEST(invalid_text),
