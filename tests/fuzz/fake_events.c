@@ -35,12 +35,6 @@ int cudaEventSynchronize(void *event)
     return CUDA_SUCCESS;
 }
 
-int ibx_frontend_device_of_stream(const void *stream)
-{
-    (void)stream;
-    return 0;
-}
-
 int cudaStreamCreateWithFlags(void **stream, unsigned flags)
 {
     static char made;
