@@ -394,7 +394,8 @@ static int end_rollback(const char *folder, struct ibx_record *now, bool *back,
     if (rc)
         return rc;
     rc = ibx_vm_status(qmp, status, sizeof(status), deadline, err);
-    if (!rc && !(*back = runs_since(now, status)))
+    /* Where libvirt drives, the note was made when the VM had been seen to run. */
+    if (!rc && !(*back = now->libvirt || runs_since(now, status)))
         ibx_journal_forget_back(folder, now);
     else if (!rc && now->libvirt)
         rc = record_back(folder, now, IBX_JOURNAL_ROLLED_BACK, err);
@@ -421,7 +422,8 @@ int ibx_migrate_was_taken_back(const char *folder, struct ibx_record *record, bo
         return rc;
     rc = check_unchanged(folder, record, &now, &why);
     if (!rc && ibx_journal_qemu_gone(&now)) {
-        ran = now.was_running; /* perhaps, so that its memory is no longer that of its stop */
+        /* perhaps, so that its memory is no longer that of its stop */
+        ran = now.was_running || now.libvirt;
         now.vm_status[0] = '\0';
         if (ran)
             rc = record_back(folder, &now, IBX_JOURNAL_ROLLED_BACK, &why);
