@@ -237,9 +237,10 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
         count_fresh(tags, page + i, true);
         /* If a page comes twice, the first tag stays: which one the kernel placed is not known. */
         bool first = atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag);
-        if (!first && before == SENT) { /* as a page that was given back is counted, too */
+        while (!first && (before == SENT || !before)) { /* SENT ends while this looks */
+            const bool sent = before == SENT; /* a page that was given back is counted, too */
             first = atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag);
-            atomic_fetch_sub(tags->uncompared, first);
+            atomic_fetch_sub(tags->uncompared, first && sent);
         }
         if (first) {
             atomic_fetch_add(&tags->tagged[(page + i) / IBX_DIGEST_PAGES], 1);
