@@ -188,8 +188,8 @@ void ibx_exec_ends_tidy(struct gpu_session *x);
 /* A client leaves, or resets the device: waits a moment for the launches of those that it has
  * destroyed, and destroys what it can. */
 void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client);
-/* Waits for the launches of those of the client's that were made of the graph, and destroys them.
- * False: there are none. */
+/* Waits, for 10 s at most, for the launches of those of the client's that were made of the graph,
+ * and destroys them. False: there are none. */
 bool ibx_exec_ends_wait_graph(struct gpu_session *x, uint64_t graph);
 /* The context is gone, with its executable graphs; NULL: it is not known which. */
 void ibx_exec_ends_forget(const void *context);

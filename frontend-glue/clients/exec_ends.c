@@ -23,6 +23,9 @@
 
 #define LOOKS     64u  /* executable graphs that are looked at for each that is made or destroyed */
 #define SETTLE_MS 100u /* for so long the launches of a client that leaves are waited for */
+/* ... and those of a graph that is instantiated again: a launch may wait for what the calling
+ * thread does next */
+#define INSTANTIATE_MS 10000u
 
 /* An event behind an executable graph's last launch. */
 struct last_launch {
@@ -306,7 +309,7 @@ void ibx_exec_ends_settle(struct gpu_session *x, uint64_t client)
 
 bool ibx_exec_ends_wait_graph(struct gpu_session *x, uint64_t graph)
 {
-    return settle(x, ibx_clients_number(x), graph, UINT64_MAX);
+    return settle(x, ibx_clients_number(x), graph, ibx_deadline_in_ms(INSTANTIATE_MS));
 }
 
 /* False: it is to be waited for now. */
