@@ -8,6 +8,7 @@
  * words of guest pages and changes one. Lanes go to the relay's address, too.
  */
 #include "tests/fixtures/borrow.h"
+#include "tests/fixtures/held_verifier.h"
 #include "tests/fixtures/ram_file.h"
 #include "tests/migrations/guest/churn.h"
 
@@ -15,14 +16,11 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/ptrace.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
 #define SOCKETS 64u
 #define SAMPLES 512u /* guest pages that are searched for: a piece of a stream may end in one */
@@ -141,80 +139,9 @@ static void relay_end(void)
     relay_pid = 0;
 }
 
-/* ------------------------------------------------------------ the thread that compares */
-
-static pid_t held; /* 0: none */
-
-/* The thread of the lender's tool that compares pages, once there is one. */
-static pid_t find_verifier(void)
-{
-    const uint64_t deadline = vm_soon();
-    char pattern[64], name[32];
-    pid_t found = 0;
-    snprintf(pattern, sizeof(pattern), "/proc/%d/task/*/comm", (int)sender.pid);
-    while (!found) {
-        glob_t paths;
-        assert_true(ibx_now_ns() < deadline);
-        if (glob(pattern, 0, NULL, &paths))
-            continue;
-        for (size_t i = 0; i < paths.gl_pathc && !found; i++) {
-            FILE *file = fopen(paths.gl_pathv[i], "re");
-            if (file && fgets(name, sizeof(name), file) && !strcmp(name, "ibx-verify\n"))
-                found = atoi(strstr(paths.gl_pathv[i], "task/") + 5);
-            if (file)
-                fclose(file);
-        }
-        globfree(&paths);
-        poll(NULL, 0, found ? 0 : LOOK_MS);
-    }
-    return found;
-}
-
-/* Whether the held thread waits for something to compare: then it has no lock that others need. */
-static bool rests(void)
-{
-    char path[64];
-    int number = -1;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", (int)sender.pid, (int)held);
-    FILE *file = fopen(path, "re");
-    assert_non_null(file);
-    if (fscanf(file, "%d", &number) != 1)
-        number = -1;
-    fclose(file);
-    return number == SYS_futex || number == SYS_restart_syscall;
-}
-
-/* It compares nothing before it is let go. */
-static void hold(pid_t thread)
-{
-    const uint64_t deadline = vm_soon();
-    int status;
-    assert_int_equal(ptrace(PTRACE_SEIZE, thread, NULL, NULL), 0);
-    held = thread;
-    for (bool rested = false; !rested;) {
-        assert_true(ibx_now_ns() < deadline);
-        assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
-        assert_int_equal(waitpid(thread, &status, __WALL), thread);
-        rested = rests();
-        if (!rested)
-            assert_int_equal(ptrace(PTRACE_CONT, thread, NULL, NULL), 0);
-        poll(NULL, 0, rested ? 0 : LOOK_MS);
-    }
-}
-
-static void let_go(void)
-{
-    if (held && ptrace(PTRACE_DETACH, held, NULL, NULL)) { /* it runs, or its process is gone */
-        ptrace(PTRACE_INTERRUPT, held, NULL, NULL);
-        waitpid(held, NULL, __WALL);
-        ptrace(PTRACE_DETACH, held, NULL, NULL);
-    }
-    held = 0;
-}
-
 static int end(void **state)
 {
-    let_go();
+    verifier_let_go();
     relay_end();
     return mover_end_all(state);
 }
@@ -312,7 +239,7 @@ static void test_it_does_not_return_before_its_pages_are_compared(void)
 {
     lent_by_a_relay(NULL);
     mover_kill(&sender, SIGCONT);
-    hold(find_verifier());
+    verifier_hold(verifier_find());
     wire->armed = true;
     await_change();
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 2); /* with that page */
@@ -320,7 +247,7 @@ static void test_it_does_not_return_before_its_pages_are_compared(void)
     home_receives(TCP, NULL);
     bring(NULL);
     mover_await_words(&bringer, "compared");
-    let_go();
+    verifier_let_go();
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "cannot return");
     assert_int_equal(vm_beats(&home), 0);
@@ -341,12 +268,12 @@ static void test_a_byte_is_changed_beside_the_return(void)
     mover_stop_next("source:dropping");
     bring(NULL);
     mover_await_stop(&bringer);
-    hold(find_verifier());
+    verifier_hold(verifier_find());
     wire->armed = true;
     await_change();
     mover_kill(&bringer, SIGCONT);
     mover_await_words(&bringer, "compared");
-    let_go();
+    verifier_let_go();
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "start it from its disk");
     mover_ends(&lender, 1);
@@ -421,14 +348,14 @@ static void test_a_page_of_the_life_at_home_is_no_difference(void)
     bring(NULL);
     mover_await_stop(&bringer);
     borrow_compared();
-    hold(find_verifier());
+    verifier_hold(verifier_find());
     snprintf(path, sizeof(path), "%s/page", mover_folder);
     vm_do(&vms[1], "pmemsave",
           json_pack("{s:i, s:i, s:s}", "val", LEFT, "size", 1, "filename", path));
     byte = 0x5b;
     assert_int_equal(pwrite(base, &byte, 1, LEFT), 1);
     close(base);
-    let_go();
+    verifier_let_go();
     mover_kill(&bringer, SIGCONT);
     returned();
 }

@@ -5,19 +5,16 @@
  * changed while the page is fetched stands for a forged packet.
  */
 #include "migrate/qemu/qemu.h"
+#include "tests/fixtures/held_verifier.h"
 #include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
 
 #include <fcntl.h>
-#include <glob.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/ptrace.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #define PAGE    4096u
 #define PAGES   (VM_RAM_MIB << 8)
@@ -78,77 +75,6 @@ static void speed(const char *limit)
     MOVER_RUN(0, "set", "--max-bandwidth", limit, "--qmp", vms[1].tool);
 }
 
-/* ------------------------------------------------------------ the thread that compares */
-
-/* The thread of the source's tool that compares pages. */
-static pid_t find_verifier(void)
-{
-    const uint64_t deadline = vm_soon();
-    char pattern[64], name[32];
-    pid_t found = 0;
-    snprintf(pattern, sizeof(pattern), "/proc/%d/task/*/comm", (int)sender.pid);
-    while (!found) {
-        glob_t paths;
-        assert_true(ibx_now_ns() < deadline);
-        if (glob(pattern, 0, NULL, &paths))
-            continue;
-        for (size_t i = 0; i < paths.gl_pathc && !found; i++) {
-            FILE *file = fopen(paths.gl_pathv[i], "re");
-            if (file && fgets(name, sizeof(name), file) && !strcmp(name, "ibx-verify\n"))
-                found = atoi(strstr(paths.gl_pathv[i], "task/") + 5);
-            if (file)
-                fclose(file);
-        }
-        globfree(&paths);
-        poll(NULL, 0, found ? 0 : LOOK_MS);
-    }
-    return found;
-}
-
-static pid_t held; /* 0: none */
-
-/* Whether the held thread waits for something to compare: then it has no lock that others need. */
-static bool rests(void)
-{
-    char path[64];
-    int number = -1;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", (int)sender.pid, (int)held);
-    FILE *file = fopen(path, "re");
-    assert_non_null(file);
-    if (fscanf(file, "%d", &number) != 1)
-        number = -1;
-    fclose(file);
-    return number == SYS_futex || number == SYS_restart_syscall;
-}
-
-/* It compares nothing before it is let go. */
-static void hold(pid_t thread)
-{
-    const uint64_t deadline = vm_soon();
-    int status;
-    assert_int_equal(ptrace(PTRACE_SEIZE, thread, NULL, NULL), 0);
-    held = thread;
-    for (bool rested = false; !rested;) {
-        assert_true(ibx_now_ns() < deadline);
-        assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
-        assert_int_equal(waitpid(thread, &status, __WALL), thread);
-        rested = rests();
-        if (!rested)
-            assert_int_equal(ptrace(PTRACE_CONT, thread, NULL, NULL), 0);
-        poll(NULL, 0, rested ? 0 : LOOK_MS);
-    }
-}
-
-static void let_go(void)
-{
-    if (held && ptrace(PTRACE_DETACH, held, NULL, NULL)) { /* it runs, or its process is gone */
-        ptrace(PTRACE_INTERRUPT, held, NULL, NULL);
-        waitpid(held, NULL, __WALL);
-        ptrace(PTRACE_DETACH, held, NULL, NULL);
-    }
-    held = 0;
-}
-
 /* ------------------------------------------------------------ what must follow */
 
 static void goes_on_at_the_source(void)
@@ -206,12 +132,13 @@ static void test_a_byte_is_forged_on_the_way(void)
 {
     pair_filling(&stays, NULL);
     open_both();
-    hold(find_verifier()); /* until the byte is as it was, however late this test sees the page */
+    /* Until the byte is as it was, however late this test sees the page. */
+    verifier_hold(verifier_find());
     while (!came_forged())
         ;
     speed("0");
     close_both();
-    let_go();
+    verifier_let_go();
     broken(&receiver, &sender);
 }
 
@@ -308,7 +235,7 @@ static void test_told_while_the_destination_is_busy(void)
 /* A process whose thread is held does not end. */
 static int end_all(void **state)
 {
-    let_go();
+    verifier_let_go();
     return mover_end_all(state);
 }
 
@@ -316,16 +243,16 @@ static int end_all(void **state)
 static void test_told_over_the_next_link(void)
 {
     pair_filling(&stays, NULL);
-    const pid_t verifier = find_verifier();
+    const pid_t verifier = verifier_find();
     open_both();
-    hold(verifier);
+    verifier_hold(verifier);
     const uint64_t page = change_one();
     speed("0");
     mover_await(&receiver, "filling", 100);
     mover_await_asleep(&receiver); /* all is said */
     mover_kill(&receiver, SIGKILL);
     mover_await_words(&sender, "connecting again");
-    let_go();
+    verifier_let_go();
     mover_await_words(&sender, "cannot be told before it is connected again");
     mover_await_record("source", "moved");
     memory[page * PAGE + AT] ^= 0x40;
