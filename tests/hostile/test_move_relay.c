@@ -7,25 +7,17 @@
  * Without encryption but with a key, the relay changes one byte of a known field: of the
  * handshake, of tcp's frames, or of a message of the migration. The result is the same, except
  * where a READ gets another page than it should: that is detected after the commit, and the VM
- * is paused.
- *
- * The relay has another address of this host than the destination. Lanes go to the address of
- * the first socket and find no listener there, so all data goes through the relay. */
+ * is paused. */
 #include "tests/migrations/guest/churn.h"
-#include "tests/fixtures/mover.h"
+#include "tests/fixtures/tcp_relay.h"
 
 #include "common/clock.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 
 #define FLIPS    6u /* IBX_FLIPS in the environment changes the number */
-#define SOCKETS  64u
 #define RECORDED ((size_t)128 << 20)
 #define SAMPLES  16u  /* guest pages that are searched for */
 #define STALL_MS 8000 /* if a length is changed, an end waits for bytes that do not come */
@@ -73,10 +65,8 @@ static struct wire {
     uint8_t record[RECORDED];
 } * wire;
 
-static pid_t relay_pid;
-static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each connection */
-
-static struct way ways[1 + 2 * SOCKETS]; /* the directions that start at these ends */
+/* The two directions of each connection; the second one is to the receiver. */
+static struct way ways[TCP_RELAY_CONNECTIONS][2];
 
 static void one_byte(struct way *way, uint8_t *byte)
 {
@@ -134,112 +124,45 @@ static void parse(struct way *way, uint8_t *bytes, size_t n)
     }
 }
 
-static void pass(unsigned end, int from, int to, uint8_t *bytes, size_t size)
+static void begin_ways(unsigned connection)
 {
-    ssize_t n = recv(from, bytes, size, 0);
-    if (n <= 0) {
-        shutdown(from, SHUT_RDWR);
-        shutdown(to, SHUT_RDWR);
-        return;
-    }
+    ways[connection][false] = (struct way){.next.to_receiver = false};
+    ways[connection][true] = (struct way){.next.to_receiver = true};
+}
+
+static void change_and_record(unsigned connection, bool to_receiver, uint8_t *bytes, size_t n)
+{
+    const size_t passed = wire->passed;
     if (wire->looks)
-        parse(&ways[end], bytes, (size_t)n);
-    size_t passed = wire->passed;
-    if (wire->flip - passed < (size_t)n) {
+        parse(&ways[connection][to_receiver], bytes, n);
+    if (wire->flip - passed < n) {
         bytes[wire->flip - passed] ^= 0x10;
         wire->flipped = true;
     }
-    if (wire->records && passed + (size_t)n <= RECORDED)
-        memcpy(wire->record + passed, bytes, (size_t)n);
-    wire->passed = passed + (size_t)n;
-    for (ssize_t at = 0, m = 0; at < n && m >= 0; at += m)
-        m = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+    if (wire->records && passed + n <= RECORDED)
+        memcpy(wire->record + passed, bytes, n);
+    wire->passed = passed + n;
 }
 
-static void take(int listener, const struct sockaddr_in *onward)
+static bool cut_once(void)
 {
-    unsigned i = 1;
-    while (i < 1 + 2 * SOCKETS && ends[i].fd >= 0)
-        i += 2;
-    int one = 1, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (i > 2 * SOCKETS || connect(to, (const struct sockaddr *)onward, sizeof(*onward))) {
-        close(fd);
-        close(to);
-        return;
-    }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    ways[i] = (struct way){.next.to_receiver = true};
-    ways[i + 1] = (struct way){.frames = false};
-    ends[i] = (struct pollfd){.fd = fd, .events = POLLIN};
-    ends[i + 1] = (struct pollfd){.fd = to, .events = POLLIN};
+    return atomic_exchange(&wire->cut, false);
 }
 
-static void relay_main(int listener, const struct sockaddr_in *onward)
-{
-    static uint8_t bytes[65536];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (unsigned i = 0; i < 1 + 2 * SOCKETS; i++)
-        ends[i].fd = -1;
-    ends[0] = (struct pollfd){.fd = listener, .events = POLLIN};
-    while (poll(ends, 1 + 2 * SOCKETS, 100) >= 0) {
-        const bool cut = atomic_exchange(&wire->cut, false);
-        for (unsigned i = 1; i < 1 + 2 * SOCKETS; i++) {
-            const unsigned other = ((i - 1) ^ 1) + 1;
-            if (ends[i].fd < 0)
-                continue;
-            if (!cut && !(ends[i].revents & (POLLHUP | POLLERR))) {
-                if (ends[i].revents)
-                    pass(i, ends[i].fd, ends[other].fd, bytes, sizeof(bytes));
-                continue;
-            }
-            close(ends[i].fd);
-            close(ends[other].fd);
-            ends[i].fd = ends[other].fd = -1;
-        }
-        if (ends[0].revents)
-            take(listener, onward);
-    }
-    _exit(0);
-}
-
-static void relay_end(void)
-{
-    if (!relay_pid)
-        return;
-    kill(relay_pid, SIGKILL);
-    waitpid(relay_pid, NULL, 0);
-    relay_pid = 0;
-}
-
-/* Starts the relay between 127.0.0.2 and the receiver, whose URI is replaced by the relay's. */
 static void relay_begin(size_t flip, bool records)
 {
-    struct sockaddr_in here = {.sin_family = AF_INET}, onward = here;
-    socklen_t length = sizeof(here);
-    onward.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
-    onward.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&here, length), 0);
-    assert_int_equal(listen(listener, 32), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&here, &length), 0);
+    static const struct tcp_relay relay = {
+        .begins = begin_ways, .passes = change_and_record, .cuts = cut_once};
     wire->passed = 0;
     wire->flip = flip;
     wire->flipped = wire->cut = false;
     wire->records = records;
-    relay_pid = fork();
-    assert_true(relay_pid >= 0);
-    if (!relay_pid)
-        relay_main(listener, &onward);
-    close(listener);
-    snprintf(receiver.uri, sizeof(receiver.uri), "tcp://127.0.0.2:%u", ntohs(here.sin_port));
+    tcp_relay_begin(&receiver, &relay);
 }
 
 static int end(void **state)
 {
-    relay_end();
+    tcp_relay_end();
     return mover_end_all(state);
 }
 

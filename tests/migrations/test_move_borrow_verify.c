@@ -4,25 +4,20 @@
  * encryption. The VM must not bring the wrong byte home: the migration is broken, the VM is paused
  * there, and goes on at the lender's from where it was stopped.
  *
- * A relay between the two tools, with another address of this host than the receiver, looks for
- * words of guest pages and changes one. Lanes go to the relay's address, too.
+ * A relay between the two tools looks for words of guest pages and changes one.
  */
 #include "tests/fixtures/borrow.h"
 #include "tests/fixtures/held_verifier.h"
 #include "tests/fixtures/ram_file.h"
+#include "tests/fixtures/tcp_relay.h"
 #include "tests/migrations/guest/churn.h"
 
 #include "common/clock.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 
-#define SOCKETS 64u
 #define SAMPLES 512u /* guest pages that are searched for: a piece of a stream may end in one */
 #define WORDS   32u  /* bytes of each */
 #define AT      1024 /* where they are in the page */
@@ -38,12 +33,11 @@ static struct wire {
     uint8_t words[SAMPLES][WORDS];
 } * wire;
 
-static pid_t relay_pid;
-static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each connection */
-
-static void change_one(uint8_t *bytes, size_t size)
+static void change_one(unsigned connection, bool to_receiver, uint8_t *bytes, size_t size)
 {
-    for (unsigned i = 0; i < wire->samples && !wire->changed; i++) {
+    (void)connection;
+    (void)to_receiver;
+    for (unsigned i = 0; wire->armed && i < wire->samples && !wire->changed; i++) {
         uint8_t *at = memmem(bytes, size, wire->words[i], WORDS);
         if (!at)
             continue;
@@ -52,97 +46,12 @@ static void change_one(uint8_t *bytes, size_t size)
     }
 }
 
-static void pass(int from, int to)
-{
-    static uint8_t bytes[1 << 20];
-    const ssize_t n = recv(from, bytes, sizeof(bytes), 0);
-    if (n <= 0) {
-        shutdown(from, SHUT_RDWR);
-        shutdown(to, SHUT_RDWR);
-        return;
-    }
-    if (wire->armed && !wire->changed)
-        change_one(bytes, (size_t)n);
-    for (ssize_t at = 0, m = 0; at < n && m >= 0; at += m)
-        m = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
-}
-
-static void take(int listener, const struct sockaddr_in *onward)
-{
-    unsigned i = 1;
-    while (i < 1 + 2 * SOCKETS && ends[i].fd >= 0)
-        i += 2;
-    int one = 1, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (i > 2 * SOCKETS || connect(to, (const struct sockaddr *)onward, sizeof(*onward))) {
-        close(fd);
-        close(to);
-        return;
-    }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    ends[i] = (struct pollfd){.fd = fd, .events = POLLIN};
-    ends[i + 1] = (struct pollfd){.fd = to, .events = POLLIN};
-}
-
-static void relay_main(int listener, const struct sockaddr_in *onward)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (unsigned i = 0; i < 1 + 2 * SOCKETS; i++)
-        ends[i].fd = -1;
-    ends[0] = (struct pollfd){.fd = listener, .events = POLLIN};
-    while (poll(ends, 1 + 2 * SOCKETS, -1) >= 0) {
-        for (unsigned i = 1; i < 1 + 2 * SOCKETS; i++) {
-            const unsigned other = ((i - 1) ^ 1) + 1;
-            if (ends[i].fd < 0 || !ends[i].revents)
-                continue;
-            if (!(ends[i].revents & (POLLHUP | POLLERR))) {
-                pass(ends[i].fd, ends[other].fd);
-                continue;
-            }
-            close(ends[i].fd);
-            close(ends[other].fd);
-            ends[i].fd = ends[other].fd = -1;
-        }
-        if (ends[0].revents)
-            take(listener, onward);
-    }
-    _exit(0);
-}
-
-/* Starts the relay between 127.0.0.2 and this receiver, whose URI is replaced by the relay's. */
-static void relay_begin(struct mover *to)
-{
-    struct sockaddr_in here = {.sin_family = AF_INET}, onward = here;
-    socklen_t length = sizeof(here);
-    onward.sin_port = htons((uint16_t)atoi(strrchr(to->uri, ':') + 1));
-    onward.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&here, length), 0);
-    assert_int_equal(listen(listener, 32), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&here, &length), 0);
-    relay_pid = fork();
-    assert_true(relay_pid >= 0);
-    if (!relay_pid)
-        relay_main(listener, &onward);
-    close(listener);
-    snprintf(to->uri, sizeof(to->uri), "tcp://127.0.0.2:%u", ntohs(here.sin_port));
-}
-
-static void relay_end(void)
-{
-    if (!relay_pid)
-        return;
-    kill(relay_pid, SIGKILL);
-    waitpid(relay_pid, NULL, 0);
-    relay_pid = 0;
-}
+static const struct tcp_relay relay = {.passes = change_one};
 
 static int end(void **state)
 {
     verifier_let_go();
-    relay_end();
+    tcp_relay_end();
     return mover_end_all(state);
 }
 
@@ -186,7 +95,7 @@ static void lent_by_a_relay(const char *more)
     mover_receive(&receiver, &vms[1], TCP,
                   (const char *[]){"--key-file", key, "--set", "encryption=off", NULL});
     wire->armed = wire->changed = false;
-    relay_begin(&receiver);
+    tcp_relay_begin(&receiver, &relay);
     mover_stop_next("source:sending");
     mover_start(&sender,
                 (const char *[]){"borrow", receiver.uri, "--qmp", vms[0].tool, "--json", "--yes",
@@ -308,7 +217,7 @@ static void test_a_byte_is_changed_on_the_way_home(void)
                       (const char *[]){"--home", "--key-file", key, "--set", "encryption=off",
                                        "--max-bandwidth", HARDLY, NULL});
         wire->armed = wire->changed = false;
-        relay_begin(&lender);
+        tcp_relay_begin(&lender, &relay);
         mover_stop_next("source:sending");
         mover_start(&bringer,
                     (const char *[]){"return", lender.uri, "--qmp", vms[1].tool, "--json", TIMED,
