@@ -302,18 +302,26 @@ bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range)
     return true;
 }
 
+/* Encodes an entry with these tags, one for each page of the range; 0: none. */
+static bool encode(const struct ibx_page_tags *tags, uint64_t range, const uint64_t *list,
+                   uint8_t entry[IBX_DIGEST_ENTRY])
+{
+    const unsigned count = ibx_digest_pages(tags->map, range);
+    memset(entry, 0, IBX_DIGEST_PAGES / 8);
+    for (unsigned i = 0; i < count; i++)
+        entry[i / 8] = (uint8_t)(entry[i / 8] | (list[i] ? 1u << i % 8 : 0));
+    return ibx_digest_range(&tags->keys, range * IBX_DIGEST_PAGES, list, count,
+                            entry + IBX_DIGEST_PAGES / 8);
+}
+
 bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY])
 {
     const uint64_t first = range * IBX_DIGEST_PAGES;
-    const unsigned count = ibx_digest_pages(tags->map, range);
     uint64_t list[IBX_DIGEST_PAGES];
-    memset(entry, 0, IBX_DIGEST_PAGES / 8);
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < ibx_digest_pages(tags->map, range); i++)
         list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire) & ~FLAGS;
-        entry[i / 8] = (uint8_t)(entry[i / 8] | (list[i] ? 1u << i % 8 : 0));
-    }
-    return ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+    return encode(tags, range, list, entry);
 }
 
 /* ------------------------------------------------------------ of a VM that is borrowed */
@@ -353,21 +361,17 @@ bool ibx_page_tags_fresh_entry(struct ibx_page_tags *tags, uint64_t range,
                                uint8_t entry[IBX_DIGEST_ENTRY])
 {
     const uint64_t first = range * IBX_DIGEST_PAGES;
-    const unsigned count = ibx_digest_pages(tags->map, range);
     uint64_t list[IBX_DIGEST_PAGES];
-    memset(entry, 0, IBX_DIGEST_PAGES / 8);
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < ibx_digest_pages(tags->map, range); i++) {
         uint64_t tag = atomic_load(&tags->tags[first + i]);
         /* The guest may give the page back meanwhile, which takes its tag away. */
         const bool fresh = tag && !(tag & FLAGS) &&
                            atomic_compare_exchange_strong(&tags->tags[first + i], &tag, tag | SENT);
         list[i] = fresh ? tag : 0;
-        if (!fresh)
-            continue;
-        entry[i / 8] = (uint8_t)(entry[i / 8] | 1u << i % 8);
-        atomic_fetch_sub(&tags->fresh[range], 1);
+        if (fresh)
+            atomic_fetch_sub(&tags->fresh[range], 1);
     }
-    return ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+    return encode(tags, range, list, entry);
 }
 
 void ibx_page_tags_agreed(struct ibx_page_tags *tags, uint64_t range)
