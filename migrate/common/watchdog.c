@@ -46,6 +46,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,11 +189,34 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
 }
 
 /* Also if it cannot be seen: a VM that stands still is noticed, and a disk that changes below the
- * children is not. The tool has ended, so this does not change any more. */
+ * children is not. The tool has ended, so this does not change any more. faccessat(3) would need a
+ * system call for AT_SYMLINK_NOFOLLOW that the profiles of older containers refuse. */
 static bool is_sealed(const struct watchdog *w)
 {
+    struct stat st;
     return w->seal &&
-           (!faccessat(w->sealed_at, w->seal, F_OK, AT_SYMLINK_NOFOLLOW) || errno != ENOENT);
+           (!fstatat(w->sealed_at, w->seal, &st, AT_SYMLINK_NOFOLLOW) || errno != ENOENT);
+}
+
+/* Logs what became of the VM. `status`: what QEMU has said of it, "" if it was not reached. `rc`:
+ * why it was not, or why its settings are not back. */
+static void say_frozen(const struct watchdog *w, const char *status, int rc,
+                       const struct ibx_error *err)
+{
+    const char *what = "stays stopped", *not_done = "; QEMU's migration settings could not be put "
+                                                    "back: ";
+    if (rc && ibx_journal_qemu_gone(&w->record)) {
+        what = "is only in the snapshot, because its QEMU has ended";
+        rc = 0;
+    } else if (!*status) {
+        what = "may run, if another client of QEMU has continued it: what it writes to its disks "
+               "its children have, too";
+        not_done = "; QEMU could not be asked, and its migration settings are not put back: ";
+    } else if (!strcmp(status, "running"))
+        what = "runs, because another client of QEMU has continued it: what it writes to its disks "
+               "its children have, too";
+    ibx_log(IBX_LOG_WARN, "ib-migrate ended when the snapshot was whole: VM %s %s%s%s",
+            name_of(&w->record), what, rc ? not_done : "", rc ? err->message : "");
 }
 
 /* The tool was killed after the snapshot was whole: the VM is left as the tool or another client of
@@ -202,7 +226,7 @@ static void leave_frozen(struct watchdog *w)
     const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
-    char status[32] = "", what[2 * IBX_ERROR_MAX];
+    char status[32] = "";
     w->vm.was_running = false;
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
@@ -211,18 +235,7 @@ static void leave_frozen(struct watchdog *w)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     if (!rc)
         ibx_hold_unmark(qmp, deadline);
-    if (rc && ibx_journal_qemu_gone(&w->record))
-        snprintf(what, sizeof(what), "is only in the snapshot, because its QEMU has ended");
-    else if (!strcmp(status, "running"))
-        snprintf(what, sizeof(what),
-                 "runs, because another client of QEMU has continued it: what "
-                 "it writes to its disks its children have, too");
-    else
-        snprintf(what, sizeof(what), "stays stopped%s%s",
-                 rc ? ", and QEMU's migration settings could not be put back: " : "",
-                 rc ? err.message : "");
-    ibx_log(IBX_LOG_WARN, "ib-migrate ended when the snapshot was whole: VM %s %s",
-            name_of(&w->record), what);
+    say_frozen(w, status, rc, &err);
     ibx_qmp_close(qmp);
 }
 

@@ -3,6 +3,7 @@
  * QEMU, and as the tool. */
 #include "migrate/common/watchdog.h"
 #include "migrate/journal/journal.h"
+#include "tests/fixtures/denied_call.h"
 #include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
@@ -293,6 +294,88 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
     assert_int_equal(recorded(), IBX_JOURNAL_HERE);
 }
 
+/* ------------------------------------------------------------ a freeze */
+
+static int said; /* what the watchdog logs */
+
+/* A freeze that has made this snapshot's manifest, or has not. */
+static void freezes(bool sealed)
+{
+    int pipes[2];
+    const int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC), log = dup(STDERR_FILENO);
+    const struct ibx_vm_undo vm = {.was_running = true};
+    const struct ibx_watchdog_terms terms = {.record = &record,
+                                             .vm = &vm,
+                                             .lock_fd = -1,
+                                             .claim_fd = -1,
+                                             .seal = "manifest",
+                                             .sealed_at = at};
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    assert_true(at >= 0 && dup2(pipes[1], STDERR_FILENO) >= 0);
+    const int rc = ibx_watchdog_start(&watchdog, &terms, &error);
+    dup2(log, STDERR_FILENO);
+    close(log);
+    close(pipes[1]);
+    assert_int_equal(rc, 0);
+    said = pipes[0];
+    if (sealed)
+        close(openat(at, "manifest", O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    close(at);
+    json_t *before = json_pack("{s:{s:b}}", "capabilities", "events", 0);
+    assert_int_equal(ibx_watchdog_settings(&watchdog, before, &error), 0);
+    json_decref(before);
+}
+
+/* It has logged `words`, and not `never`, when it has ended. */
+static void says_of_it(const char *words, const char *never)
+{
+    char text[4096] = "";
+    size_t length = 0;
+    for (ssize_t n; (n = read(said, text + length, sizeof(text) - 1 - length)) > 0;)
+        length += (size_t)n;
+    text[length] = '\0';
+    close(said);
+    if (!strstr(text, words) || strstr(text, never))
+        fail_msg("\"%s\" does not say \"%s\", or says \"%s\"", text, words, never);
+}
+
+#define UNSET "QEMU's migration settings could not be put back: "
+
+/* Whether it runs is not known: nobody may rely on its standing still. */
+static void test_a_frozen_vm_that_cannot_be_seen(NO_STATE)
+{
+    freezes(true);
+    assert_string_equal(comes_to(SCRIPT({0})), "");
+    says_of_it("may run", "stays stopped");
+    record.pid = getppid(); /* another QEMU has this path by now */
+    record.pid_started = ibx_process_started(record.pid);
+    freezes(true);
+    assert_string_equal(comes_to(SCRIPT({0})), "");
+    says_of_it("may run", "stays stopped");
+}
+
+static void test_settings_of_a_frozen_vm(NO_STATE)
+{
+    freezes(true);
+    does(SCRIPT({"query-status", STATUS("postmigrate", 2), 0}));
+    says_of_it("stays stopped; " UNSET, "runs");
+    freezes(true);
+    does(SCRIPT({"query-status", STATUS("running", 2), 0}));
+    says_of_it("its children have, too; " UNSET, "stays stopped");
+}
+
+/* The last one, as every process from here on has this profile: one of a container that is older
+ * than faccessat2(2). */
+static void test_a_seal_is_looked_for_by_old_system_calls(NO_STATE)
+{
+    if (!deny_call(SYS_faccessat2, EPERM))
+        skip();
+    freezes(false);
+    does(SCRIPT({"\"events\"", READY(2), 0}, {"query-status", STATUS("running", 3), 0}));
+    says_of_it("before the snapshot was whole", "when the snapshot was whole");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -312,6 +395,9 @@ int main(void)
         TEST(test_survives_a_signal_while_qemu_lives),
         TEST(test_ends_by_a_signal_when_qemu_has_ended),
         TEST(test_one_that_is_stopped_is_released),
+        TEST(test_a_frozen_vm_that_cannot_be_seen),
+        TEST(test_settings_of_a_frozen_vm),
+        TEST(test_a_seal_is_looked_for_by_old_system_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
