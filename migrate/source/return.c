@@ -179,47 +179,54 @@ void ibx_source_return_fini(struct source *s)
 
 /* ---------------------------------------------------------------- pages that were compared */
 
-static void tell_of_comparison(struct source *s, uint64_t left)
+static void tell_of_comparison(struct source *s, uint64_t now)
 {
     struct source_return *home = &s->home;
-    const uint64_t soon = COMPARED_SOON_MS * IBX_NS_PER_MS;
-    if (home->compared_told ||
-        home->compared_by_ns + soon > ibx_deadline_in_ms(s->transport.timeout_ms))
+    if (home->compared_told || now < home->compared_from_ns + COMPARED_SOON_MS * IBX_NS_PER_MS)
         return;
     home->compared_told = true;
     ibx_migration_notify(&s->options->observer,
                          "%" PRIu64 " pages that have come here are not compared with home's yet, "
                          "which the return waits for",
-                         left);
+                         home->compared_left);
 }
 
-/* `left`: of so many pages this waits. */
+static int refuse_broken(const struct source *s, struct ibx_error *err)
+{
+    /* home counts its memory as touched once it has accepted */
+    return ibx_error_set(err, -EBADMSG,
+                         "the migration by which the VM was borrowed is broken, as its other "
+                         "ib-migrate here says: it cannot return; %s",
+                         s->state.now == SOURCE_ASKING
+                             ? "ib-migrate rollback at home continues it from where it was stopped"
+                             : "because its return had begun, it cannot be restarted at home "
+                               "either: start it from its disk");
+}
+
+/* `left`: of so many pages this waits, as long as they become fewer from time to time. More may
+ * come meanwhile. */
 static int await_compared(struct source *s, uint64_t left, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
     const uint64_t now = ibx_now_ns();
     if (!left) {
-        home->compared_by_ns = 0;
+        home->compared_from_ns = 0;
         return 0;
     }
-    if (left & IBX_PAGE_TAGS_BROKEN) /* home counts its memory as touched once it has accepted */
-        return ibx_error_set(err, -EBADMSG,
-                             "the migration by which the VM was borrowed is broken, as its other "
-                             "ib-migrate here says: it cannot return; %s",
-                             s->state.now == SOURCE_ASKING
-                                 ? "ib-migrate rollback at home continues it from where it was "
-                                   "stopped"
-                                 : "because its return had begun, it cannot be restarted at home "
-                                   "either: start it from its disk");
-    if (!home->compared_by_ns)
-        home->compared_by_ns = ibx_deadline_in_ms(s->transport.timeout_ms);
-    if (now >= home->compared_by_ns)
+    if (left & IBX_PAGE_TAGS_BROKEN)
+        return refuse_broken(s, err);
+    if (!home->compared_from_ns)
+        home->compared_from_ns = home->compared_ns = now;
+    else if (left < home->compared_left)
+        home->compared_ns = now;
+    home->compared_left = left;
+    if (now >= home->compared_ns + s->transport.timeout_ms * IBX_NS_PER_MS)
         return ibx_error_set(err, -ETIMEDOUT,
-                             "%" PRIu64 " pages that have come here were not compared with home's "
-                             "within %u ms: the VM stays here, and can return when its ib-migrate "
-                             "at home answers",
+                             "of %" PRIu64 " pages that have come here none was compared with "
+                             "home's for %u ms: the VM stays here, and can return when its "
+                             "ib-migrate at home answers",
                              left, s->transport.timeout_ms);
-    tell_of_comparison(s, left);
+    tell_of_comparison(s, now);
     return -EAGAIN;
 }
 

@@ -17,7 +17,9 @@ struct source_return {
     struct ibx_note arrived;     /* that have come here since */
     struct ibx_note tags;        /* of these; then how many are not compared with home's yet. No
                                   * memory: they are not compared */
-    uint64_t compared_by_ns;     /* until when they are to be compared; 0: none is awaited */
+    uint64_t compared_from_ns;   /* since when that is awaited; 0: it is not */
+    uint64_t compared_ns;        /* when some were compared last, or this began */
+    uint64_t compared_left;      /* how many were not, by the last look */
     bool compared_told;          /* the operator was told that this takes long */
     struct ibx_page_map have;    /* at home now */
     struct ibx_page_map gone;    /* given back here, by the last look */
@@ -56,8 +58,8 @@ int ibx_source_return_begin(struct source *s, struct ibx_error *err);
 int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err);
 /* Home's memory must not change before its tool there has compared with it what has come here. 0:
  * that has compared all pages, or before the stop, while others come, all but a few; -EAGAIN: not
- * yet; -EBADMSG: some differ, and the VM must not go home with them; -ETIMEDOUT. 0, too, for any
- * other migration. */
+ * yet; -EBADMSG: some differ, and the VM must not go home with them; -ETIMEDOUT: it has compared
+ * none for the transport's timeout. 0, too, for any other migration. */
 int ibx_source_return_compared(struct source *s, struct ibx_error *err);
 /* The same, before home is asked: waits until all pages are compared that have come by now. From
  * then on home's memory may change, and the VM cannot be restarted in it. -ECANCELED: a signal. */
@@ -67,7 +69,7 @@ void ibx_source_return_keep_compared(const struct source *s, struct ibx_page_map
 /* Whether that is awaited, which no event ends. */
 static inline bool ibx_source_return_waits(const struct source_return *home)
 {
-    return home->compared_by_ns != 0;
+    return home->compared_from_ns != 0;
 }
 void ibx_source_return_fini(struct source *s);
 

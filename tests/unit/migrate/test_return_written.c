@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which pages a returning VM has written, and which it has given back. This process's memory
- * stands for QEMU's. Includes the moment when a page is in place and not noted yet. */
+ * stands for QEMU's. Includes the moment when a page is in place and not noted yet. And how long
+ * the return waits for pages to be compared. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/tracking_uffd.h"
 #include "tests/fixtures/unit.h"
 #include "userfaultfd/dirty.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -58,6 +61,19 @@ int __wrap_fstat64(int fd, struct stat *st)
     const int rc = __real_fstat64(fd, st);
     if (page && noted_at_once)
         note(coming_to, page, true);
+    return rc;
+}
+
+/* The time that a test has passed. */
+static uint64_t ahead_ms;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    const int rc = __real_clock_gettime(clock, t);
+    t->tv_sec += (time_t)(ahead_ms / 1000);
     return rc;
 }
 
@@ -250,6 +266,55 @@ static void test_a_search_that_fails(NO_STATE)
     assert_int_equal(count, 42);
 }
 
+/* ------------------------------------------------------------ pages that are compared */
+
+#define LIMIT_MS 60000u
+
+static unsigned told;
+
+static void count_told(void *context, const char *message)
+{
+    (void)context;
+    told += strstr(message, "not compared") != NULL;
+}
+
+/* Of a VM that returns and is stopped, so many pages are not compared. Returns what the return says
+ * after this time. */
+static int compared_after(struct source *s, uint64_t ms, uint64_t left)
+{
+    ((uint64_t *)s->home.tags.memory)[s->vm.map.pages] = left;
+    ahead_ms += ms;
+    return ibx_source_return_compared(s, &error);
+}
+
+/* However many pages there are, it waits as long as home compares some; and not longer. */
+static void test_waits_while_pages_are_compared(NO_STATE)
+{
+    static const struct ibx_send_options options = {.observer = {.notify = count_told}};
+    static uint64_t tags[PAGES + 1];
+    static struct source source;
+    struct source *s = &source;
+    s->options = &options;
+    s->status.record.base[0] = 1;
+    s->transport.timeout_ms = LIMIT_MS;
+    s->state.now = SOURCE_STOPPED;
+    s->vm.map.pages = PAGES;
+    s->home.tags.memory = tags;
+    assert_int_equal(compared_after(s, 0, 5000), -EAGAIN);
+    assert_int_equal(told, 0);
+    for (uint64_t left = 4990; left > 4900; left -= 10)
+        assert_int_equal(compared_after(s, LIMIT_MS / 2, left), -EAGAIN);
+    assert_int_equal(told, 1);
+    assert_int_equal(compared_after(s, LIMIT_MS / 2, 6000), -EAGAIN); /* others have come */
+    assert_int_equal(compared_after(s, LIMIT_MS / 2, 6000), -ETIMEDOUT);
+    assert_non_null(strstr(error.message, "6000 pages"));
+    assert_int_equal(compared_after(s, 0, 0), 0);
+    assert_false(ibx_source_return_waits(&s->home));
+    assert_int_equal(compared_after(s, 3 * LIMIT_MS, 7000), -EAGAIN); /* anew */
+    assert_int_equal(compared_after(s, LIMIT_MS / 2, 7000), -EAGAIN);
+    assert_int_equal(compared_after(s, LIMIT_MS / 2, 7000), -ETIMEDOUT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_page_that_is_not_noted_yet),
         cmocka_unit_test(test_as_many_pages_arrive_as_are_given_back),
         cmocka_unit_test(test_page_arrives_while_pages_are_counted),
+        cmocka_unit_test(test_waits_while_pages_are_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
