@@ -160,7 +160,8 @@ void ibx_verifier_drop_parts(struct ibx_verifier *verifier);
 /* For tests: the number of ranges whose digest was computed in advance. */
 uint64_t ibx_verifier_foreseen(struct ibx_verifier *verifier);
 /* Takes the `entries` of a DIGEST message, for the ranges from `first` on. A range may come again:
- * if it still waits, what came first is compared. -EPROTO: it does not fit this map. */
+ * if it still waits, what came first is compared, except of a borrowed VM. -EPROTO: it does not fit
+ * this map, or a range of a borrowed VM still waits. */
 int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
                       const struct ibx_bytes *entries, struct ibx_error *err);
 /* 0: all ranges agree; -EAGAIN: none differs so far; -EBADMSG names one that differs; others: not

@@ -589,8 +589,9 @@ static int queue(struct ibx_verifier *v, uint64_t range, uint64_t count, const u
 }
 
 /* Each new link brings all ranges again. What an earlier one has brought of a range is as good: it
- * is what the destination had then. So no peer, and no number of links, queues more than all ranges
- * once. */
+ * is what the destination had then. Of a borrowed VM a link brings the pages that were not answered
+ * over those before it, for which ibx_verifier_drop_parts() makes room. So no peer, and no number
+ * of links, queues more than all ranges once. */
 int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_bytes *entries,
                       struct ibx_error *err)
 {

@@ -125,8 +125,8 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
         return ibx_source_broken(s, true, err);
     }
     /* The VM runs there with these pages until its tool knows: the next link is for that. If this
-     * tool ends before that, the next one finds them again, since all is compared again over a new
-     * link. */
+     * tool ends before that, the next one finds them again: over a new link all is compared again
+     * or, of a borrowed VM, what was not answered, as these pages. */
     if (!s->untold)
         ibx_migration_notify(&s->options->observer,
                              "%s; the destination cannot be told before it is connected again: "
