@@ -99,6 +99,9 @@ static int tell_compared(struct source *s, bool idle, struct ibx_error *err)
 
 int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
+    /* `uncompared` needs COMPLETE, which comes after the last COMPARED of a borrowed VM: no
+     * destination waits for another. Before that its memory here is guarded, or the migration
+     * breaks (intruder.c). */
     if (!s->verifier || !source_committed(s) || s->uncompared)
         return 0;
     struct ibx_error wrong = {0};

@@ -269,6 +269,36 @@ static void test_a_page_of_the_life_at_home_is_no_difference(void)
     returned();
 }
 
+/* Its memory is guarded as long as the VM may return to it: what has come is still compared with
+ * what it was. */
+static void test_home_is_reset_while_pages_wait(void)
+{
+    static const struct vm_options resets = {.append = "mib=16 beat=32",
+                                             .extra = {"-action", "reboot=reset"}};
+    borrow_options = resets;
+    pair_start(&resets);
+    mover_receive(&receiver, &vms[1], TCP, (const char *[]){"--max-bandwidth", HARDLY, NULL});
+    mover_start(&sender, (const char *[]){"borrow", receiver.uri, "--qmp", vms[0].tool, "--json",
+                                          "--yes", "--fill", TIMED, NULL});
+    mover_await(&sender, "filling", 0);
+    mover_await_entry("source", "guarded", json_true());
+    verifier_hold(verifier_find());
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_await(&sender, "filling", 100);
+    vm_do(&vms[0], "system_reset", NULL);
+    mover_await_words(&sender, "the pages are what they were");
+    home_and_bring();
+    mover_await_words(&bringer, "compared");
+    verifier_let_go();
+    brought();
+    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, NULL}, calm.append);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "another client has reset the VM");
+    vm_kill(&vms[0]); /* its monitor may answer nobody */
+}
+
 /* Without the attacker all is as before, and each page was compared before the VM left. */
 static void test_it_returns_by_the_relay(void)
 {
@@ -291,6 +321,7 @@ int main(void)
         VM_TEST(test_a_byte_is_changed_beside_the_return),
         VM_TEST(test_a_byte_is_changed_on_the_way_home),
         VM_TEST(test_a_page_of_the_life_at_home_is_no_difference),
+        VM_TEST(test_home_is_reset_while_pages_wait),
         VM_TEST(test_it_returns_by_the_relay),
         {0}};
     return vm_tests(tests, end);
