@@ -11,22 +11,15 @@ struct known {
     enum ibx_math_type type;
     uint64_t handle;
     enum ibx_math_handle is;
+    bool is_set; /* `is`, by ibx_math_handle_set(); otherwise only the stream is known */
+    bool in_own; /* its work goes into cudaStreamPerThread */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Protected by the lock. */
 static struct known *list;
-static size_t count, room;    /* handles; capacity of the list */
-static atomic_size_t unusual; /* handles that are not IBX_MATH_USUAL */
-
-/* Handles whose work goes into cudaStreamPerThread. Protected by the lock. */
-struct in_own {
-    enum ibx_math_type type;
-    uint64_t handle;
-};
-static struct in_own *in_own;
-static size_t in_own_room;
-static atomic_size_t in_own_count;
+static size_t count, room;        /* handles; capacity of the list */
+static atomic_int unusual, owned; /* handles that are not IBX_MATH_USUAL, or are in_own */
 
 /* The lock is held across a fork, because the child uses the list. */
 IBX_FORKS_WAIT_FOR(lock);
@@ -51,100 +44,87 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
     return is;
 }
 
-/* Called under the lock. Makes room for one more; false: there is no memory. */
-static bool grow(void)
+/* Called under the lock. The handle, which may be new; NULL: there is no memory. */
+static struct known *find_or_add(enum ibx_math_type type, uint64_t handle)
 {
-    const size_t more = room ? 2 * room : 16;
-    if (count < room)
-        return true;
-    struct known *grown = realloc(list, more * sizeof(*grown));
-    if (!grown)
-        return false;
-    list = grown;
-    room = more;
-    return true;
+    const size_t i = find(type, handle), more = room ? 2 * room : 16;
+    if (i < count)
+        return &list[i];
+    if (count == room) {
+        struct known *grown = realloc(list, more * sizeof(*grown));
+        if (!grown)
+            return NULL;
+        list = grown;
+        room = more;
+    }
+    list[count++] = (struct known){.type = type, .handle = handle};
+    return &list[i];
 }
 
-/* Called under the lock. Removes the i-th, if there is one. */
-static void take_out(size_t i)
+/* Called under the lock. */
+static void set_kind(struct known *k, enum ibx_math_handle is)
 {
-    if (i == count)
-        return;
-    if (list[i].is != IBX_MATH_USUAL)
-        atomic_fetch_sub(&unusual, 1);
-    list[i] = list[--count];
+    atomic_fetch_add(&unusual, (is != IBX_MATH_USUAL) - (k->is != IBX_MATH_USUAL));
+    k->is = is;
 }
 
-/* Called under the lock. As find(). */
-static size_t find_in_own(enum ibx_math_type type, uint64_t handle)
+static void set_own(struct known *k, bool in_own)
 {
-    size_t i = 0;
-    while (i < in_own_count && (in_own[i].handle != handle || in_own[i].type != type))
-        i++;
-    return i;
+    atomic_fetch_add(&owned, in_own - k->in_own);
+    k->in_own = in_own;
 }
 
-/* Called under the lock. Removes the handle, if it is there. */
-static void take_out_of_own(enum ibx_math_type type, uint64_t handle)
+/* Called under the lock. Removes the handle from the list. */
+static void take_out(struct known *k)
 {
-    const size_t i = find_in_own(type, handle);
-    if (i < in_own_count)
-        in_own[i] = in_own[--in_own_count];
+    set_kind(k, IBX_MATH_USUAL);
+    set_own(k, false);
+    *k = list[--count];
 }
 
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is)
 {
     pthread_mutex_lock(&lock);
-    take_out(find(type, handle));
-    const bool good = grow();
-    if (good) {
-        list[count++] = (struct known){type, handle, is};
-        atomic_fetch_add(&unusual, is != IBX_MATH_USUAL);
+    struct known *k = find_or_add(type, handle);
+    if (k) {
+        k->is_set = true;
+        set_kind(k, is);
     }
     pthread_mutex_unlock(&lock);
-    return good;
+    return k;
 }
 
 bool ibx_math_handle_end(enum ibx_math_type type, uint64_t handle)
 {
     pthread_mutex_lock(&lock);
     const size_t i = find(type, handle);
-    const bool known = i < count;
-    take_out(i);
-    take_out_of_own(type, handle);
+    const bool known = i < count && list[i].is_set;
+    if (i < count)
+        take_out(&list[i]);
     pthread_mutex_unlock(&lock);
     return known;
 }
 
-/* Called under the lock. False: there is no memory. */
-static bool grow_own(void)
-{
-    const size_t more = in_own_room ? 2 * in_own_room : 16;
-    if (in_own_count < in_own_room)
-        return true;
-    struct in_own *grown = realloc(in_own, more * sizeof(*grown));
-    if (!grown)
-        return false;
-    in_own = grown;
-    in_own_room = more;
-    return true;
-}
-
 void ibx_math_handle_selects(enum ibx_math_type type, uint64_t handle, const void *stream)
 {
+    const bool in_own = stream == CUDA_STREAM_PER_THREAD;
     pthread_mutex_lock(&lock);
-    take_out_of_own(type, handle);
-    if (stream == CUDA_STREAM_PER_THREAD && grow_own())
-        in_own[in_own_count++] = (struct in_own){type, handle};
+    const size_t i = find(type, handle);
+    struct known *k = i < count ? &list[i] : in_own ? find_or_add(type, handle) : NULL;
+    if (k)
+        set_own(k, in_own);
+    if (k && !in_own && !k->is_set)
+        take_out(k);
     pthread_mutex_unlock(&lock);
 }
 
 bool ibx_math_handle_is_in_own(enum ibx_math_type type, uint64_t handle)
 {
-    if (!atomic_load_explicit(&in_own_count, memory_order_acquire))
+    if (!atomic_load_explicit(&owned, memory_order_acquire))
         return false;
     pthread_mutex_lock(&lock);
-    const bool is = find_in_own(type, handle) < in_own_count;
+    const size_t i = find(type, handle);
+    const bool is = i < count && list[i].in_own;
     pthread_mutex_unlock(&lock);
     return is;
 }

@@ -81,9 +81,24 @@ static void own_stream_is_noted(void **state)
         assert_false(ibx_math_handle_is_in_own(IBX_MATH_FFT, i));
     }
     ibx_math_handle_selects(IBX_MATH_BLAS, 3, NULL);
-    ibx_math_handle_end(IBX_MATH_BLAS, 4);
+    assert_false(ibx_math_handle_end(IBX_MATH_BLAS, 4)); /* it is not known otherwise */
     for (uint64_t i = 0; i < 2 * FIRST; i++)
         assert_true(ibx_math_handle_is_in_own(IBX_MATH_BLAS, i) == (i != 3 && i != 4));
+}
+
+/* What is known of a handle does not end with its stream, nor the other way round. */
+static void stream_and_kind_are_apart(void **state)
+{
+    (void)state;
+    atomic_store(&went_on, 1);
+    ibx_math_handle_selects(IBX_MATH_LT, 1, CUDA_STREAM_PER_THREAD);
+    assert_true(ibx_math_handle_set(IBX_MATH_LT, 1, IBX_MATH_ON_DEVICE));
+    assert_true(ibx_math_handle_set(IBX_MATH_LT, 1, IBX_MATH_USUAL));
+    assert_true(ibx_math_handle_is_in_own(IBX_MATH_LT, 1));
+    ibx_math_handle_selects(IBX_MATH_LT, 1, NULL);
+    assert_false(ibx_math_handle_is_in_own(IBX_MATH_LT, 1));
+    assert_true(ibx_math_handle_end(IBX_MATH_LT, 1));
+    assert_false(ibx_math_handle_end(IBX_MATH_LT, 1));
 }
 
 int main(void)
@@ -91,6 +106,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(child_has_all_handles),
         cmocka_unit_test(own_stream_is_noted),
+        cmocka_unit_test(stream_and_kind_are_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
