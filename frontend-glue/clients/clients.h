@@ -171,7 +171,7 @@ void ibx_frees_forget(const void *context);
 struct ibx_exec_left {
     uint64_t owned;       /* for ibx_owners_remove() */
     uint64_t graph;       /* that it was made of; 0: not known */
-    struct ibx_room room; /* counted only while it is destroyed later */
+    struct ibx_room room; /* ends when CUDA has destroyed it */
 };
 
 /* An executable graph was launched in the stream. */
@@ -182,7 +182,7 @@ void ibx_exec_ends_wait(struct gpu_session *x, const void *exec);
  * If its last launch has not ended, it is destroyed later, and the result is success; if the client
  * has IBX_EXEC_ENDS_MOST of these, this waits. Returns a cudaError_t. */
 int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
-                          const struct ibx_exec_left *left);
+                          struct ibx_exec_left *left);
 /* Destroys those whose last launches have ended by now, of all clients. */
 void ibx_exec_ends_tidy(struct gpu_session *x);
 /* A client leaves, or resets the device: waits a moment for the launches of those that it has

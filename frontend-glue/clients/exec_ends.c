@@ -193,22 +193,6 @@ static bool is_forgotten(const struct last_launch *l)
     return forgotten;
 }
 
-/* Ends the use. True: its launch is over, and it is not in the list any more. */
-static bool take_over(struct last_launch *l, bool over)
-{
-    pthread_mutex_lock(&lock);
-    const bool gone_before = l->forgotten, taken = over && !gone_before;
-    l->users--;
-    if (taken) {
-        TAILQ_REMOVE(&ended, l, ends);
-        atomic_fetch_sub(&ended_count, 1);
-    }
-    pthread_mutex_unlock(&lock);
-    if (gone_before)
-        free(l);
-    return taken;
-}
-
 /* An error is not the client's whose request this is. */
 static void destroy_quietly(const void *exec)
 {
@@ -222,7 +206,7 @@ static void destroy_quietly(const void *exec)
 }
 
 /* If its context is gone, so are the graph and the event. */
-static void end(const struct ibx_cuda *cuda, struct last_launch *over)
+static void destroy_with_event(const struct ibx_cuda *cuda, const struct last_launch *over)
 {
     void *popped = NULL;
     if (!over->context || !cuda->ctx_push_current(over->context)) {
@@ -232,8 +216,33 @@ static void end(const struct ibx_cuda *cuda, struct last_launch *over)
             cuda->ctx_pop_current(&popped);
     }
     ibx_owners_remove((uintptr_t)over->exec, over->left.owned);
-    ibx_room_end(&over->left.room);
-    free(over);
+}
+
+/* Locked. */
+static void take_out(struct last_launch *l)
+{
+    TAILQ_REMOVE(&ended, l, ends);
+    atomic_fetch_sub(&ended_count, 1);
+    ibx_room_end(&l->left.room);
+}
+
+/* Ends the use of one that was picked; if its launch is over, destroys it before. It stays in the
+ * list meanwhile, since others wait until there is none, for its graph or its room. True: it was
+ * destroyed. */
+static bool end_if_over(const struct ibx_cuda *cuda, struct last_launch *l)
+{
+    const bool ends = !is_forgotten(l) && is_over(cuda, l) && !is_forgotten(l);
+    if (ends)
+        destroy_with_event(cuda, l);
+    pthread_mutex_lock(&lock);
+    const bool forgotten = l->forgotten;
+    l->users--;
+    if (ends && !forgotten)
+        take_out(l);
+    pthread_mutex_unlock(&lock);
+    if (ends || forgotten)
+        free(l);
+    return ends;
 }
 
 /* Looks at some of a client's, or of all (NULL). The driver may let each look wait as long as it
@@ -249,13 +258,8 @@ static int tidy(struct gpu_session *x, const uint64_t *client)
         return -1;
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const size_t looks = pick(client, picked);
-    for (size_t i = 0; i < looks; i++) {
-        const bool over = !is_forgotten(picked[i]) && is_over(x->cuda, picked[i]);
-        if (take_over(picked[i], over)) {
-            end(x->cuda, picked[i]);
-            count++;
-        }
-    }
+    for (size_t i = 0; i < looks; i++)
+        count += end_if_over(x->cuda, picked[i]);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_clients_give_end();
     return count;
@@ -319,8 +323,6 @@ static bool leave(struct gpu_session *x, struct last_launch *last, const struct 
     last->left = *left;
     pthread_mutex_lock(&lock);
     const bool room = count_of(last->client, 0) < IBX_EXEC_ENDS_MOST;
-    if (room && left->room.quota)
-        ibx_quota_note(left->room.quota, left->room.n);
     if (room)
         TAILQ_INSERT_TAIL(&ended, last, ends);
     atomic_fetch_add(&ended_count, room);
@@ -339,7 +341,7 @@ static bool is_running(struct gpu_session *x, const struct last_launch *last)
 }
 
 int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void *exec),
-                          const struct ibx_exec_left *left)
+                          struct ibx_exec_left *left)
 {
     ibx_exec_ends_tidy(x);
     struct last_launch *last = take(exec);
@@ -351,6 +353,7 @@ int ibx_exec_ends_destroy(struct gpu_session *x, void *exec, int (*destroy)(void
     ibx_exec_functions_gone(exec);
     const int rc = destroy(exec);
     ibx_owners_remove((uintptr_t)exec, left->owned);
+    ibx_room_end(&left->room);
     return rc;
 }
 
@@ -377,9 +380,7 @@ static void forget_ended(const void *context)
         next = TAILQ_NEXT(l, ends);
         if (context && l->context != context)
             continue;
-        TAILQ_REMOVE(&ended, l, ends);
-        atomic_fetch_sub(&ended_count, 1);
-        ibx_room_end(&l->left.room);
+        take_out(l);
         l->forgotten = true;
         if (!l->users)
             free(l);

@@ -293,8 +293,7 @@ static int destroy_exec(struct extension_request *e)
     int (*give_back)(void *exec) = NULL;
     void *exec = pointer(&e->in);
     struct ibx_exec_left left = {.owned = ibx_room_owned(e->x, (uintptr_t)exec)};
-    ibx_handles_exec_takes(e->x, (uintptr_t)exec, &left.graph, &left.room);
-    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
+    if (!whole(e) || !ibx_handles_remove_exec(e->x, (uintptr_t)exec, &left.graph, &left.room))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
     return ibx_exec_ends_destroy(e->x, exec, give_back, &left);

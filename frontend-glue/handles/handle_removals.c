@@ -72,7 +72,10 @@ static void wait_for(const struct handle *h, const struct timespec *until)
     ibx_handle_wait(h->holders ? until : &soon);
 }
 
-bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+/* As ibx_handles_remove(). If `room` is wanted, the handle does not give it back; *of: to which
+ * graph it belonged. */
+static bool remove_handle(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                          uint64_t *of, struct ibx_room *room)
 {
     if (!ibx_handle_any_of(kind))
         return false;
@@ -93,12 +96,28 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
         ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
     if (known && kind != IBX_HANDLE_GRAPH)
         ibx_handle_forget_parts(kind, value);
+    if (known && room) {
+        *of = found->of;
+        *room = (struct ibx_room){found->counted, found->weight};
+        found->counted = NULL;
+    }
     if (known)
         ibx_handle_drop(found);
     pthread_mutex_unlock(&ibx_handles_lock);
     if (!known)
         ibx_handles_destroy_unused(); /* its own note may have kept it */
     return known;
+}
+
+bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    return remove_handle(x, kind, value, NULL, NULL);
+}
+
+bool ibx_handles_remove_exec(struct gpu_session *x, uint64_t exec, uint64_t *graph,
+                             struct ibx_room *room)
+{
+    return remove_handle(x, IBX_HANDLE_EXEC, exec, graph, room);
 }
 
 bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)

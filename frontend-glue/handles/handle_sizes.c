@@ -152,16 +152,6 @@ unsigned ibx_handles_functions(struct gpu_session *x, uint64_t exec)
     return functions;
 }
 
-void ibx_handles_exec_takes(struct gpu_session *x, uint64_t exec, uint64_t *graph,
-                            struct ibx_room *room)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_EXEC, exec);
-    *graph = found ? found->of : 0;
-    *room = (struct ibx_room){found ? found->counted : NULL, found ? found->weight : 0};
-    pthread_mutex_unlock(&ibx_handles_lock);
-}
-
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other)
 {
     pthread_mutex_lock(&ibx_handles_lock);

@@ -177,10 +177,6 @@ void ibx_handles_made_so(struct gpu_session *x, uint64_t exec, struct ibx_graph_
  * alone. */
 void ibx_handles_made_of(struct gpu_session *x, uint64_t exec, uint64_t graph, unsigned functions);
 unsigned ibx_handles_functions(struct gpu_session *x, uint64_t exec);
-/* Of which graph the executable graph was made (0: not known), and what room it takes, which ends
- * with its handle. */
-void ibx_handles_exec_takes(struct gpu_session *x, uint64_t exec, uint64_t *graph,
-                            struct ibx_room *room);
 bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node);
 /* The request is about to change it, or to ask for a node of it: holds it alone, for which it waits
  * up to 10 s. False: there is none, or that takes too long. */
@@ -216,6 +212,10 @@ bool ibx_handles_destroy(struct gpu_session *x, enum ibx_handle_kind kind, uint6
 /* Removes the handle, once no other request holds it. False: there is none, it is another program's
  * and only open to the client, or that takes more than 10 s. */
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+/* The same of an executable graph, whose room goes on counting, for the caller. *graph: of which
+ * graph it was made; 0: not known. */
+bool ibx_handles_remove_exec(struct gpu_session *x, uint64_t exec, uint64_t *graph,
+                             struct ibx_room *room);
 /* Whether the client may end it: not if it is only open to the client, nor a graph that ends with
  * another one. True if there is none. */
 bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);

@@ -62,6 +62,33 @@ static void test_counts_while_it_runs(void **state)
     atomic_store(&ext_quota(&alice, IBX_HOLD_EXECS)->most, most);
 }
 
+static uint64_t used_in_destroy;
+
+static int destroy(void *exec)
+{
+    used_in_destroy = ext_used(&alice, IBX_HOLD_EXECS);
+    ibx_back_end_undo("cudaGraphExecDestroy", (uintptr_t)exec);
+    return 0;
+}
+
+/* No other client of the tenant gets the room between the end of the handle and CUDA's. */
+static void test_counts_without_a_handle(void **state)
+{
+    (void)state;
+    struct ibx_exec_left left = {.owned = 0};
+    const uint64_t before = ext_used(&alice, IBX_HOLD_EXECS);
+    const uint64_t exec = ext_exec_make(&alice, alice.graph);
+    const uint64_t with = ext_used(&alice, IBX_HOLD_EXECS);
+    left.owned = ibx_room_owned(&alice.x, exec);
+    assert_false(ibx_handles_remove_exec(&bob.x, exec, &left.graph, &left.room));
+    assert_true(ibx_handles_remove_exec(&alice.x, exec, &left.graph, &left.room));
+    assert_int_equal(left.graph, alice.graph);
+    assert_int_equal(ext_used(&alice, IBX_HOLD_EXECS), with);
+    assert_int_equal(ibx_exec_ends_destroy(&alice.x, pointer_to(exec), destroy, &left), 0);
+    assert_true(used_in_destroy == with && with > before);
+    assert_int_equal(ext_used(&alice, IBX_HOLD_EXECS), before);
+}
+
 /* However many of another client's run: the tenant has room for one if one of its own is over. */
 static void test_room_beside_anothers(void **state)
 {
@@ -137,6 +164,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_graph_with_memory, begin, end),
         cmocka_unit_test_setup_teardown(test_counts_while_it_runs, begin, end),
+        cmocka_unit_test_setup_teardown(test_counts_without_a_handle, begin, end),
         cmocka_unit_test_setup_teardown(test_room_beside_anothers, begin, end),
     };
     return cmocka_run_group_tests_name("destroyed-execs", tests, ext_set_up, ext_tear_down);

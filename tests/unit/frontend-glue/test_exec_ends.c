@@ -4,6 +4,9 @@
 #include "frontend-glue/clients/clients.h"
 #include "tests/fixtures/unit.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define HANG_S 20u
@@ -12,9 +15,12 @@ static uint64_t of_client;         /* whose session it is */
 static uintptr_t context_now;      /* of the caller */
 static bool running;               /* all launches */
 static bool resets;                /* a client resets the context */
-static unsigned queries, naps;     /* so far */
+static unsigned queries;           /* so far */
+static _Atomic unsigned naps;      /* so far */
 static unsigned destroyed, events; /* events: made and not destroyed */
-static void (*meanwhile)(void);    /* what others do while the driver is asked */
+static void (*meanwhile)(void);    /* what others do while the driver is asked, */
+static void (*in_destroy)(void);   /* ... or destroys one later */
+static struct ibx_quota execs;     /* the tenant's */
 
 static int get_context(void **context)
 {
@@ -94,6 +100,8 @@ void *ibx_back_end_runtime(const char *name)
 void ibx_back_end_undo(const char *name, uint64_t made)
 {
     (void)name, (void)made;
+    if (in_destroy)
+        in_destroy();
     destroyed++;
 }
 
@@ -117,7 +125,8 @@ void ibx_owners_remove(uint64_t base, uint64_t number)
 
 void ibx_room_end(struct ibx_room *room)
 {
-    (void)room;
+    ibx_quota_give(room->quota, room->n);
+    *room = (struct ibx_room){.quota = NULL};
 }
 
 void ibx_exec_functions_gone(const void *exec)
@@ -141,7 +150,7 @@ static int destroy(void *exec)
 /* `count` executable graphs of a client are launched and destroyed; the first one is `first`. */
 static void destroy_some(uint64_t client, uintptr_t first, unsigned count)
 {
-    const struct ibx_exec_left none = {.owned = 0};
+    struct ibx_exec_left none = {.owned = 0};
     of_client = client;
     for (uintptr_t exec = first; exec < first + count; exec++)
         ibx_exec_ends_launched(&x, pointer_to(exec), NULL);
@@ -154,11 +163,13 @@ static int begin(void **state)
     (void)state;
     alarm(HANG_S);
     ibx_exec_ends_forget(NULL);
-    meanwhile = NULL;
+    meanwhile = in_destroy = NULL;
     context_now = 1;
     running = true;
     resets = false;
-    queries = naps = destroyed = events = 0;
+    queries = destroyed = events = 0;
+    naps = 0;
+    execs = (struct ibx_quota){.most = 100};
     return 0;
 }
 
@@ -255,12 +266,101 @@ static void test_limit(NO_STATE)
     assert_int_equal(events, 0);
 }
 
+/* Launches and destroys an executable graph of graph 5, which has room for 3 nodes. */
+static void destroy_with_room(uintptr_t exec)
+{
+    struct ibx_exec_left left = {.graph = 5};
+    of_client = 1;
+    assert_true(ibx_quota_take(&execs, 3));
+    left.room = (struct ibx_room){&execs, 3};
+    ibx_exec_ends_launched(&x, pointer_to(exec), NULL);
+    assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(exec), destroy, &left), 0);
+}
+
+/* The room stays the graph's, and is given back once. */
+static void test_room(NO_STATE)
+{
+    destroy_with_room(10);
+    assert_int_equal(ibx_quota_used(&execs), 3);
+    running = false;
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(ibx_quota_used(&execs), 0);
+    destroy_with_room(11);
+    assert_int_equal(destroyed, 2);
+    assert_int_equal(ibx_quota_used(&execs), 0);
+    running = true;
+    destroy_with_room(12);
+    ibx_exec_ends_forget(NULL);
+    assert_int_equal(ibx_quota_used(&execs), 0);
+}
+
+static pthread_t waiter;
+static atomic_bool has_waited;
+static bool were_some;
+static uint64_t used_then;
+
+static void *wait_for_graph(void *unused)
+{
+    (void)unused;
+    were_some = ibx_exec_ends_wait_graph(&x, 5);
+    used_then = ibx_quota_used(&execs);
+    atomic_store(&has_waited, true);
+    return NULL;
+}
+
+static void start_waiter(void)
+{
+    in_destroy = NULL;
+    if (pthread_create(&waiter, NULL, wait_for_graph, NULL))
+        abort();
+    while (!naps && !atomic_load(&has_waited)) {
+    }
+}
+
+/* Who needs its end waits for it until CUDA has destroyed it, and then has its room. */
+static void test_waits_for_one_that_is_being_destroyed(NO_STATE)
+{
+    atomic_store(&has_waited, false);
+    destroy_with_room(10);
+    running = false;
+    in_destroy = start_waiter;
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(pthread_join(waiter, NULL), 0);
+    assert_true(were_some);
+    assert_int_equal(used_then, 0);
+    assert_int_equal(destroyed, 1);
+}
+
+static void context_goes_in_destroy(void)
+{
+    in_destroy = NULL;
+    ibx_exec_ends_forget(pointer_to(1));
+}
+
+/* Its context goes while CUDA destroys it: nothing is given back twice. */
+static void test_context_goes_while_it_is_destroyed(NO_STATE)
+{
+    destroy_with_room(10);
+    running = false;
+    assert_true(ibx_quota_take(&execs, 50));
+    in_destroy = context_goes_in_destroy;
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(destroyed, 1);
+    assert_int_equal(ibx_quota_used(&execs), 50);
+    ibx_exec_ends_settle(&x, 1);
+    assert_int_equal(naps, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_launch_while_the_driver_is_asked, begin),
         cmocka_unit_test_setup(test_two_look, begin),
         cmocka_unit_test_setup(test_context_goes_while_the_driver_is_asked, begin),
-        cmocka_unit_test_setup(test_settle, begin), cmocka_unit_test_setup(test_limit, begin)};
+        cmocka_unit_test_setup(test_room, begin),
+        cmocka_unit_test_setup(test_waits_for_one_that_is_being_destroyed, begin),
+        cmocka_unit_test_setup(test_context_goes_while_it_is_destroyed, begin),
+        cmocka_unit_test_setup(test_settle, begin),
+        cmocka_unit_test_setup(test_limit, begin)};
     return cmocka_run_group_tests_name("exec-ends", tests, NULL, NULL);
 }
