@@ -235,6 +235,26 @@ bool many_destroyed_before_flag()
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
 }
 
+// A device is reset while objects of a launch on another one are to be released: they are.
+bool kept_across_reset()
+{
+    SeenWait wait;
+    void *stream = nullptr;
+    const int ended = objects_ended;
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    void *exec = made_with_object(&wait);
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaSetDevice(0) == 0);
+    while (!wait.runs)
+        std::this_thread::yield();
+    Release release(&wait.flag);
+    const bool reset = run("cudaGraphExecDestroy", exec) == 0 && cudaDeviceReset() == 0;
+    const bool kept = objects_ended == ended;
+    REQUIRE(release.in_time() && reset && kept);
+    while (objects_ended == ended)
+        std::this_thread::yield();
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
+}
+
 // GVirtuS's front end makes no call when a graph with an object is launched and destroyed again.
 bool launched_without_calls()
 {
@@ -266,7 +286,7 @@ bool destroyed_while_running()
     REQUIRE(destroyed_before_flag(false, device, there));
     REQUIRE(destroyed_before_flag(true, device, there));
     REQUIRE(many_destroyed_before_flag() && launched_without_calls());
-    return HOLDS(cudaFree(device) == 0);
+    return HOLDS(cudaFree(device) == 0 && kept_across_reset());
 }
 
 // Meanwhile the back end may still pin pieces of its pool.

@@ -17,9 +17,10 @@
  * come after later work of the stream, which may wait for what the release does. That costs a
  * record, as the events are kept (streams/kept_events.c).
  *
- * There is one stream for these functions: a stream that waits takes memory of the GPU and one of
- * the few connections to it, and a program may destroy many graphs that run. So the objects of one
- * graph are released after those of the graphs that were destroyed before.
+ * Each device has one stream for these functions: a stream that waits takes memory of the GPU and
+ * one of the few connections to it, and a program may destroy many graphs that run. So the objects
+ * of one graph are released after those of the graphs that were destroyed before, if these had
+ * their last launches on the same device.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -29,10 +30,13 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define NO_SYNC      1u /* cudaUserObjectNoDestructorSync, which CUDA requires */
 #define MOVE         1u /* cudaGraphUserObjectMove */
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
+
+#define DEVICES 64 /* launches on a device with a higher number are waited for */
 
 #define NO_STREAM ((void *)UINTPTR_MAX) /* it was destroyed; another one may have its handle */
 
@@ -72,8 +76,7 @@ static struct object *objects;
 static struct holding *holdings;
 static struct launched *launches;
 static struct inner *inners;
-static void *releasing; /* the stream in which objects are released; NULL: there is none yet */
-static int releasing_device;
+static void *releasing[DEVICES]; /* the streams in which objects are released; NULL: none yet */
 static _Atomic unsigned holding_count;
 
 /* A child drops all: the functions are the parent's to call. */
@@ -84,7 +87,7 @@ static void in_child(void)
     holdings = NULL;
     launches = NULL;
     inners = NULL;
-    releasing = NULL;
+    memset(releasing, 0, sizeof(releasing));
     atomic_store(&holding_count, 0);
 }
 
@@ -368,30 +371,38 @@ static void behind_launch(void *taken)
     give_up(taken);
 }
 
-/* NULL: there is none. */
-static void *stream_to_release(void)
+/* The current device's; NULL: there is none. */
+static void *stream_to_release(int device)
 {
     void *made = NULL;
+    if (device >= DEVICES)
+        return NULL;
     pthread_mutex_lock(&lock);
-    void *stream = releasing;
+    void *stream = releasing[device];
     pthread_mutex_unlock(&lock);
     if (stream || cudaStreamCreateWithFlags(&made, NON_BLOCKING))
         return stream;
     pthread_mutex_lock(&lock);
-    releasing_device = releasing ? releasing_device : ibx_frontend_current_device();
-    stream = releasing = releasing ? releasing : made;
+    stream = releasing[device] = releasing[device] ? releasing[device] : made;
     pthread_mutex_unlock(&lock);
     if (stream != made) /* another thread was faster */
         ibx_frontend_stream_destroy(made);
     return stream;
 }
 
-/* Releases the objects by a host function behind the event. */
-static bool gives_up_behind(struct holding *taken, void *event)
+/* Releases the objects by a host function behind the event, on its device: a reset of another one
+ * does not touch that. */
+static bool gives_up_behind(struct holding *taken, const struct ibx_kept_event *behind)
 {
-    void *stream = stream_to_release();
-    return stream && !cudaStreamWaitEvent(stream, event, 0) &&
-           !cudaLaunchHostFunc(stream, behind_launch, taken);
+    const int here = ibx_frontend_current_device();
+    if (behind->device != here && cudaSetDevice(behind->device))
+        return false;
+    void *stream = stream_to_release(behind->device);
+    const bool later = stream && !cudaStreamWaitEvent(stream, behind->event, 0) &&
+                       !cudaLaunchHostFunc(stream, behind_launch, taken);
+    if (behind->device != here)
+        cudaSetDevice(here);
+    return later;
 }
 
 /* Releases the objects once the launch has completed. If there is no event for that, as far as the
@@ -403,7 +414,7 @@ static void give_up_later(struct holding *taken, struct launched *l)
     const int state = event ? ibx_frontend_event_ask(event) : CUDA_SUCCESS;
     bool later = false;
     if (state == CUDA_NOT_READY) {
-        later = gives_up_behind(taken, event);
+        later = gives_up_behind(taken, &l->behind);
         if (!later)
             cudaEventSynchronize(event);
     } else if (!event && !ibx_frontend_captures(l->stream)) {
@@ -437,8 +448,8 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
 void ibx_frontend_objects_reset(int device)
 {
     pthread_mutex_lock(&lock);
-    if (releasing_device == device)
-        releasing = NULL;
+    if (device < DEVICES)
+        releasing[device] = NULL;
     for (struct launched **at = &launches, *l; (l = *at);) {
         if (l->behind.device != device) {
             at = &l->next;

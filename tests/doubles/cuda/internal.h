@@ -89,8 +89,9 @@ void keep_out(bool begins);
 
 /* Waits for all streams, as between begin_alone() and end_alone(). */
 void wait_for_all(void);
-/* The same for streams of the current device. */
+/* The same for streams of the current device, or of a device. */
 void wait_for_device(void);
+void wait_for_work_on(int device);
 /* Whether copies to or from it have not been run yet. */
 bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), with one delay for cuMemcpyHtoD and cuMemcpyDtoH, and another for all other

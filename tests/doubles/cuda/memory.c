@@ -515,7 +515,7 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);
-    wait_for_all();
+    wait_for_work_on(device);
     for (struct allocation *a = allocations; a; a = a->next) {
         if (a->address && a->device == device && !a->stays)
             memory_unmap(a);

@@ -512,7 +512,7 @@ EXPORT void ibx_double_copy_on_host(const void *to, const void *from, void *hand
     leave(0);
 }
 
-static void wait_alone(int device)
+void wait_for_work_on(int device)
 {
     begin_alone();
     stats.waits++;
@@ -525,12 +525,12 @@ static void wait_alone(int device)
 
 void wait_for_all(void)
 {
-    wait_alone(-1);
+    wait_for_work_on(-1);
 }
 
 void wait_for_device(void)
 {
-    wait_alone(current->device);
+    wait_for_work_on(current->device);
 }
 
 bool in_use(const uint8_t *address, size_t n)
