@@ -255,6 +255,26 @@ bool kept_across_reset()
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
 }
 
+// No event is made for the launch, and its stream is destroyed: nothing tells when it has ended. So
+// its object is never released: the launch may still use it. On a device that has kept no events.
+bool never_released_unseen()
+{
+    SeenWait wait;
+    void *stream = nullptr;
+    const int ended = objects_ended;
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    void *exec = made_with_object(&wait);
+    stub_remote()->inject("cuEventCreate", 2, 2, false); // the first one is the back end's
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamDestroy(stream) == 0);
+    while (!wait.runs)
+        std::this_thread::yield();
+    Release release(&wait.flag);
+    const bool gone = run("cudaGraphExecDestroy", exec) == 0, kept = objects_ended == ended;
+    REQUIRE(release.in_time() && gone && kept && cudaGetLastError() == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && objects_ended == ended);
+    return HOLDS(cudaSetDevice(0) == 0);
+}
+
 // GVirtuS's front end makes no call when a graph with an object is launched and destroyed again.
 bool launched_without_calls()
 {
@@ -286,7 +306,7 @@ bool destroyed_while_running()
     REQUIRE(destroyed_before_flag(false, device, there));
     REQUIRE(destroyed_before_flag(true, device, there));
     REQUIRE(many_destroyed_before_flag() && launched_without_calls());
-    return HOLDS(cudaFree(device) == 0 && kept_across_reset());
+    return HOLDS(cudaFree(device) == 0 && kept_across_reset() && never_released_unseen());
 }
 
 // Meanwhile the back end may still pin pieces of its pool.

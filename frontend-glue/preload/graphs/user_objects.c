@@ -170,6 +170,14 @@ static struct holding *take_all(const void *holder)
     return taken;
 }
 
+static void free_all(struct holding *taken)
+{
+    for (struct holding *h; (h = taken);) {
+        taken = h->next;
+        free(h);
+    }
+}
+
 static void give_up(struct holding *taken)
 {
     struct object *over = NULL;
@@ -177,10 +185,7 @@ static void give_up(struct holding *taken)
     for (struct holding *h = taken; h; h = h->next)
         release(h->object, h->count, &over);
     pthread_mutex_unlock(&lock);
-    for (struct holding *h; (h = taken);) {
-        taken = h->next;
-        free(h);
-    }
+    free_all(taken);
     call(over);
 }
 
@@ -405,20 +410,28 @@ static bool gives_up_behind(struct holding *taken, const struct ibx_kept_event *
     return later;
 }
 
-/* Releases the objects once the launch has completed. If there is no event for that, as far as the
- * stream of the launch tells: it may have been destroyed, or is being captured. */
+/* There is no event. The stream may have been destroyed, or is being captured; then nothing tells
+ * when the launch has completed, and the objects, which it may use, are never released. */
+static void give_up_unseen(struct holding *taken, void *stream)
+{
+    if (stream == NO_STREAM || ibx_frontend_captures(stream) ||
+        cudaLaunchHostFunc(stream, behind_launch, taken))
+        free_all(taken);
+}
+
+/* Releases the objects once the launch has completed. */
 static void give_up_later(struct holding *taken, struct launched *l)
 {
     void *const event = l->behind.event;
     const int before = cudaPeekAtLastError(), mode = ibx_frontend_relax();
-    const int state = event ? ibx_frontend_event_ask(event) : CUDA_SUCCESS;
-    bool later = false;
-    if (state == CUDA_NOT_READY) {
+    const int state = event ? ibx_frontend_event_ask(event) : CUDA_NOT_READY;
+    bool later = !event;
+    if (!event) {
+        give_up_unseen(taken, l->stream);
+    } else if (state == CUDA_NOT_READY) {
         later = gives_up_behind(taken, &l->behind);
         if (!later)
             cudaEventSynchronize(event);
-    } else if (!event && !ibx_frontend_captures(l->stream)) {
-        later = !cudaLaunchHostFunc(l->stream, behind_launch, taken);
     }
     end_event(l, state == CUDA_SUCCESS);
     ibx_frontend_relax_end(mode);
