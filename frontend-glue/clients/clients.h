@@ -174,8 +174,11 @@ struct ibx_exec_left {
     struct ibx_room room; /* ends when CUDA has destroyed it */
 };
 
-/* An executable graph was launched in the stream. */
+/* launched(): an executable graph was launched in the stream. unseen(): the same, where no event
+ * can be recorded: it is destroyed at once, for which CUDA waits, unless it is launched again
+ * before. */
 void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream);
+void ibx_exec_ends_unseen(struct gpu_session *x, const void *exec);
 /* To be called before an executable graph is destroyed: waits until its last launch has ended. */
 void ibx_exec_ends_wait(struct gpu_session *x, const void *exec);
 /* Destroys an executable graph that the client cannot name any more; `destroy`: CUDA's function.

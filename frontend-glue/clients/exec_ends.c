@@ -131,6 +131,15 @@ static struct last_launch *take(const void *exec)
     return last;
 }
 
+/* What is known of the launch before would make another client destroy the graph, and wait. */
+void ibx_exec_ends_unseen(struct gpu_session *x, const void *exec)
+{
+    struct last_launch *last = take(exec);
+    if (last && ibx_back_end_have_cuda(x))
+        x->cuda->event_destroy(last->event);
+    free(last);
+}
+
 /* Waits for it. The wait fails if the event has gone with its context. */
 static void wait_for(struct gpu_session *x, struct last_launch *last)
 {

@@ -199,16 +199,21 @@ void ibx_frees_forget(const void *context)
     ibx_exec_functions_forget(context);
 }
 
-/* Whether the stream is being captured; `unknown`: if CUDA does not tell. */
-static bool is_captured(struct gpu_session *x, void *stream, bool unknown)
+enum captured {
+    CAPTURED_NOT,
+    CAPTURED,
+    CAPTURED_PERHAPS, /* CUDA does not tell: beside a capture it may refuse the legacy stream */
+};
+
+static enum captured is_captured(struct gpu_session *x, void *stream)
 {
     int capturing = 0;
     if (!ibx_captures_any())
-        return false;
+        return CAPTURED_NOT;
     if (!ibx_back_end_have_cuda(x) || (uintptr_t)stream <= 1 ||
         x->cuda->stream_is_capturing(stream, &capturing))
-        return unknown;
-    return capturing;
+        return CAPTURED_PERHAPS;
+    return capturing ? CAPTURED : CAPTURED_NOT;
 }
 
 /* How many functions of clients the launch will call: none, if the stream is being captured. Then
@@ -216,7 +221,7 @@ static bool is_captured(struct gpu_session *x, void *stream, bool unknown)
 static unsigned functions_of(struct gpu_session *x, const void *graph, void *stream)
 {
     const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
-    const bool captured = functions && is_captured(x, stream, false);
+    const bool captured = functions && is_captured(x, stream) == CAPTURED;
     if (captured)
         ibx_exec_functions_keep(graph);
     return captured ? 0 : functions;
@@ -229,6 +234,17 @@ static void hold(const unsigned *some, unsigned ms)
     const struct timespec until = ibx_timespec_of(deadline);
     while (*some && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+}
+
+/* Whether its last launch has ended is asked of an event, which can be recorded in the stream
+ * unless that may be captured. What is captured is no launch. */
+static void note_launch(struct gpu_session *x, const void *graph, void *stream)
+{
+    const enum captured captured = is_captured(x, stream);
+    if (captured == CAPTURED_NOT)
+        ibx_exec_ends_launched(x, graph, stream);
+    else if (captured == CAPTURED_PERHAPS)
+        ibx_exec_ends_unseen(x, graph);
 }
 
 int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *stream), void *graph,
@@ -255,8 +271,8 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     launching--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    if (!rc && !is_captured(x, stream, true))
-        ibx_exec_ends_launched(x, graph, stream);
+    if (!rc)
+        note_launch(x, graph, stream);
     return rc;
 }
 

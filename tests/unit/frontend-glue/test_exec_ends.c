@@ -229,6 +229,23 @@ static void test_context_goes_while_the_driver_is_asked(NO_STATE)
     assert_int_equal(queries, 2); /* not that of the second one */
 }
 
+/* No event is behind its last launch: that of the one before does not stand for it, and no other
+ * client destroys it. */
+static void test_launch_without_event(NO_STATE)
+{
+    struct ibx_exec_left left = {.owned = 0};
+    of_client = 1;
+    ibx_exec_ends_launched(&x, pointer_to(10), NULL);
+    ibx_exec_ends_unseen(&x, pointer_to(10));
+    assert_int_equal(events, 0);
+    assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(10), destroy, &left), 0);
+    assert_int_equal(destroyed, 1);
+    ibx_exec_ends_unseen(&x, pointer_to(11));
+    ibx_exec_ends_launched(&x, pointer_to(11), NULL);
+    assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(11), destroy, &left), 0);
+    assert_int_equal(destroyed, 1);
+}
+
 /* A client that leaves waits for its own only. */
 static void test_settle(NO_STATE)
 {
@@ -360,6 +377,7 @@ int main(void)
         cmocka_unit_test_setup(test_room, begin),
         cmocka_unit_test_setup(test_waits_for_one_that_is_being_destroyed, begin),
         cmocka_unit_test_setup(test_context_goes_while_it_is_destroyed, begin),
+        cmocka_unit_test_setup(test_launch_without_event, begin),
         cmocka_unit_test_setup(test_settle, begin),
         cmocka_unit_test_setup(test_limit, begin)};
     return cmocka_run_group_tests_name("exec-ends", tests, NULL, NULL);

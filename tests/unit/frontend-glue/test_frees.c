@@ -36,9 +36,19 @@ void ibx_exec_functions_keep(const void *exec)
     (void)exec;
 }
 
+static bool captures;               /* there are some */
+static unsigned with_event, unseen; /* launches */
+
 void ibx_exec_ends_launched(struct gpu_session *session, const void *exec, void *stream)
 {
     (void)session, (void)exec, (void)stream;
+    with_event++;
+}
+
+void ibx_exec_ends_unseen(struct gpu_session *session, const void *exec)
+{
+    (void)session, (void)exec;
+    unseen++;
 }
 
 void ibx_exec_ends_forget(const void *context)
@@ -58,7 +68,7 @@ bool ibx_host_work_repeats(void)
 
 bool ibx_captures_any(void)
 {
-    return false;
+    return captures;
 }
 
 bool ibx_captures_wait_try(void)
@@ -248,6 +258,19 @@ static void test_launches_of_functions(void **state)
     assert_int_equal(counted, 1);
 }
 
+/* Beside a capture no event is recorded in the legacy stream, nor where CUDA does not tell. */
+static void test_launch_beside_a_capture(void **state)
+{
+    (void)state;
+    with_event = unseen = 0;
+    captures = true;
+    assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, NULL), 0);
+    captures = false;
+    assert_true(with_event == 0 && unseen == 1);
+    assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, NULL), 0);
+    assert_true(with_event == 1 && unseen == 1);
+}
+
 static int64_t now_ms(void)
 {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
@@ -290,6 +313,7 @@ static void test_word_is_added_beside_a_free(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches_of_functions),
+                                       cmocka_unit_test(test_launch_beside_a_capture),
                                        cmocka_unit_test(test_word_is_added_before_a_free),
                                        cmocka_unit_test(test_word_is_added_beside_a_free),
                                        cmocka_unit_test(test_launch_under_way),
