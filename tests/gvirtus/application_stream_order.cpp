@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 #include <unistd.h>
@@ -46,6 +47,36 @@ struct Gate {
         for (int asleep = 0; !returned && (only_returned || asleep < longest); usleep(1000))
             asleep = thread_state(getpid(), caller) == 'S' ? asleep + 1 : 0;
     }
+};
+
+// The work of a stream does not run until the gate is passed.
+class HeldStream
+{
+  public:
+    HeldStream(void *stream, Gate *until) : gate(until)
+    {
+        stub_remote()->hold_stream(stream ? reinterpret_cast<std::uintptr_t>(stream) : 1);
+        opens = std::thread([this] {
+            Remote *remote = stub_remote();
+            gate->pass();
+            open = true;
+            remote->hold_stream(0);
+        });
+    }
+    ~HeldStream() { end(); }
+    bool is_open() const { return open; }
+    // The call has returned. Waits until the stream is not held.
+    void end()
+    {
+        gate->returned = true;
+        if (opens.joinable())
+            opens.join();
+    }
+
+  private:
+    Gate *gate;
+    std::atomic<bool> open{false};
+    std::thread opens;
 };
 
 void write_behind_gate(void *argument)
@@ -212,20 +243,13 @@ bool made_behind(Scene &s, const MemoryCall &way, Work work, const Pair &streams
 {
     const bool held = work == Work::KERNEL;
     Gate gate{s.memory, gettid(), !streams.ordered || (way.returns && !held)};
-    std::thread opens;
+    std::unique_ptr<HeldStream> work_of_kernel;
     std::memset(s.memory, before, bytes);
     std::memset(s.managed, 'x', bytes);
     std::fill(s.copied.begin(), s.copied.end(), 'x');
     REQUIRE(cudaMemset(s.device, 'x', bytes) == 0 && cudaDeviceSynchronize() == 0);
-    if (held) {
-        stub_remote()->hold_stream(streams.first ? reinterpret_cast<std::uintptr_t>(streams.first)
-                                                 : 1);
-        opens = std::thread([&gate] {
-            Remote *remote = stub_remote();
-            gate.pass();
-            remote->hold_stream(0);
-        });
-    }
+    if (held)
+        work_of_kernel = std::make_unique<HeldStream>(streams.first, &gate);
     int rc =
         held ? stub_launch(s.memory, s.from, bytes, streams.first)
              : preloaded<LaunchHost>("cudaLaunchHostFunc")(streams.first, write_behind_gate, &gate);
@@ -237,8 +261,7 @@ bool made_behind(Scene &s, const MemoryCall &way, Work work, const Pair &streams
     if (!streams.ordered) // it is read before the memory is written
         rc = rc ? rc : cudaStreamSynchronize(streams.then);
     gate.returned = true;
-    if (held)
-        opens.join();
+    work_of_kernel.reset();
     REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(s.memory[0] == written && s.memory[bytes - 1] == written);
     return HOLDS(way.has(s, streams.ordered ? written : before));
@@ -287,18 +310,13 @@ bool copied_behind_event(Scene &s, void *event, void *first, void *second)
     Gate gate{nullptr, gettid(), false};
     std::memset(s.memory, before, bytes);
     REQUIRE(cudaMemset(s.device, written, bytes) == 0);
-    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(first));
-    std::thread opens([&gate] {
-        Remote *remote = stub_remote();
-        gate.pass();
-        remote->hold_stream(0);
-    });
-    int rc = cudaDeviceSynchronize(); // behind hold_stream(), which may be work for all they know
+    HeldStream held(first, &gate);
+    int rc = cudaDeviceSynchronize(); // behind the call that holds it, which may be work for all
+                                      // they know
     rc = rc ? rc : cudaMemcpyAsync(s.memory, s.device, bytes, D2H, first);
     rc = rc ? rc : cudaEventRecord(event, nullptr);
     rc = rc ? rc : cudaMemcpyAsync(s.copied.data(), s.memory, bytes, 0, second);
-    gate.returned = true;
-    opens.join();
+    held.end();
     return HOLDS(rc == 0 && s.in_copied(written, bytes));
 }
 
@@ -437,7 +455,6 @@ bool made_beside(const Between &what, void *apart, Capture mode, char *host, cha
 bool comes_between(const Scene &s, const Between &what, void *first, void *second, Capture mode)
 {
     void *apart = nullptr;
-    std::atomic<bool> open{false};
     std::vector<char> host(2 * bytes, before);
     char *managed = managed_memory(bytes);
     REQUIRE(managed && cudaStreamCreateWithFlags(&apart, 1) == 0 && cudaDeviceSynchronize() == 0);
@@ -446,19 +463,13 @@ bool comes_between(const Scene &s, const Between &what, void *first, void *secon
     REQUIRE(mode == NONE || begin(apart, mode) == 0);
     Gate gate{nullptr, gettid(), !what.of_host};
     gate.longest = 50;
-    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
-    std::thread opens([&] {
-        Remote *remote = stub_remote();
-        gate.pass();
-        open = true;
-        remote->hold_stream(0);
-    });
+    HeldStream held(first, &gate);
     const bool made = stub_launch(s.device, s.from, bytes, first) == 0 &&
                       made_beside(what, apart, mode, host.data(), managed);
-    const bool waits = open == what.of_host && cudaMemsetAsync(s.device, set, bytes, second) == 0 &&
+    const bool waits = held.is_open() == what.of_host &&
+                       cudaMemsetAsync(s.device, set, bytes, second) == 0 &&
                        (what.of_host || comes_after_other_work(second));
-    gate.returned = true;
-    opens.join();
+    held.end();
     if (!made || !waits)
         std::fprintf(stderr, "%s is not between %p and %p, capture %d\n", what.name, first, second,
                      mode);
@@ -471,27 +482,20 @@ bool comes_between(const Scene &s, const Between &what, void *first, void *secon
 // is used by it. Natively a wait for the stream then includes that work.
 bool comes_after(const Scene &s, const Between &what, void *first, void *then, bool ordered)
 {
-    std::atomic<bool> open{false};
     std::vector<char> host(2 * bytes, before);
     char *managed = managed_memory(bytes);
     REQUIRE(managed && cudaDeviceSynchronize() == 0);
     std::fill(host.begin() + bytes, host.end(), written);
     Gate gate{nullptr, gettid(), !ordered || !what.of_host};
     gate.longest = 50;
-    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
-    std::thread opens([&] {
-        Remote *remote = stub_remote();
-        gate.pass();
-        open = true;
-        remote->hold_stream(0);
-    });
+    HeldStream held(first, &gate);
     int rc = first == then ? 0 : cudaStreamSynchronize(then); // it has no work itself
     rc = rc ? rc : stub_launch(s.device, s.from, bytes, first);
     rc = rc ? rc : what.make(host.data(), managed, then);
     const int busy = ordered && !what.of_host ? 600 : 0;
-    const bool good = rc == 0 && open == (ordered && what.of_host) && cudaStreamQuery(then) == busy;
-    gate.returned = true;
-    opens.join();
+    const bool good =
+        rc == 0 && held.is_open() == (ordered && what.of_host) && cudaStreamQuery(then) == busy;
+    held.end();
     if (!good)
         std::fprintf(stderr, "%s in %p, behind work in %p: %d\n", what.name, then, first, rc);
     REQUIRE(cudaDeviceSynchronize() == 0 && host[0] == (what.of_host ? written : before));
@@ -548,16 +552,10 @@ bool copied_behind_kernel(Scene &s, const MemoryCall &way, void *first, void *th
     std::memset(s.memory, before, bytes);
     std::memset(s.managed, 'x', bytes);
     REQUIRE(cudaMemset(s.device, 'x', bytes) == 0 && cudaDeviceSynchronize() == 0);
-    stub_remote()->hold_stream(first ? reinterpret_cast<std::uintptr_t>(first) : 1);
-    std::thread opens([&gate] {
-        Remote *remote = stub_remote();
-        gate.pass();
-        remote->hold_stream(0);
-    });
+    HeldStream held(first, &gate);
     int rc = stub_launch(s.memory, s.from, bytes, first);
     rc = rc ? rc : way.make(s, then);
-    gate.returned = true;
-    opens.join();
+    held.end();
     REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0 && s.memory[bytes - 1] == written);
     return HOLDS(way.has(s, written));
 }
