@@ -4,6 +4,8 @@
 #include "frontend-glue/clients/clients.h"
 #include "tests/fixtures/unit.h"
 
+#include "common/clock.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,7 +18,9 @@ static uintptr_t context_now;      /* of the caller */
 static bool running;               /* all launches */
 static bool resets;                /* a client resets the context */
 static unsigned queries;           /* so far */
-static _Atomic unsigned naps;      /* so far */
+static _Atomic unsigned naps;      /* so far, */
+static uint64_t nap_ns;            /* of each, for exec_ends.c, ... */
+static _Atomic uint64_t slept_ns;  /* ... and of all */
 static unsigned destroyed, events; /* events: made and not destroyed */
 static void (*meanwhile)(void);    /* what others do while the driver is asked, */
 static void (*in_destroy)(void);   /* ... or destroys one later */
@@ -134,9 +138,20 @@ void ibx_exec_functions_gone(const void *exec)
     (void)exec;
 }
 
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    const int rc = __real_clock_gettime(clock, time);
+    *time =
+        ibx_timespec_of((uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec + slept_ns);
+    return rc;
+}
+
 void ibx_nap(uint64_t *ns)
 {
     *ns += 1;
+    slept_ns += nap_ns;
     naps++;
 }
 
@@ -169,6 +184,7 @@ static int begin(void **state)
     resets = false;
     queries = destroyed = events = 0;
     naps = 0;
+    nap_ns = slept_ns = 0;
     execs = (struct ibx_quota){.most = 100};
     return 0;
 }
@@ -348,6 +364,17 @@ static void test_waits_for_one_that_is_being_destroyed(NO_STATE)
     assert_int_equal(destroyed, 1);
 }
 
+/* One whose launch does not end, perhaps because it waits for what this thread does next. */
+static void test_waits_for_a_graph_as_long_as_it_may(NO_STATE)
+{
+    destroy_with_room(10);
+    nap_ns = 100 * IBX_NS_PER_MS;
+    const uint64_t before = ibx_now_ns();
+    assert_true(ibx_exec_ends_wait_graph(&x, 5));
+    assert_in_range(ibx_now_ns() - before, 10000 * IBX_NS_PER_MS, 20000 * IBX_NS_PER_MS);
+    assert_int_equal(destroyed, 0);
+}
+
 static void context_goes_in_destroy(void)
 {
     in_destroy = NULL;
@@ -376,6 +403,7 @@ int main(void)
         cmocka_unit_test_setup(test_context_goes_while_the_driver_is_asked, begin),
         cmocka_unit_test_setup(test_room, begin),
         cmocka_unit_test_setup(test_waits_for_one_that_is_being_destroyed, begin),
+        cmocka_unit_test_setup(test_waits_for_a_graph_as_long_as_it_may, begin),
         cmocka_unit_test_setup(test_context_goes_while_it_is_destroyed, begin),
         cmocka_unit_test_setup(test_launch_without_event, begin),
         cmocka_unit_test_setup(test_settle, begin),
