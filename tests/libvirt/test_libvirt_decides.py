@@ -47,9 +47,9 @@ def recover_claims_nothing_that_qemu_does_not_tell(hosts, domain):
     domain.expect(hosts.a, hosts.b)
 
 
-@test
-def rollback_leaves_it_to_virsh_resume(hosts, domain):
-    """libvirtd at the source has forgotten the migration, and the VM never ran elsewhere."""
+def forgotten_at_the_source(hosts, domain):
+    """libvirtd at the source has forgotten the migration, and the VM never ran elsewhere. Nobody
+    works on it any more; libvirt has it paused at the source."""
     domain.start(hosts.a)
     move, tool = caught(hosts, domain, "destination:resuming")
     hosts.a.end_libvirtd(signal.SIGKILL)
@@ -61,6 +61,12 @@ def rollback_leaves_it_to_virsh_resume(hosts, domain):
     move.sender.says("interrupt once more")
     move.sender.kill(signal.SIGTERM)
     assert move.sender.end() == 3, move.sender.text
+
+
+@test
+def rollback_leaves_it_to_virsh_resume(hosts, domain):
+    """It ends when libvirt has continued the VM."""
+    forgotten_at_the_source(hosts, domain)
     again = hosts.a.run(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
     assert again.code == 1 and "virsh resume" in again.err, again
     assert hosts.a.state(domain.name) == "paused"
@@ -68,6 +74,25 @@ def rollback_leaves_it_to_virsh_resume(hosts, domain):
     hosts.a.ok(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
     here(domain, hosts.a, hosts.b)
     nothing_left(hosts.a, domain)
+    domain.expect(hosts.a)
+
+
+@test
+def a_vm_that_has_run_is_taken_back_though_it_is_paused_by_now(hosts, domain):
+    """The rollback is killed when it has seen the VM run, and virsh pauses that. Its memory is not
+    what it was at its stop: the migration must not go on from there."""
+    forgotten_at_the_source(hosts, domain)
+    hosts.a.virsh_ok("resume", domain.name)
+    rollback = Tool(hosts.a, ["rollback", "--yes", "--qmp", domain.monitor],
+                    stop_at="rollback:continued")
+    rollback.stopped()
+    rollback.kill()
+    hosts.a.virsh_ok("suspend", domain.name)
+    again = hosts.a.run(os.environ["IB_MIGRATE"], "recover", "--qmp", domain.monitor)
+    assert again.code == 1 and "a rollback had continued the VM" in again.err, again
+    assert record(hosts.a, domain) == "rolled-back"
+    hosts.a.virsh_ok("resume", domain.name)
+    here(domain, hosts.a, hosts.b)
     domain.expect(hosts.a)
 
 
