@@ -48,6 +48,18 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
                          (int)before->pid, ibx_journal_options(before->qmp).text);
 }
 
+/* After a rollback that was killed, the VM may run here in this memory. */
+static int check_not_taken_back(const char *folder, const struct ibx_record *away,
+                                struct ibx_error *err)
+{
+    return ibx_journal_noted_back(folder, away)
+               ? ibx_error_set(err, -EBUSY,
+                               "a rollback has begun and has not recorded its end, so that the VM "
+                               "may run in it: ib-migrate recover %s finds out",
+                               ibx_journal_options(away->qmp).text)
+               : 0;
+}
+
 /* Finds the record of the migration by which the VM left. An error if somebody else than this
  * receiver has or had its memory (`own`: this receiver's record, or NULL). */
 static int find_record(const struct destination *d, const uint8_t base[IBX_MIGRATE_ID_BYTES],
@@ -68,6 +80,8 @@ static int find_record(const struct destination *d, const uint8_t base[IBX_MIGRA
                            "away",
                            d->options->folder);
     else
+        rc = check_not_taken_back(d->options->folder, &all[i], err);
+    if (!rc)
         *record = all[i];
     for (i = 0; !rc && i < count; i++)
         if (!all[i].source && !memcmp(all[i].base, base, IBX_MIGRATE_ID_BYTES) &&
