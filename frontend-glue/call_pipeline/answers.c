@@ -246,5 +246,5 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     if (answered)
         ibx_state_move(&p->state, REQUEST_ANSWERED);
     else
-        ibx_waiting_begin(p, body, n);
+        ibx_awaited_begin(p, body, n);
 }

@@ -461,19 +461,19 @@ void ibx_allocations_clear(void);
 void ibx_allocations_lock(void);
 void ibx_allocations_unlock(void);
 
-/* waiting.c */
+/* awaited_replies.c */
 
 /* Hands the staged bytes of a request to the session. `body`, n: the part of the body that is
  * there. */
-void ibx_waiting_begin(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+void ibx_awaited_begin(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* The same for a request that is too long to be staged whole; at least its name is there. */
-void ibx_waiting_begin_long(struct ibx_pipeline *pipeline);
+void ibx_awaited_begin_long(struct ibx_pipeline *pipeline);
 /* n bytes of a reply were read, and may be changed. Front ends that read other pieces than
  * GVirtuS's are noticed here. */
-void ibx_waiting_note_reply(struct ibx_pipeline *pipeline, uint8_t *bytes, size_t n);
+void ibx_awaited_note_reply(struct ibx_pipeline *pipeline, uint8_t *bytes, size_t n);
 /* The back end has returned `exit_code`. Returns that, or, if it is 0 and this call `waits` for the
  * device, the error of an earlier call that was not returned yet. */
-int ibx_waiting_told(struct ibx_pipeline *pipeline, int exit_code, bool waits);
+int ibx_awaited_returned(struct ibx_pipeline *pipeline, int exit_code, bool waits);
 
 /* process_facts.c: what holds for all pipelines; from any thread */
 

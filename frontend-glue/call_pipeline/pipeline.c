@@ -153,7 +153,7 @@ static bool stages(struct ibx_pipeline *p, const void *bytes, size_t n)
     if (p->state.now == REQUEST_STAGING && p->divert.now == DIVERT_LONG)
         return true; /* the rest of that launch is not sent either */
     if (p->state.now == REQUEST_STAGING)
-        ibx_waiting_begin_long(p);
+        ibx_awaited_begin_long(p);
     return false;
 }
 
@@ -181,7 +181,7 @@ static void request_ends(struct ibx_pipeline *p)
         return;
     }
     if (p->foreign || ibx_call_request(p->staged, p->staged_length, &p->call) != p->staged_length) {
-        ibx_waiting_begin_long(p);
+        ibx_awaited_begin_long(p);
         return;
     }
     size_t n;
@@ -235,7 +235,7 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
     if (p->mode == IBX_PIPELINE_OFF)
         return good;
     if (good)
-        ibx_waiting_note_reply(p, buffer, n);
+        ibx_awaited_note_reply(p, buffer, n);
     else
         p->reads++; /* so that the next write begins a request */
     return good;
@@ -304,7 +304,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
         drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
     ibx_process_work(p->effects.leaves);
-    return ibx_waiting_told(p, exit_code, waits);
+    return ibx_awaited_returned(p, exit_code, waits);
 }
 
 void ibx_pipeline_settled(struct ibx_pipeline *p)

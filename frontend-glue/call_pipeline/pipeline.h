@@ -12,7 +12,7 @@
  *   events.c     events that this process has made: which requests name them, and record them
  *   allocations.c  memory that cudaMalloc has returned: cudaFree of it will succeed
  *   backlog.c    requests that were answered: sending them, and taking their replies
- *   waiting.c    requests that wait, and what is learned from their replies
+ *   awaited_replies.c  requests that wait, and what is learned from their replies
  *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)

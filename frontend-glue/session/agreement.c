@@ -81,7 +81,7 @@ static int begin_server(struct ibx_session *s)
     memcpy(link->name, s->path.name, sizeof(link->name));
     link->has_user = !s->path.remote && !ibx_conn_user(s->conn, &user);
     link->user = user;
-    return ibx_waiting_add(s) ? ibx_state_move(&link->state, LINK_CONNECTED) : -ENOSPC;
+    return ibx_session_registry_add(s) ? ibx_state_move(&link->state, LINK_CONNECTED) : -ENOSPC;
 }
 
 /* Server: whether this is the first message. */
@@ -101,7 +101,7 @@ static int keep(struct ibx_session *s, struct ibx_reader *r)
     const uint64_t its_namespace = ibx_get_u64(r);
     if (r->failed || !s->server || !is_first(s))
         return -EPROTO;
-    bool wanted = link->seconds && link->waiting;
+    bool wanted = link->seconds && link->registry;
     int rc = wanted ? begin_server(s) : 0;
     if (rc)
         ibx_log(IBX_LOG_WARN, "the session with %s ends with its connection: %s", s->path.peer,

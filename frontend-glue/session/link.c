@@ -11,7 +11,7 @@
  *   unacknowledged.c  messages that may have to be sent again
  *   names.c      the names (remotes) of the client's memory on each connection
  *   reconnect.c  how the client finds its server again
- *   waiting.c    where the server finds the session
+ *   session_registry.c  where the server finds the session
  *   report.c     what a server reports about such sessions
  */
 #include "frontend-glue/session/session_internal.h"
@@ -51,7 +51,7 @@ void ibx_link_init(struct ibx_session *s)
 void ibx_link_fini(struct ibx_session *s)
 {
     struct session_link *link = &s->link;
-    ibx_waiting_remove(s);
+    ibx_session_registry_remove(s);
     ibx_kept_fini(&link->kept);
     ibx_names_clear(s);
     ibx_secret_free(link->secret);
@@ -142,7 +142,7 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
     int rc = ibx_conn_take_regions(fresh, old);
     if (s->cache)
         ibx_regcache_move(s->cache, fresh);
-    ibx_waiting_use(s, fresh);
+    ibx_session_registry_use(s, fresh);
     ibx_names_after(s);
     s->caps = ibx_conn_caps(fresh);
     s->out.most = s->caps->message_max < s->out.size ? s->caps->message_max : s->out.size;
@@ -347,7 +347,7 @@ static int server_attempt(struct ibx_session *s, struct ibx_conn *fresh)
     int rc = ibx_establish(fresh, &err);
     if (rc) {
         ibx_log(IBX_LOG_INFO, "%s", err.message);
-        ibx_waiting_drop(s, fresh);
+        ibx_session_registry_drop(s, fresh);
         return rc;
     }
     ibx_state_move(&s->link.state, LINK_RESUMING);
@@ -366,7 +366,7 @@ static int wait_for_client(struct ibx_session *s, struct ibx_error *err)
     for (;;) {
         struct pollfd wait[BEHIND_MAX_FDS] = {{.fd = s->link.offer_fd, .events = POLLIN},
                                               {.fd = s->link.peer_fd, .events = POLLIN}};
-        struct ibx_conn *fresh = ibx_waiting_take(s);
+        struct ibx_conn *fresh = ibx_session_registry_take(s);
         if (fresh && !server_attempt(s, fresh))
             return 0;
         if (ibx_link_has_offer(s))
@@ -392,7 +392,7 @@ static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, u
             "the connection with %s broke (%s); after %llu ms the session continues over %s%s%s",
             before->peer, why, (unsigned long long)ms, path->description,
             changed ? ", before over " : "", changed ? before->provider : "");
-    ibx_waiting_note(s, path, (unsigned)ms);
+    ibx_session_registry_note(s, path, (unsigned)ms);
 }
 
 /* A process may end while some of its threads are in no call; these say nothing. */

@@ -53,7 +53,7 @@ int ibx_report_send(struct ibx_session *s)
     if (room > sizeof(body))
         room = sizeof(body);
     struct answer answer = {.body = ibx_writer_of(body, room), .now = ibx_now_ns()};
-    ibx_waiting_each(s, add, &answer);
+    ibx_session_registry_each(s, add, &answer);
     ibx_put_u8(&w, MESSAGE_REPORT);
     ibx_put_u32(&w, answer.sessions);
     ibx_put_u32(&w, answer.resumed);

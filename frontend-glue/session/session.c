@@ -99,9 +99,9 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
     struct ibx_options options = s->options;
     if (s->keep_seconds)
-        s->link.waiting = ibx_waiting_create(s->processes.each != IBX_PROCESSES_ONE);
-    if (s->link.waiting) {
-        ibx_waiting_check(s->link.waiting, &s->claim_check);
+        s->link.registry = ibx_session_registry_create(s->processes.each != IBX_PROCESSES_ONE);
+    if (s->link.registry) {
+        ibx_session_registry_check(s->link.registry, &s->claim_check);
         options.claim_check = &s->claim_check;
     }
     if (s->processes.each != IBX_PROCESSES_ONE)
@@ -181,7 +181,7 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         if (rc != -EAGAIN) /* a request to be let go that was made before this connection is void */
             ibx_client_process_look_again();
         if (!rc) { /* it continues a session */
-            ibx_waiting_offer(listening->link.waiting, *conn);
+            ibx_session_registry_offer(listening->link.registry, *conn);
             continue;
         }
         if (rc != -EAGAIN) {
@@ -216,7 +216,7 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
     s->counted = ibx_client_process();
     if (s->counted)
         ibx_client_process_session_begins();
-    s->link.waiting = ibx_waiting_hold(listening->link.waiting);
+    s->link.registry = ibx_session_registry_hold(listening->link.registry);
     if (!rc)
         rc = inherit(listening, s, err);
     if (!rc && s->hooks->admit)
@@ -306,7 +306,7 @@ static void release_all(struct ibx_session *s)
     /* Everything else is the parent's, and in use there. */
     if (s->conn && !ibx_conn_inherited(s->conn)) {
         ibx_link_say_bye(s);
-        ibx_waiting_remove(s);
+        ibx_session_registry_remove(s);
         abandon_ops(s);
         if (s->hooks->ending)
             s->hooks->ending(s->context);
@@ -369,7 +369,7 @@ void ibx_session_destroy(struct ibx_session *s)
         return;
     ibx_session_close(s);
     ibx_session_set_hooks(s, &no_hooks, NULL);
-    ibx_waiting_release(s->link.waiting);
+    ibx_session_registry_release(s->link.registry);
     if (s->counted)
         ibx_client_process_session_ended();
     free(s->uri);
@@ -418,7 +418,7 @@ void ibx_session_set_processes(struct ibx_session *s, const struct ibx_processes
 struct ibx_session_listening ibx_session_listening(const struct ibx_session *s)
 {
     return (struct ibx_session_listening){.listener = s->listener,
-                                          .records = ibx_waiting_records(s->link.waiting),
+                                          .records = ibx_session_registry_records(s->link.registry),
                                           .hooks = s->hooks,
                                           .context = s->context,
                                           .processes = &s->processes};

@@ -21,7 +21,7 @@
  *   link.c          continues a session over another connection
  *   unacknowledged.c  messages that may have to be sent again then
  *   reconnect.c     how the client finds its server again
- *   waiting.c       where the server finds the session
+ *   session_registry.c  where the server finds the session
  *   report.c        what a server reports about such sessions
  *   dead_backend.c  what a client reads once its back end is gone
  *   client_process.c  one of several processes of a server (back_end/client_processes.h)

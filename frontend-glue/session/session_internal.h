@@ -207,15 +207,15 @@ struct session_link {
     bool one_host;        /* client: the server's name has never led to several hosts */
 
     /* Server. */
-    struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
-    struct ibx_session *next;    /* there */
-    int record;                  /* its place where other processes look, or -1 */
+    struct ibx_session_registry *registry; /* of the listening session and what it accepts */
+    struct ibx_session *next;              /* there */
+    int record;                            /* its place where other processes look, or -1 */
     /* The connection that ibx_session_accept() offers, and the one that was taken and is being
-     * established; both are changed under the lock of `waiting`. NULL: none. */
+     * established; both are changed under the lock of `registry`. NULL: none. */
     _Atomic(struct ibx_conn *) offered;
     struct ibx_conn *establishing;
     int offer_fd;                     /* an eventfd, or -1 */
-    struct ibx_session_report report; /* for others, who lock `waiting` */
+    struct ibx_session_report report; /* for others, who lock `registry` */
     char name[IBX_NAME_MAX + 1];
     bool has_user;
     unsigned user;
@@ -534,34 +534,36 @@ unsigned ibx_names_count(const struct ibx_session *s);
 int ibx_names_take(struct ibx_session *s, const uint8_t *bytes, size_t n);
 void ibx_names_clear(struct ibx_session *s);
 
-/* waiting.c: where a server finds sessions when their clients come again */
+/* session_registry.c: where a server finds sessions when their clients come again */
 
 /* `several`: there are several processes, each with sessions of its own. */
-struct ibx_waiting *ibx_waiting_create(bool several);
+struct ibx_session_registry *ibx_session_registry_create(bool several);
 /* The records that these processes share; NULL: there is one process. */
-struct ibx_records *ibx_waiting_records(const struct ibx_waiting *waiting);
-struct ibx_waiting *ibx_waiting_hold(struct ibx_waiting *waiting);
-void ibx_waiting_release(struct ibx_waiting *waiting);
-void ibx_waiting_check(struct ibx_waiting *waiting, struct ibx_claim_check *check);
+struct ibx_records *ibx_session_registry_records(const struct ibx_session_registry *registry);
+struct ibx_session_registry *ibx_session_registry_hold(struct ibx_session_registry *registry);
+void ibx_session_registry_release(struct ibx_session_registry *registry);
+void ibx_session_registry_check(struct ibx_session_registry *registry,
+                                struct ibx_claim_check *check);
 /* False: there is no room. */
-bool ibx_waiting_add(struct ibx_session *s);
-void ibx_waiting_remove(struct ibx_session *s);
+bool ibx_session_registry_add(struct ibx_session *s);
+void ibx_session_registry_remove(struct ibx_session *s);
 /* Takes the connection, in any thread, and gives it to its session. */
-void ibx_waiting_offer(struct ibx_waiting *waiting, struct ibx_conn *conn);
+void ibx_session_registry_offer(struct ibx_session_registry *registry, struct ibx_conn *conn);
 /* The connection that was offered, or NULL. It is to be established, which ends with an error when
  * another one is offered, and then to be used or dropped. */
-struct ibx_conn *ibx_waiting_take(struct ibx_session *s);
-void ibx_waiting_drop(struct ibx_session *s, struct ibx_conn *conn);
+struct ibx_conn *ibx_session_registry_take(struct ibx_session *s);
+void ibx_session_registry_drop(struct ibx_session *s, struct ibx_conn *conn);
 /* s->conn becomes this one. */
-void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn);
+void ibx_session_registry_use(struct ibx_session *s, struct ibx_conn *conn);
 /* Notes that the session, in the list or not, has continued over this path after `took_ms`. */
-void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsigned took_ms);
+void ibx_session_registry_note(struct ibx_session *s, const struct ibx_path *path,
+                               unsigned took_ms);
 
 /* Calls `each` for the sessions of which the client of `asks` may know: those of its name and, if
  * both are known, of its user. The lock is held meanwhile. */
-void ibx_waiting_each(struct ibx_session *asks,
-                      void (*each)(void *context, const struct ibx_session_report *report),
-                      void *context);
+void ibx_session_registry_each(struct ibx_session *asks,
+                               void (*each)(void *context, const struct ibx_session_report *report),
+                               void *context);
 
 /* report.c */
 

@@ -155,7 +155,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             count = 0;
     } else { /* as ibx_session_accept() leaves it */
         require(!ibx_session_adopt(s, fake_conn_next()));
-        s->link.waiting = kept ? ibx_waiting_create(false) : NULL;
+        s->link.registry = kept ? ibx_session_registry_create(false) : NULL;
         require(ibx_session_read(s, NULL, 0) == 0 && ibx_session_live(s));
         if (flags & 32) {
             struct ibx_gpu_options gpu = {

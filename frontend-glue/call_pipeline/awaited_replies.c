@@ -114,7 +114,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_events_remove(scope.event);
 }
 
-void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+void ibx_awaited_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     before_waiting(p, body, n);
     ibx_state_move(&p->state, REQUEST_WAITING);
@@ -129,14 +129,14 @@ void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     pthread_mutex_unlock(&p->lock);
 }
 
-void ibx_waiting_begin_long(struct ibx_pipeline *p)
+void ibx_awaited_begin_long(struct ibx_pipeline *p)
 {
     const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
     p->call = ibx_call_find(p->staged, nul ? (size_t)(nul - p->staged) + 1 : 0);
     p->was_long = true;
     p->unseen = false;
     p->foreign = p->foreign || !nul;
-    ibx_waiting_begin(p, NULL, 0);
+    ibx_awaited_begin(p, NULL, 0);
     if (!ibx_handlers_held())
         return;
     /* GVirtuS writes the rest. A signal handler that runs meanwhile may wait for what was
@@ -161,7 +161,7 @@ static int take_failure(struct ibx_pipeline *p)
     return IBX_CUDA_ERROR_UNKNOWN;
 }
 
-int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
+int ibx_awaited_returned(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     p->told.errors += exit_code != 0;
     ibx_process_told(exit_code, waits, p->effects.breaks);
@@ -250,7 +250,7 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     if (kind == IBX_CALL_LAST_ERROR || kind == IBX_CALL_PEEK_ERROR)
         code = last_error(p, before, kind == IBX_CALL_LAST_ERROR);
     else
-        code = ibx_waiting_told(p, before, tells(p));
+        code = ibx_awaited_returned(p, before, tells(p));
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
     if (kind == IBX_CALL_SET_DEVICE && before)
@@ -387,7 +387,7 @@ static void note_settled(const struct ibx_effects *e)
         ibx_process_legacy_settled(e->left.in_legacy);
 }
 
-void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
+void ibx_awaited_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
 {
     static const size_t pieces[REPLY_READS] = {4, 8, 8};
     if (p->reads < REPLY_READS && n != pieces[p->reads])

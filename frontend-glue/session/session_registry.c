@@ -16,52 +16,52 @@
 #include <string.h>
 #include <unistd.h>
 
-struct ibx_waiting {
+struct ibx_session_registry {
     pthread_mutex_t lock;
     _Atomic unsigned holders;
     struct ibx_session *first;
     struct ibx_records *records; /* NULL: there is one process */
 };
 
-struct ibx_waiting *ibx_waiting_create(bool several)
+struct ibx_session_registry *ibx_session_registry_create(bool several)
 {
-    struct ibx_waiting *w = calloc(1, sizeof(*w));
-    if (w && several)
-        w->records = ibx_records_create();
-    if (!w || (several && !w->records)) {
-        free(w);
+    struct ibx_session_registry *registry = calloc(1, sizeof(*registry));
+    if (registry && several)
+        registry->records = ibx_records_create();
+    if (!registry || (several && !registry->records)) {
+        free(registry);
         return NULL;
     }
-    pthread_mutex_init(&w->lock, NULL);
-    w->holders = 1;
-    return w;
+    pthread_mutex_init(&registry->lock, NULL);
+    registry->holders = 1;
+    return registry;
 }
 
-struct ibx_waiting *ibx_waiting_hold(struct ibx_waiting *w)
+struct ibx_session_registry *ibx_session_registry_hold(struct ibx_session_registry *registry)
 {
-    if (w)
-        w->holders++;
-    return w;
+    if (registry)
+        registry->holders++;
+    return registry;
 }
 
-void ibx_waiting_release(struct ibx_waiting *w)
+void ibx_session_registry_release(struct ibx_session_registry *registry)
 {
-    if (!w || --w->holders)
+    if (!registry || --registry->holders)
         return;
-    pthread_mutex_destroy(&w->lock);
-    ibx_records_destroy(w->records);
-    free(w);
+    pthread_mutex_destroy(&registry->lock);
+    ibx_records_destroy(registry->records);
+    free(registry);
 }
 
-struct ibx_records *ibx_waiting_records(const struct ibx_waiting *w)
+struct ibx_records *ibx_session_registry_records(const struct ibx_session_registry *registry)
 {
-    return w ? w->records : NULL;
+    return registry ? registry->records : NULL;
 }
 
 /* Called under the lock. */
-static struct ibx_session *find(const struct ibx_waiting *w, const uint8_t *id)
+static struct ibx_session *find(const struct ibx_session_registry *registry, const uint8_t *id)
 {
-    struct ibx_session *s = w->first;
+    struct ibx_session *s = registry->first;
     while (s && memcmp(s->link.id, id, sizeof(s->link.id)) != 0)
         s = s->link.next;
     return s;
@@ -84,24 +84,25 @@ static bool find_record(const struct ibx_records *records, const uint8_t id[IBX_
 static bool claim_find(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES],
                        struct ibx_claimed *claimed)
 {
-    struct ibx_waiting *w = context;
-    if (w->records)
-        return find_record(w->records, id, claimed);
-    pthread_mutex_lock(&w->lock);
-    const struct ibx_session *s = find(w, id);
+    struct ibx_session_registry *registry = context;
+    if (registry->records)
+        return find_record(registry->records, id, claimed);
+    pthread_mutex_lock(&registry->lock);
+    const struct ibx_session *s = find(registry, id);
     if (s) {
         memcpy(claimed->secret, s->link.secret, sizeof(claimed->secret));
         memcpy(claimed->name, s->link.name, sizeof(claimed->name));
         claimed->has_user = s->link.has_user;
         claimed->user = s->link.user;
     }
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&registry->lock);
     return s;
 }
 
-void ibx_waiting_check(struct ibx_waiting *w, struct ibx_claim_check *check)
+void ibx_session_registry_check(struct ibx_session_registry *registry,
+                                struct ibx_claim_check *check)
 {
-    *check = (struct ibx_claim_check){claim_find, w};
+    *check = (struct ibx_claim_check){claim_find, registry};
 }
 
 /* Called under the lock. */
@@ -133,46 +134,46 @@ static void remove_record(struct ibx_records *records, struct session_link *link
     link->record = -1;
 }
 
-bool ibx_waiting_add(struct ibx_session *s)
+bool ibx_session_registry_add(struct ibx_session *s)
 {
-    struct ibx_waiting *w = s->link.waiting;
-    pthread_mutex_lock(&w->lock);
+    struct ibx_session_registry *registry = s->link.registry;
+    pthread_mutex_lock(&registry->lock);
     note_path(&s->link.report, &s->path);
-    const bool can = !w->records || write_record(w->records, &s->link);
+    const bool can = !registry->records || write_record(registry->records, &s->link);
     if (can) {
-        s->link.next = w->first;
-        w->first = s;
+        s->link.next = registry->first;
+        registry->first = s;
     }
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&registry->lock);
     return can;
 }
 
-void ibx_waiting_remove(struct ibx_session *s)
+void ibx_session_registry_remove(struct ibx_session *s)
 {
-    struct ibx_waiting *w = s->link.waiting;
-    if (!w)
+    struct ibx_session_registry *registry = s->link.registry;
+    if (!registry)
         return;
-    pthread_mutex_lock(&w->lock);
-    struct ibx_session **at = &w->first;
+    pthread_mutex_lock(&registry->lock);
+    struct ibx_session **at = &registry->first;
     while (*at && *at != s)
         at = &(*at)->link.next;
     if (*at)
         *at = s->link.next;
-    remove_record(w->records, &s->link);
+    remove_record(registry->records, &s->link);
     struct ibx_conn *offered = s->link.offered;
     s->link.offered = NULL;
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&registry->lock);
     ibx_close(offered);
 }
 
 /* A client that comes once more has given its earlier connection up, whose handshake may stand
  * still for as long as its time-outs take. */
-void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
+void ibx_session_registry_offer(struct ibx_session_registry *registry, struct ibx_conn *conn)
 {
     uint64_t one = 1;
     struct ibx_conn *unwanted = conn;
-    pthread_mutex_lock(&w->lock);
-    struct ibx_session *s = find(w, ibx_conn_claimed(conn));
+    pthread_mutex_lock(&registry->lock);
+    struct ibx_session *s = find(registry, ibx_conn_claimed(conn));
     if (s) {
         unwanted = s->link.offered;
         s->link.offered = conn;
@@ -181,46 +182,46 @@ void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
         (void)!write(s->link.offer_fd, &one, sizeof(one)); /* cannot fail below 2^64 - 1 */
         ibx_wake(s->conn); /* the session may still use the old connection */
     }
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&registry->lock);
     ibx_close(unwanted);
 }
 
-struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
+struct ibx_conn *ibx_session_registry_take(struct ibx_session *s)
 {
     uint64_t count;
-    pthread_mutex_lock(&s->link.waiting->lock);
+    pthread_mutex_lock(&s->link.registry->lock);
     struct ibx_conn *conn = s->link.offered;
     s->link.offered = NULL;
     s->link.establishing = conn;
     (void)!read(s->link.offer_fd, &count, sizeof(count)); /* fails if the event was not set */
-    pthread_mutex_unlock(&s->link.waiting->lock);
+    pthread_mutex_unlock(&s->link.registry->lock);
     return conn;
 }
 
-void ibx_waiting_drop(struct ibx_session *s, struct ibx_conn *conn)
+void ibx_session_registry_drop(struct ibx_session *s, struct ibx_conn *conn)
 {
-    pthread_mutex_lock(&s->link.waiting->lock);
+    pthread_mutex_lock(&s->link.registry->lock);
     s->link.establishing = NULL;
-    pthread_mutex_unlock(&s->link.waiting->lock);
+    pthread_mutex_unlock(&s->link.registry->lock);
     ibx_close(conn);
 }
 
-void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn)
+void ibx_session_registry_use(struct ibx_session *s, struct ibx_conn *conn)
 {
-    if (s->link.waiting)
-        pthread_mutex_lock(&s->link.waiting->lock);
+    if (s->link.registry)
+        pthread_mutex_lock(&s->link.registry->lock);
     s->conn = conn;
     s->link.establishing = NULL;
-    if (s->link.waiting)
-        pthread_mutex_unlock(&s->link.waiting->lock);
+    if (s->link.registry)
+        pthread_mutex_unlock(&s->link.registry->lock);
 }
 
-void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsigned took_ms)
+void ibx_session_registry_note(struct ibx_session *s, const struct ibx_path *path, unsigned took_ms)
 {
     struct ibx_session_report *report = &s->link.report;
-    if (!s->link.waiting)
+    if (!s->link.registry)
         return;
-    pthread_mutex_lock(&s->link.waiting->lock);
+    pthread_mutex_lock(&s->link.registry->lock);
     report->resumed++;
     if (report->count == IBX_REPORT_CHANGES) {
         report->count--;
@@ -233,8 +234,8 @@ void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsign
     memcpy(change->to, path->provider, sizeof(change->to));
     note_path(report, path);
     if (s->link.record >= 0)
-        write_record(s->link.waiting->records, &s->link);
-    pthread_mutex_unlock(&s->link.waiting->lock);
+        write_record(s->link.registry->records, &s->link);
+    pthread_mutex_unlock(&s->link.registry->lock);
 }
 
 /* The session whose client asks, and the function to call for each session that it may know of. */
@@ -263,21 +264,21 @@ static void tell_records(const struct ibx_records *records, const struct asking 
     explicit_bzero(&r, sizeof(r));
 }
 
-void ibx_waiting_each(struct ibx_session *asks,
-                      void (*each)(void *context, const struct ibx_session_report *report),
-                      void *context)
+void ibx_session_registry_each(struct ibx_session *asks,
+                               void (*each)(void *context, const struct ibx_session_report *report),
+                               void *context)
 {
-    struct ibx_waiting *w = asks->link.waiting;
+    struct ibx_session_registry *registry = asks->link.registry;
     struct asking asking = {.name = asks->path.name, .each = each, .context = context};
     asking.has_user = !asks->path.remote && !ibx_conn_user(asks->conn, &asking.user);
-    if (!w)
+    if (!registry)
         return;
-    if (w->records) {
-        tell_records(w->records, &asking);
+    if (registry->records) {
+        tell_records(registry->records, &asking);
         return;
     }
-    pthread_mutex_lock(&w->lock);
-    for (const struct ibx_session *s = w->first; s; s = s->link.next)
+    pthread_mutex_lock(&registry->lock);
+    for (const struct ibx_session *s = registry->first; s; s = s->link.next)
         tell(&asking, s->link.name, s->link.has_user, s->link.user, &s->link.report);
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&registry->lock);
 }
