@@ -4,8 +4,8 @@
 #define IBX_FRONTEND_GLUE_CALL_PIPELINE_INTERNAL_H
 
 #include "common/state_machine.h"
-#include "frontend-glue/call_pipeline/learned.h"
 #include "frontend-glue/call_pipeline/pipeline.h"
+#include "frontend-glue/call_pipeline/reply_cache.h"
 #include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/hooks.h"
 

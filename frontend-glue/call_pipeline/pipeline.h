@@ -19,7 +19,7 @@
  *   process_facts.c  what holds for all of them: what has become worthless, what is left to run
  *   connection_monitor.c  a thread that notices broken connections whose threads are in no call
  *   unseen_launches.c  launches by <<<>>>, whose results nobody sees
- *   learned.c    what was learned from replies: which calls succeed again, with which reply
+ *   reply_cache.c  caches what replies were: which calls succeed again, with which reply
  *
  * Answered here are
  *   - launches like one that has succeeded (function, block, shared memory), event records and

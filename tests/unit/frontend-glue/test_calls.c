@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a front end knows about GVirtuS's calls, and what it learns from replies. */
 #include "common/wire.h"
-#include "frontend-glue/call_pipeline/learned.h"
+#include "frontend-glue/call_pipeline/reply_cache.h"
 #include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/extensions.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/call_pipeline/learned.h"
+#include "frontend-glue/call_pipeline/reply_cache.h"
 
 #include "common/wire.h"
 

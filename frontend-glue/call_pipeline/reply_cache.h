@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a client has learned from the replies that it waited for. A call is answered here only if
- * this back end has given a reply of that form before.
+ * Caches of the replies that a client has waited for. A call is answered here only if this back end
+ * has given a reply of that form before.
  */
-#ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_LEARNED_H
-#define IBX_FRONTEND_GLUE_CALL_PIPELINE_LEARNED_H
+#ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_REPLY_CACHE_H
+#define IBX_FRONTEND_GLUE_CALL_PIPELINE_REPLY_CACHE_H
 
 #include <stdbool.h>
 #include <stddef.h>
