@@ -16,7 +16,8 @@
  *   worker.c      the threads              fetch.c       what is fetched next
  *   descriptor.c  userfaultfd descriptors  stride.c      stride prefetch
  *   slot.c        requests                 flight.c      how much is in flight over a wire
- *   takeover.c    what outlives a killed engine   give.c     pages that come another way
+ *   takeover.c    what outlives a killed engine
+ *   pushed_pages.c  pages that come without a READ of the engine
  *   huge_strides.c  strides through huge pages
  *
  * Independent of the engine: dirty.c tells which pages are written, protect.c stops writes.

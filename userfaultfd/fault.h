@@ -254,12 +254,12 @@ int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t co
 /* Undoes ibx_fault_mark_present() for these pages: they are missing. -ERANGE as above; -EBUSY: the
  * engine is not HELD. */
 int ibx_fault_mark_missing(struct ibx_fault *engine, uint64_t first, uint64_t count);
-/* Places a page that came another way than by a reader. `bytes`: 4096; only for ranges with pages
- * of that size. config.check, if set, is called first with `worker`, a number that no worker of the
- * engine and no other thread uses. 1: the page was placed. 0: it was not: the page is not missing,
- * the engine is neither SERVING nor HELD, or it failed, or is HELD and an event has to be read
- * first. -EBADMSG and others: what config.check returned; nothing was done. */
-int ibx_fault_give(struct ibx_fault *engine, unsigned worker, uint64_t page, const void *bytes,
+/* Places a page that was pushed: that came another way than by a reader. `bytes`: 4096; only for
+ * ranges with pages of that size. config.check, if set, is called first with `worker`, a number
+ * that no worker of the engine and no other thread uses. 1: the page was placed. 0: it was not: the
+ * page is not missing, the engine is neither SERVING nor HELD, or it failed, or is HELD and an
+ * event has to be read first. -EBADMSG and others: what config.check returned; nothing was done. */
+int ibx_fault_push(struct ibx_fault *engine, unsigned worker, uint64_t page, const void *bytes,
                    struct ibx_error *err);
 /* Whether a page is neither present nor being fetched. */
 bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page);
@@ -286,7 +286,7 @@ enum ibx_fault_cause {
     IBX_FAULT_BY_ZERO,    /* known to be zero */
     IBX_FAULT_BY_REMOVE,  /* discarded by its owner before it arrived */
     IBX_FAULT_BY_REBUILD, /* present before */
-    IBX_FAULT_BY_GIFT,    /* ibx_fault_give() */
+    IBX_FAULT_BY_PUSH,    /* ibx_fault_push() */
     IBX_FAULT_CAUSES
 };
 
@@ -294,7 +294,7 @@ struct ibx_fault_stats {
     uint64_t pages;                      /* in all ranges */
     uint64_t present;                    /* the sum of by_cause */
     uint64_t by_cause[IBX_FAULT_CAUSES]; /* pages */
-    uint64_t bytes;                      /* fetched: not those that were given */
+    uint64_t bytes;                      /* fetched: not those that were pushed */
     uint64_t faults;                     /* read from the kernel */
     uint64_t waiting;                    /* faults not answered yet */
     uint64_t zero_faults;                /* answered with a zero page */

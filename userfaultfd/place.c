@@ -118,7 +118,7 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
         return;
     }
     /* Counting the last page completes the engine, so all else is noted before. */
-    if (slot->cause != IBX_FAULT_BY_GIFT)
+    if (slot->cause != IBX_FAULT_BY_PUSH)
         count(&e->bytes, moved * slot->range->is.page_size);
     ibx_fault_waiters_end(e, page, pages);
     ibx_fault_pages_done(e, slot->cause, moved);

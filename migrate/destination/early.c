@@ -82,7 +82,7 @@ int ibx_destination_early_place(struct destination *d, struct ibx_error *err)
     for (; early->placed < early->count; early->placed++) {
         forget(&d->ram, early->pages[early->placed]);
         const int rc =
-            ibx_fault_give(d->ram.engine, IBX_MIGRATE_LINKS_MAX, early->pages[early->placed],
+            ibx_fault_push(d->ram.engine, IBX_MIGRATE_LINKS_MAX, early->pages[early->placed],
                            early->bytes + (size_t)early->placed * IBX_EARLY_PAGE, err);
         if (rc < 0)
             return rc;

@@ -174,7 +174,7 @@ static bool take_page(void *context, uint64_t page, const uint8_t *bytes)
     struct snapshot_feed *feed = context;
     struct ibx_error why = {0};
     char line[IBX_ERROR_MAX + 64];
-    const int rc = ibx_fault_give(feed->config.engine, feed->config.worker, page, bytes, &why);
+    const int rc = ibx_fault_push(feed->config.engine, feed->config.worker, page, bytes, &why);
     if (rc >= 0)
         return true;
     if (!feed->told_wrong) {

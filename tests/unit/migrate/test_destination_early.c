@@ -53,7 +53,7 @@ static void test_early_pages_are_not_requested(NO_STATE)
         assert_true(page_is_right(page));
     assert_true(page_is_right(47));
     assert_int_equal(stats_now().faults, 0);
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 4);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PUSH], 4);
     assert_int_equal(destination.ram.early_bytes, 4 * PAGE);
     assert_true(page_is_right(43));          /* fetched: it has not arrived early */
     assert_int_equal(take(42, 2 * PAGE), 0); /* placed: these have arrived */
@@ -97,7 +97,7 @@ static void test_before_the_map(NO_STATE)
     for (uint64_t page = 40; page < 47; page++)
         assert_int_equal(ibx_page_map_data(&destination.ram.had, page), page >= 43 && page < 46);
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REBUILD], 3);
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 3);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PUSH], 3);
     for (uint64_t page = 40; page < 43; page++)
         assert_true(page_is_right(page));
     assert_int_equal(destination.ram.early_bytes, 3 * PAGE);
@@ -118,7 +118,7 @@ static void test_not_before_it_serves(NO_STATE)
     assert_int_equal(ibx_destination_early_place(&destination, &error), 0);
     for (uint64_t page = 40; page < 43; page++)
         assert_true(page_is_right(page));
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 3);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PUSH], 3);
     end();
 }
 

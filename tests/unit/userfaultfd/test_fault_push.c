@@ -14,15 +14,15 @@
 
 #include <cmocka.h>
 
-#define GIVER 7u /* its number as a worker in check() */
+#define PUSHER 7u /* its number as a worker in check() */
 
-static _Atomic unsigned checked; /* how often GIVER has checked */
+static _Atomic unsigned checked; /* how often PUSHER has checked */
 
 static int check(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err)
 {
     const struct memory_data *data = context;
-    checked += worker == GIVER;
+    checked += worker == PUSHER;
     return memcmp(bytes, data->bytes + page * PAGE, (size_t)pages * PAGE)
                ? ibx_error_set(err, -EBADMSG, "page %u is another", (unsigned)page)
                : 0;
@@ -44,10 +44,10 @@ static void begin(void)
     begin_rig();
 }
 
-static int give(uint64_t page, const void *bytes)
+static int push(uint64_t page, const void *bytes)
 {
     struct ibx_error err = {0};
-    const int rc = ibx_fault_give(rig.engine, GIVER, page, bytes, &err);
+    const int rc = ibx_fault_push(rig.engine, PUSHER, page, bytes, &err);
     assert_true((rc < 0) == (err.code != 0));
     return rc;
 }
@@ -63,15 +63,15 @@ static void test_given_pages(void **state)
     begin();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     assert_true(ibx_fault_missing(rig.engine, 5));
-    assert_int_equal(give(5, right(5)), 1);
+    assert_int_equal(push(5, right(5)), 1);
     assert_false(ibx_fault_missing(rig.engine, 5));
     assert_true(page_is_right(5));
-    assert_int_equal(give(5, right(6)), 0); /* already present: nothing is compared */
+    assert_int_equal(push(5, right(6)), 0); /* already present: nothing is compared */
     assert_int_equal(checked, 1);
-    assert_int_equal(give(PAGES, right(0)), 0);
-    assert_int_equal(give(~0ull, right(0)), 0);
+    assert_int_equal(push(PAGES, right(0)), 0);
+    assert_int_equal(push(~0ull, right(0)), 0);
     const struct ibx_fault_stats s = stats_now();
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_GIFT], 1);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_PUSH], 1);
     assert_int_equal(s.bytes, 0);
     assert_int_equal(s.faults, 0);
 }
@@ -85,33 +85,33 @@ static void begin_in_place(void)
     begin_rig();
 }
 
-/* Given in place, pages are where a READ would have put them, and nothing is fetched again. */
+/* Pushed in place, pages are where a READ would have put them, and nothing is fetched again. */
 static void test_in_place(void **state)
 {
     (void)state;
     begin_in_place();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
-    assert_int_equal(give(5, right(6)), -EBADMSG);
+    assert_int_equal(push(5, right(6)), -EBADMSG);
     for (unsigned i = 0; i < PAGES; i += 2)
-        assert_int_equal(give(i, right(i)), 1);
-    assert_int_equal(give(0, right(0)), 0);
+        assert_int_equal(push(i, right(i)), 1);
+    assert_int_equal(push(0, right(0)), 0);
     for (unsigned i = 0; i < PAGES; i++)
         assert_true(page_is_right(i) && rig.data.fetched[i] == i % 2);
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
 }
 
-/* Before the engine serves, a thread that waits for a given page continues; all others wait. */
+/* Before the engine serves, a thread that waits for a pushed page continues; all others wait. */
 static void goes_on_before_it_serves(void)
 {
     struct look look, other;
     look_start(&look, 9, 1, 1);
     look_start(&other, 11, 1, 1);
     assert_true(REACHES(waiting, 2));
-    assert_int_equal(give(9, right(6)), -EBADMSG);
-    assert_int_equal(give(9, right(9)), 1);
+    assert_int_equal(push(9, right(6)), -EBADMSG);
+    assert_int_equal(push(9, right(9)), 1);
     look_sees_right(&look);
     assert_int_equal(stats_now().waiting, 1);
-    assert_int_equal(give(9, right(9)), 0);
+    assert_int_equal(push(9, right(9)), 0);
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_HELD);
     assert_int_equal(ibx_fault_mark_present(rig.engine, 9, 1), 0); /* the page is counted once */
     assert_int_equal(stats_now().present, 1);
@@ -147,12 +147,12 @@ static void test_missing_after_all(void **state)
     assert_int_equal(ibx_fault_mark_present(rig.engine, 0, PAGES), 0);
     look_start(&look, 6, 2, 1);
     assert_true(REACHES(waiting, 1));
-    assert_int_equal(give(6, right(6)), 0);
+    assert_int_equal(push(6, right(6)), 0);
     assert_int_equal(ibx_fault_mark_missing(rig.engine, 5, 3), 0);
     assert_int_equal(ibx_fault_mark_missing(rig.engine, PAGES - 1, 2), -ERANGE);
     assert_int_equal(ibx_fault_mark_missing(rig.engine, UINT64_MAX, 1), -ERANGE);
     assert_int_equal(stats_now().present, PAGES - 3);
-    assert_int_equal(give(6, right(6)), 1);
+    assert_int_equal(push(6, right(6)), 1);
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     look_sees_right(&look);
     touch(5);
@@ -160,7 +160,7 @@ static void test_missing_after_all(void **state)
     assert_int_equal(ibx_fault_mark_missing(rig.engine, 6, 1), -EBUSY);
     const struct ibx_fault_stats s = stats_now();
     assert_int_equal(s.by_cause[IBX_FAULT_BY_REBUILD], PAGES - 3);
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_GIFT], 1);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_PUSH], 1);
     assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT], 2);
     assert_int_equal(s.present, PAGES);
 }
@@ -171,7 +171,7 @@ static void test_wrong_bytes(void **state)
     (void)state;
     begin();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
-    assert_int_equal(give(5, right(6)), -EBADMSG);
+    assert_int_equal(push(5, right(6)), -EBADMSG);
     assert_true(ibx_fault_missing(rig.engine, 5));
     touch(5);
     assert_true(page_is_right(5));
@@ -192,18 +192,18 @@ static void test_not_placed(void **state)
     begin_rig();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     assert_int_equal(pwrite(file, "x", 1, 5 * PAGE), 1);
-    assert_int_equal(give(5, right(5)), 0);
+    assert_int_equal(push(5, right(5)), 0);
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(rig.engine, &err), -EEXIST);
     assert_true(ibx_fault_missing(rig.engine, 5));
     assert_int_equal(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 5 * PAGE, PAGE),
                      0);
     assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
-    assert_int_equal(give(5, right(5)), 1);
+    assert_int_equal(push(5, right(5)), 1);
     assert_true(page_is_right(5));
 }
 
-/* A page that a worker is fetching belongs to the worker; a page that was given is not fetched. */
+/* A page that a worker is fetching belongs to the worker; a page that was pushed is not fetched. */
 static void test_beside_faults(void **state)
 {
     struct look look;
@@ -214,9 +214,9 @@ static void test_beside_faults(void **state)
     look_start(&look, 9, 1, 1);
     assert_true(reader_asked(rig.readers[0], 1));
     assert_false(ibx_fault_missing(rig.engine, 9));
-    assert_int_equal(give(9, right(9)), 0);
+    assert_int_equal(push(9, right(9)), 0);
     for (unsigned i = 0; i < PAGES; i++)
-        assert_int_equal(give(i, right(i)), i != 9);
+        assert_int_equal(push(i, right(i)), i != 9);
     rig.readers[0]->hold = false;
     look_sees_right(&look);
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
@@ -224,25 +224,25 @@ static void test_beside_faults(void **state)
         assert_true(page_is_right(i) && rig.data.fetched[i] == (i == 9));
 }
 
-/* The last page may be a given one. A stopped engine accepts none. */
+/* The last page may be a pushed one. A stopped engine accepts none. */
 static void test_ends(void **state)
 {
     (void)state;
     begin();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     for (unsigned i = 1; i < PAGES; i++)
-        assert_int_equal(give(i, right(i)), 1);
+        assert_int_equal(push(i, right(i)), 1);
     ibx_fault_stop(rig.engine, -ECANCELED, "for the test");
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
-    assert_int_equal(give(0, right(0)), 0);
+    assert_int_equal(push(0, right(0)), 0);
     struct ibx_error err;
     assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
-    assert_int_equal(give(0, right(0)), 1);
+    assert_int_equal(push(0, right(0)), 1);
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], PAGES);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PUSH], PAGES);
 }
 
-/* Threads touch the pages that are given at the same time. All read the right bytes. */
+/* Threads touch the pages that are pushed at the same time. All read the right bytes. */
 static void test_many_threads(void **state)
 {
     struct look looks[3];
@@ -255,7 +255,7 @@ static void test_many_threads(void **state)
         look_start(&looks[i], first, PAGES, step);
     }
     for (unsigned i = 0; i < PAGES; i++)
-        assert_true(give(i, right(i)) >= 0);
+        assert_true(push(i, right(i)) >= 0);
     for (unsigned i = 0; i < 3; i++)
         look_sees_right(&looks[i]);
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);

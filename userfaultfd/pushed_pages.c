@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pages that come another way than by the readers. A given page is claimed as a worker claims it,
- * so that no worker fetches it meanwhile. A fault on it then waits for this thread, so config.check
- * is called before the claim: wrong bytes delay no fault.
+ * Pages that were pushed: that come another way than by the readers. Such a page is claimed as a
+ * worker claims it, so that no worker fetches it meanwhile. A fault on it then waits for this
+ * thread, so config.check is called before the claim: wrong bytes delay no fault.
  */
 #include "userfaultfd/engine.h"
 
@@ -38,7 +38,7 @@ static int fill_alias(struct ibx_fault *e, struct slot *slot, const void *bytes)
     return rc;
 }
 
-int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const void *bytes,
+int ibx_fault_push(struct ibx_fault *e, unsigned worker, uint64_t page, const void *bytes,
                    struct ibx_error *err)
 {
     struct fault_range *r = ibx_fault_range_of_page(e, page);
@@ -51,7 +51,7 @@ int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const vo
         return wrong;
     if (!ibx_fault_claim(e, page, page + 1, 1))
         return 0;
-    struct slot slot = {.cause = IBX_FAULT_BY_GIFT,
+    struct slot slot = {.cause = IBX_FAULT_BY_PUSH,
                         .range = r,
                         .page = page,
                         .count = 1,
