@@ -16,7 +16,7 @@
  *   claim.c              one receiver at a time takes a VM into a QEMU
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
- *   left.c               memory that QEMU has unmapped since
+ *   unmapped_memory.c    memory that QEMU has unmapped since
  *   early.c              pages that come with the page map, or ahead of it
  *   watchdog.c           lets QEMU go on where libvirt drives and the tool has died
  *   link.c               the control connection, page connections and query connections

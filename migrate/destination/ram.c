@@ -256,7 +256,7 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
 {
     int rc = ibx_destination_ram_take_uffd(ram, record, err);
     const struct ibx_guest_block *block = ram->guest.blocks;
-    while (block->left && block < ram->guest.blocks + ram->guest.count - 1)
+    while (block->unmapped && block < ram->guest.blocks + ram->guest.count - 1)
         block++;
     uint64_t address = block->address;
     const int minor = rc ? 0 : ibx_proc_find_flags(record->pid, is_minor, &address);
@@ -317,7 +317,7 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
     for (unsigned i = 0; !rc && !ram->minor && i < ram->guest.count; i++) {
         const struct ibx_guest_block *block = &ram->guest.blocks[i];
         const uint64_t pages = block->size / block->page_size;
-        const bool look = !block->left || !placed;
+        const bool look = !block->unmapped || !placed;
         uint64_t written, *bits = ibx_guest_bits_make(block, err);
         if (!bits)
             rc = -ENOMEM;
@@ -406,7 +406,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
         .removed = ram->page_tags ? forget_removed : NULL,
-        .unmapped = ibx_destination_ram_keep_left,
+        .unmapped = ibx_destination_ram_keep_unmapped,
         .unmapped_context = ram,
     };
     int rc = 0;
@@ -635,7 +635,7 @@ static int unregister(struct destination_ram *ram, struct ibx_error *err)
         struct ibx_fault_range range;
         range_of(ram, i, &range);
         int rc = ibx_fault_unregister(ram->uffd.fd, &range, first ? NULL : err);
-        if (rc && !first && !ibx_destination_ram_left(ram, i))
+        if (rc && !first && !ibx_destination_ram_unmapped(ram, i))
             first = rc;
     }
     return first ? first : ibx_state_move(&ram->state, RAM_OPENED);

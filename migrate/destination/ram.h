@@ -35,10 +35,10 @@ struct destination_ram {
     bool minor;
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    _Atomic uint64_t left_until_ns[IBX_GUEST_BLOCKS_MAX]; /* left.c: looked at again then */
-    struct ibx_note arrived;                              /* arrived.c; as are the next two */
-    struct ibx_note tags;                                 /* when pages are verified: one a page */
-    struct ibx_page_tags *page_tags;                      /* NULL: pages are not verified */
+    _Atomic uint64_t unmapped_until_ns[IBX_GUEST_BLOCKS_MAX]; /* then QEMU is asked again */
+    struct ibx_note arrived;                                  /* arrived.c; as are the next two */
+    struct ibx_note tags;            /* when pages are verified: one a page */
+    struct ibx_page_tags *page_tags; /* NULL: pages are not verified */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
@@ -51,11 +51,11 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 /* Recover: finds guest RAM by the record, and makes the page map. */
 int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err);
-/* left.c: whether QEMU has unmapped this block since; and what the engine calls then: -ESTALE if
- * QEMU has mapped it again. `context` is a struct destination_ram. */
-bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned block);
-int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes,
-                                  struct ibx_error *err);
+/* unmapped_memory.c: whether QEMU has unmapped this block since; and what the engine calls then:
+ * -ESTALE if QEMU has mapped it again. `context` is a struct destination_ram. */
+bool ibx_destination_ram_unmapped(const struct destination_ram *ram, unsigned block);
+int ibx_destination_ram_keep_unmapped(void *context, uint64_t page, uint64_t pages,
+                                      const void *bytes, struct ibx_error *err);
 /* Empties guest RAM, unless it is `kept`, and makes its userfaultfd in QEMU, which goes into the
  * record with the layout. With kept memory `minor` is a wish: it becomes false where it is not
  * possible, for instance if QEMU has mapped its pages already. */

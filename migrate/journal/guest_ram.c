@@ -134,7 +134,7 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
-    int rc = open_all(record, ram, ibx_guest_ram_reopen_left, true, err);
+    int rc = open_all(record, ram, ibx_guest_ram_reopen_unmapped, true, err);
     for (size_t i = 0; !rc && i < ram->count; i++)
         if (ram->blocks[i].fd < 0)
             rc = ibx_error_set(err, -ENOENT,
@@ -183,7 +183,7 @@ static int stand_in(struct ibx_guest_block *block, struct ibx_error *err)
 int ibx_journal_reopen_to_fill(const struct ibx_record *record, struct ibx_guest_ram *ram,
                                struct ibx_error *err)
 {
-    int rc = open_all(record, ram, ibx_guest_ram_reopen_left, false, err);
+    int rc = open_all(record, ram, ibx_guest_ram_reopen_unmapped, false, err);
     for (size_t i = 0; !rc && i < ram->count; i++)
         if (ram->blocks[i].fd < 0)
             rc = stand_in(&ram->blocks[i], err);

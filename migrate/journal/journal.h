@@ -300,8 +300,8 @@ void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram 
  * ibx_journal_open_files(). -ENOMEM. */
 int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
-/* ibx_guest_ram_reopen_left() with the files of the record, for the source: for reading only if it
- * may do no more. -ENOENT: the file of a block that is left is gone. */
+/* ibx_guest_ram_reopen_unmapped() with the files of the record, for the source: for reading only if
+ * it may do no more. -ENOENT: the file of a block that is left is gone. */
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* -ESTALE: a file of the record has its name and was cut short, so that its VM cannot be continued.

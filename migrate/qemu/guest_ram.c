@@ -462,9 +462,9 @@ static int reopen_block(pid_t pid, const struct guest_mappings *mappings, bool w
     return rc;
 }
 
-static int reopen_left_block(const struct ibx_guest_ram *ram, const struct ibx_guest_file *file,
-                             const char *suffix, bool writable, struct ibx_guest_block *block,
-                             struct ibx_error *err)
+static int reopen_unmapped_block(const struct ibx_guest_ram *ram, const struct ibx_guest_file *file,
+                                 const char *suffix, bool writable, struct ibx_guest_block *block,
+                                 struct ibx_error *err)
 {
     if (ibx_guest_file_is_gone(block, file, suffix))
         return 0;
@@ -474,8 +474,8 @@ static int reopen_left_block(const struct ibx_guest_ram *ram, const struct ibx_g
               : 0;
 }
 
-int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
-                              const char *suffix, bool writable, struct ibx_error *err)
+int ibx_guest_ram_reopen_unmapped(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                                  const char *suffix, bool writable, struct ibx_error *err)
 {
     struct guest_mappings mappings;
     int rc = ibx_guest_mappings_read(ram->pid, &mappings, err);
@@ -486,9 +486,9 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
         if (block->fd >= 0) /* of an earlier attempt that failed at another block */
             close(block->fd);
         block->fd = -1;
-        block->left = files && !is_mapped(&mappings, block);
-        rc = block->left ? reopen_left_block(ram, &files[i], suffix, writable, block, err)
-                         : reopen_block(ram->pid, &mappings, writable, block, err);
+        block->unmapped = files && !is_mapped(&mappings, block);
+        rc = block->unmapped ? reopen_unmapped_block(ram, &files[i], suffix, writable, block, err)
+                             : reopen_block(ram->pid, &mappings, writable, block, err);
     }
     ibx_guest_mappings_fini(&mappings);
     return rc;
@@ -496,7 +496,7 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
 
 int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err)
 {
-    return ibx_guest_ram_reopen_left(ram, NULL, NULL, true, err);
+    return ibx_guest_ram_reopen_unmapped(ram, NULL, NULL, true, err);
 }
 
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram)

@@ -237,7 +237,7 @@ int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *
 }
 
 /* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.
- * A recovery does not count them either (ibx_guest_ram_reopen_left()). */
+ * A recovery does not count them either (ibx_guest_ram_reopen_unmapped()). */
 static bool is_of(void *context, const struct ibx_proc_mapping *m)
 {
     const struct ibx_guest_block *block = context;

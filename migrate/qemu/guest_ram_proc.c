@@ -356,7 +356,7 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
                               uint64_t *count)
 {
     char path[64];
-    if (block->left)
+    if (block->unmapped)
         return 0;
     snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -164,7 +164,7 @@ struct ibx_guest_block {
     uint64_t address;    /* in QEMU's address space */
     uint64_t dev, ino;   /* of the file */
     uint64_t file;       /* differs for each file of every host; 0: not known */
-    bool left;           /* QEMU has it mapped no more: ibx_guest_ram_reopen_left() */
+    bool unmapped;       /* QEMU has it mapped no more: ibx_guest_ram_reopen_unmapped() */
     bool gone;           /* ... and its file is gone, too: `fd` is another one in its place */
     int fd;              /* the file, opened for us; -1 when not shared */
 };
@@ -201,8 +201,8 @@ int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err);
  * of its file is mapped any more, the block is `left`, and its file is opened as by
  * ibx_guest_file_open(); fd stays -1 if that file is gone (see below). `files`: of each block. */
 struct ibx_guest_file;
-int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
-                              const char *suffix, bool writable, struct ibx_error *err);
+int ibx_guest_ram_reopen_unmapped(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                                  const char *suffix, bool writable, struct ibx_error *err);
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 

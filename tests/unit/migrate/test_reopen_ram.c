@@ -140,7 +140,7 @@ static void look(const char *words)
     assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), 2);
     for (unsigned i = 0; i < 2; i++) {
         is_opened_for_writing(i, &ram);
-        assert_int_equal(ram.blocks[i].left, i);
+        assert_int_equal(ram.blocks[i].unmapped, i);
     }
     ibx_guest_ram_fini(&ram);
     const int source = reopen(ibx_journal_reopen_ram, &ram, &err);
@@ -151,7 +151,7 @@ static void look(const char *words)
         fail_msg("%s", err.message);
 }
 
-static void test_a_block_that_is_left(NO_STATE)
+static void test_a_block_that_is_unmapped(NO_STATE)
 {
     assert_int_equal(chmod(removed, 0600), 0);
     record.blocks[1].file.mode = S_IFREG | 0600;
@@ -280,7 +280,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_writing_is_not_allowed, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_block_that_is_unmapped, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_that_was_cut_short, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_cut_short, begin, end),

@@ -24,15 +24,15 @@ static int find_mapping(const struct destination_ram *ram, unsigned i)
     return ibx_guest_block_find_mapping(ram->guest.pid, &ram->guest.blocks[i]);
 }
 
-bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
+bool ibx_destination_ram_unmapped(const struct destination_ram *ram, unsigned i)
 {
     return !find_mapping(ram, i);
 }
 
-static int check_left(struct destination_ram *ram, unsigned i, struct ibx_error *err)
+static int check_unmapped(struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
-    if (ibx_now_ns() < atomic_load(&ram->left_until_ns[i]))
+    if (ibx_now_ns() < atomic_load(&ram->unmapped_until_ns[i]))
         return 0;
     const int mapped = find_mapping(ram, i);
     if (mapped < 0)
@@ -43,7 +43,7 @@ static int check_left(struct destination_ram *ram, unsigned i, struct ibx_error 
                              "come: unplug it (device_del, object-del in QEMU's monitor) until the "
                              "migration is complete",
                              block->id, block->path);
-    atomic_store(&ram->left_until_ns[i], ibx_deadline_in_ms(LOOK_MS));
+    atomic_store(&ram->unmapped_until_ns[i], ibx_deadline_in_ms(LOOK_MS));
     return 0;
 }
 
@@ -58,15 +58,15 @@ static int write_mapped(int fd, uint64_t at, const void *bytes, uint64_t length)
     return 0;
 }
 
-int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes,
-                                  struct ibx_error *err)
+int ibx_destination_ram_keep_unmapped(void *context, uint64_t page, uint64_t pages,
+                                      const void *bytes, struct ibx_error *err)
 {
     struct destination_ram *ram = context;
     const unsigned i = ibx_page_map_block(&ram->map, page);
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
     const uint64_t length = pages * block->page_size,
                    at = block->offset + (page - ram->map.blocks[i].first) * block->page_size;
-    const int rc = check_left(ram, i, err);
+    const int rc = check_unmapped(ram, i, err);
     if (rc)
         return rc;
     if (block->gone) {
