@@ -149,8 +149,8 @@ int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options 
 int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                         struct ibx_error *err);
 /* For a (source's) record that is DONE and whose tool died before it had ended its QEMU's
- * migration: ends that migration, which is held open (common/hold.h), and restores QEMU's settings.
- * 0 also if there is nothing to do. */
+ * migration: ends that migration, which is held open (common/return_path.h), and restores QEMU's
+ * settings. 0 also if there is nothing to do. */
 int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
  * monitor belongs to another process. */

@@ -9,7 +9,7 @@
  *   records.c     the journal's records of this VM
  *   vm.c          QEMU's state by its monitor (vm.h)
  *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
- *   hold.c        QEMU's migration, held open at the source (hold.h)
+ *   return_path.c  QEMU's migration, held open at the source (return_path.h)
  *   guard.c       what stops others from writing to the VM's memory there (guard.h)
  *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
  *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 
 #include "migrate/common/common.h"
@@ -213,7 +213,7 @@ static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64
     struct ibx_vm_progress now;
     bool ours;
     for (;;) {
-        int rc = ibx_hold_find(ibx_qmp_pid(qmp), vm->stream, &ours, err);
+        int rc = ibx_return_path_find(ibx_qmp_pid(qmp), vm->stream, &ours, err);
         if (!rc && !ours)
             rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
         if (rc || ours || ibx_vm_migration_ended(now.status))
@@ -255,18 +255,18 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
                     uint64_t deadline_ns, struct ibx_error *err)
 {
     bool lasts = true;
-    int rc = vm->stream ? ibx_hold_find(ibx_qmp_pid(qmp), vm->stream, &lasts, err) : 0;
+    int rc = vm->stream ? ibx_return_path_find(ibx_qmp_pid(qmp), vm->stream, &lasts, err) : 0;
     if (!rc && !lasts) {
-        *known = ibx_hold_marked(qmp, fd, deadline_ns);
+        *known = ibx_return_path_marked(qmp, fd, deadline_ns);
         return check_whose(qmp, vm, deadline_ns, err);
     }
-    rc = rc ? rc : ibx_hold_release(qmp, fd, deadline_ns, err);
+    rc = rc ? rc : ibx_return_path_release(qmp, fd, deadline_ns, err);
     ibx_migration_stop_at("rollback", "released");
     if (!rc)
-        ibx_hold_mark(qmp, fd, deadline_ns);
+        ibx_return_path_mark(qmp, fd, deadline_ns);
     *known = !others_came(qmp);
     if (!rc && !*known) /* the mark may be that of their migration */
-        ibx_hold_unmark(qmp, deadline_ns);
+        ibx_return_path_unmark(qmp, deadline_ns);
     ibx_migration_stop_at("rollback", "marked");
     return rc;
 }
@@ -274,7 +274,7 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
 static bool was_marked(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    const bool was = any >= 0 && ibx_hold_marked(qmp, any, deadline_ns);
+    const bool was = any >= 0 && ibx_return_path_marked(qmp, any, deadline_ns);
     if (any >= 0)
         close(any);
     return was;
@@ -285,7 +285,7 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
                          uint64_t deadline_ns, struct ibx_error *err)
 {
     others_came(qmp); /* discards events from before */
-    int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
+    int fd, rc = ibx_return_path_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
     *held = !rc;
     *known = !vm->stream || (vm->completes && (!vm->marked || was_marked(qmp, deadline_ns)));
     if (!rc) {
@@ -437,11 +437,11 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, known, deadline_ns, err);
     if (!rc && (held || (vm->marked && vm->was_running)))
-        ibx_hold_unmark(qmp, deadline_ns);
+        ibx_return_path_unmark(qmp, deadline_ns);
     if (!rc && held)
-        ibx_hold_forget(qmp, deadline_ns);
+        ibx_return_path_forget(qmp, deadline_ns);
     if (!rc && vm->touched)
-        rc = ibx_hold_disable(qmp, deadline_ns, err);
+        rc = ibx_return_path_disable(qmp, deadline_ns, err);
     if (!rc)
         rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
@@ -464,7 +464,7 @@ int ibx_vm_settings(struct ibx_qmp *qmp, enum ibx_vm_migration kind, const char 
                      : ibx_settings_plan(qmp, settings, deadline, err);
     if (rc)
         return rc;
-    rc = kind == IBX_VM_MIGRATION_HELD ? ibx_hold_plan(qmp, settings, deadline, err) : 0;
+    rc = kind == IBX_VM_MIGRATION_HELD ? ibx_return_path_plan(qmp, settings, deadline, err) : 0;
     char *text = rc ? NULL : json_dumps(settings->before, JSON_COMPACT);
     if (!rc && (!text || strlen(text) >= sizeof(record->settings)))
         rc = ibx_error_set(err, text ? -EMSGSIZE : -ENOMEM,

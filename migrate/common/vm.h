@@ -11,11 +11,11 @@ struct ibx_vm_undo {
     bool touched;        /* QEMU was told to migrate */
     const char *libvirt; /* its socket: libvirt decides on its own where the VM runs; or NULL */
     json_t *before;      /* settings to put back (ibx_settings_restore()), NULL: untouched */
-    uint64_t hold;       /* ibx_hold_name() of this tool's end of the stream; 0: none */
+    uint64_t hold;       /* ibx_return_path_name() of this tool's end of the stream; 0: none */
     bool completes;      /* the migration of a snapshot, which is to complete */
-    bool marked;         /* ... and was marked then (hold.h), until the VM runs again */
-    /* ibx_hold_name() of QEMU's end of the stream, which shows whether QEMU's migration is ours; 0:
-     * that is not checked. */
+    bool marked;         /* ... and was marked then (return_path.h), until the VM runs again */
+    /* ibx_return_path_name() of QEMU's end of the stream, which shows whether QEMU's migration is
+     * ours; 0: that is not checked. */
     uint64_t stream;
 };
 
@@ -84,7 +84,7 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err);
 /* What QEMU's own migration is to be. */
 enum ibx_vm_migration {
     IBX_VM_MIGRATION_LIBVIRT, /* driven by libvirt */
-    IBX_VM_MIGRATION_HELD,    /* held open (hold.h), at the source */
+    IBX_VM_MIGRATION_HELD,    /* held open (return_path.h), at the source */
     IBX_VM_MIGRATION_INCOMING /* at the destination */
 };
 /* Finds which migration settings of QEMU have to change, and writes their present values into the

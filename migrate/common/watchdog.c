@@ -5,7 +5,7 @@
  *   B{...}\n  settings to put back     T  the migration is started
  *   G         the VM is to go on       P  it is to stay paused
  *   C         committed                U  QEMU has refused that
- *   R         released                 M  it has completed, and was marked (hold.h)
+ *   R         released                 M  it has completed, and was marked (return_path.h)
  *   S         the guest sleeps (S3) in a QEMU that cannot continue it then       A  it is awake
  *   I         the tool was interrupted, and says so itself
  *
@@ -30,7 +30,7 @@
 #include "migrate/common/watchdog.h"
 
 #include "migrate/common/common.h"
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/libvirt.h"
 
 #include "common/clock.h"
@@ -234,7 +234,7 @@ static void leave_frozen(struct watchdog *w)
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     if (!rc)
-        ibx_hold_unmark(qmp, deadline);
+        ibx_return_path_unmark(qmp, deadline);
     say_frozen(w, status, rc, &err);
     ibx_qmp_close(qmp);
 }

@@ -52,7 +52,7 @@ int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error
 /* Whether the guest sleeps (S3), in a QEMU that cannot continue it then (ibx_qmp_sleeps_on()): it
  * is left stopped, and the watchdog says so. */
 int ibx_watchdog_sleeps(struct ibx_watchdog *watchdog, bool sleeps, struct ibx_error *err);
-/* A snapshot's migration has completed and was marked (hold.h). */
+/* A snapshot's migration has completed and was marked (return_path.h). */
 int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* A signal ends the tool, which has changed nothing and says that the VM stays: a second message
  * would only alarm. It is still logged as "info". */

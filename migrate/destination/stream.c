@@ -203,8 +203,8 @@ static size_t limit(const struct destination_stream *stream)
 }
 
 /* This QEMU answers the source's QEMU over its return path. The source's QEMU waits there only for
- * this tool's counterpart (migrate/common/hold.h), so the answers are dropped. They have to be
- * read: if this end were closed with unread bytes, QEMU's next read would fail. */
+ * this tool's counterpart (migrate/common/return_path.h), so the answers are dropped. They have to
+ * be read: if this end were closed with unread bytes, QEMU's next read would fail. */
 static void drop_answers(const struct destination_stream *stream)
 {
     uint8_t bytes[64];

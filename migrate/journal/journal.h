@@ -112,8 +112,8 @@ struct ibx_record {
     uint8_t base[IBX_MIGRATE_ID_BYTES];
     bool whole;       /* source, with a base: all pages were here at the stop */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
-    uint64_t hold;   /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
-    uint64_t stream; /* ... and QEMU's end of that stream, which it has as long; 0: not known */
+    uint64_t hold;    /* source: keeps QEMU's migration open (common/return_path.h); 0: none */
+    uint64_t stream;  /* ... and QEMU's end of that stream, which it has as long; 0: not known */
     bool guarded; /* source: all of its RAM has been protected against writes since before anybody
                      could write to it (migrate/common/guard.h) */
     bool verify;  /* pages are verified, with verify_key, which a finished record no longer has */
@@ -131,8 +131,8 @@ struct ibx_record {
      */
     char settings[IBX_JOURNAL_SETTINGS];
     /* Source, where libvirt drives: the figures that QEMU reports of this migration, which has
-     * ended for QEMU (ibx_hold_last()). Different figures show that a later migration has taken
-     * place.
+     * ended for QEMU (ibx_return_path_last()). Different figures show that a later migration has
+     * taken place.
      * "": not known. */
     char qemu_migration[IBX_JOURNAL_FIGURES];
     /* Counts the migrations of this folder; set by the first ibx_journal_write(). 0: an earlier

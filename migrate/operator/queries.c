@@ -2,7 +2,7 @@
 /* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
 #include "migrate/common/guard.h"
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/preflight.h"
 
@@ -319,7 +319,7 @@ static int look_whether_it_left(const struct ibx_record *record, struct ibx_qmp 
 {
     struct ibx_vm_progress now;
     bool held = false;
-    int rc = record->hold ? ibx_hold_find(record->pid, record->hold, &held, err) : 0;
+    int rc = record->hold ? ibx_return_path_find(record->pid, record->hold, &held, err) : 0;
     rc = rc ? rc : ibx_vm_migration(qmp, &now, deadline, err);
     if (rc)
         return rc;
@@ -556,7 +556,7 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_qmp *qmp;
-    int fd = -1, rc = ibx_hold_take(record->pid, record->hold, &fd, err);
+    int fd = -1, rc = ibx_return_path_take(record->pid, record->hold, &fd, err);
     const bool held = !rc;
     if (rc == -ENOENT && !record->settings[0])
         return 0;
@@ -571,11 +571,11 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
     }
     if (!rc) {
         if (fd >= 0)
-            rc = ibx_hold_release(qmp, fd, deadline, err);
+            rc = ibx_return_path_release(qmp, fd, deadline, err);
         if (!rc && fd >= 0)
-            ibx_hold_forget(qmp, deadline);
+            ibx_return_path_forget(qmp, deadline);
         if (!rc && fd >= 0)
-            rc = ibx_hold_disable(qmp, deadline, err);
+            rc = ibx_return_path_disable(qmp, deadline, err);
         json_t *before = json_loads(record->settings, 0, NULL);
         if (!rc)
             rc = ibx_settings_restore(qmp, before, deadline, err);

@@ -254,10 +254,10 @@ void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
  *
  *   {"capabilities": {"x-ignore-shared": true, ...}, "parameters": {"tls-creds": "", ...}}
  *
- * and, only for restoring, {"machine": {"suppress-vmdesc": true}} (migrate/common/hold.h). Use:
- * plan; write `before` to where it outlives this process; set; and restore as soon as the migration
- * does not need them any more. With x-ignore-shared left on, a snapshot of the VM would lack its
- * RAM.
+ * and, only for restoring, {"machine": {"suppress-vmdesc": true}} (migrate/common/return_path.h).
+ * Use: plan; write `before` to where it outlives this process; set; and restore as soon as the
+ * migration does not need them any more. With x-ignore-shared left on, a snapshot of the VM would
+ * lack its RAM.
  */
 #define IBX_SETTINGS_OF_MACHINE "machine"
 #define IBX_SETTINGS_MACHINE    "/machine" /* where QEMU has it */

@@ -8,7 +8,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "migrate/common/common.h"
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "migrate/common/watchdog.h"
 
@@ -248,7 +248,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         return rc;
     /* Marks this migration, because the rest takes so long that another client may begin the next.
      */
-    ibx_hold_mark(f->qmp, f->ours, deadline);
+    ibx_return_path_mark(f->qmp, f->ours, deadline);
     f->undo.marked = true;
     rc = ibx_watchdog_marked(&f->watchdog, err);
     if (!rc)
@@ -455,7 +455,7 @@ static int prepare(struct freezing *f, const struct ibx_freeze_options *o, struc
     if (rc)
         return rc;
     ibx_vm_stream_narrow(f->theirs);
-    f->undo.stream = ibx_hold_name(f->theirs);
+    f->undo.stream = ibx_return_path_name(f->theirs);
     rc = ibx_process_find_start(f->ram.pid, &f->started, err);
     return rc ? rc : watch(f, o->qmp, err);
 }
@@ -579,7 +579,7 @@ static bool is_taken(struct freezing *f, bool *runs)
         return false;
     *runs = !strcmp(status, "running");
     return (strcmp(status, "postmigrate") != 0 && strcmp(status, "finish-migrate") != 0) ||
-           !ibx_hold_marked(f->qmp, f->ours, deadline);
+           !ibx_return_path_marked(f->qmp, f->ours, deadline);
 }
 
 /* The snapshot is whole, and the VM has to stay stopped, or its QEMU has to end: not if another
@@ -649,7 +649,7 @@ int ibx_snapshot_freeze(const struct ibx_freeze_options *options, struct ibx_fre
     if (!rc && options->after != IBX_FREEZE_RESUME)
         rc = end(f, options->after, &got, err);
     if (whole)
-        ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+        ibx_return_path_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     if (!rc) {
         *result = got;
         result->tpm = ibx_description_has_tpm(f->folder.manifest.description);

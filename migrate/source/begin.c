@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
@@ -146,7 +146,7 @@ static int check(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
-    record->stream = rc ? 0 : ibx_hold_name(s->stream.theirs);
+    record->stream = rc ? 0 : ibx_return_path_name(s->stream.theirs);
     s->vm.undo.hold = record->hold;
     s->vm.undo.stream = record->stream;
     s->vm.paused = !record->was_running;
@@ -284,8 +284,8 @@ static bool are_unchanged(const struct source *s, const struct ibx_settings *set
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     if (source_managed(&s->vm) || ibx_settings_plan(s->vm.qmp, &now, deadline, NULL))
         return false;
-    const bool same =
-        !ibx_hold_plan(s->vm.qmp, &now, deadline, NULL) && json_equal(now.before, settings->before);
+    const bool same = !ibx_return_path_plan(s->vm.qmp, &now, deadline, NULL) &&
+                      json_equal(now.before, settings->before);
     ibx_settings_fini(&now);
     return same;
 }
@@ -309,8 +309,8 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err)
         s->vm.undo.before = NULL;
     }
     if (!rc && !source_managed(&s->vm))
-        rc = ibx_hold_describe(s->vm.qmp, settings.before, ibx_deadline_in_ms(MIGRATION_QMP_MS),
-                               err);
+        rc = ibx_return_path_describe(s->vm.qmp, settings.before,
+                                      ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_settings_fini(&settings);
     return rc;
 }

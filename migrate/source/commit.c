@@ -4,7 +4,7 @@
  * continues here only when the destination reports that it never ran there; after any other failure
  * the source connects again. The journal has been MAY_RUN since before the VM stopped.
  */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
@@ -156,8 +156,9 @@ int ibx_source_check_images(struct source *s, struct ibx_error *err)
  * which the hold needs: if it would not, somebody has. */
 static const char *changed_setting(const struct ibx_settings *now)
 {
-    return ibx_hold_planned(now->change) ? ibx_settings_first_change(now, IBX_HOLD_CAPABILITY)
-                                         : IBX_HOLD_CAPABILITY;
+    return ibx_return_path_planned(now->change)
+               ? ibx_settings_first_change(now, IBX_RETURN_PATH_CAPABILITY)
+               : IBX_RETURN_PATH_CAPABILITY;
 }
 
 int ibx_source_check_status(struct source *s, struct ibx_error *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
@@ -279,7 +279,7 @@ static int find_ours(struct source *s, bool *ours, struct ibx_error *err)
 {
     struct ibx_guest_ram *ram = &s->vm.ram;
     const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
-    int rc = ibx_hold_find(ram->pid, s->status.record.stream, ours, err);
+    int rc = ibx_return_path_find(ram->pid, s->status.record.stream, ours, err);
     while (!rc && !*ours && !strcmp(ram->status, "finish-migrate") && ibx_now_ns() < enough) {
         poll(NULL, 0, CLOSING_LOOK_MS);
         rc = ibx_vm_status(s->vm.qmp, ram->status, sizeof(ram->status),
@@ -298,13 +298,13 @@ static int refuse_others(const struct source *s, struct ibx_error *err)
                          (int)s->vm.ram.pid);
 }
 
-/* Our migration is over. QEMU has a mark (hold.h) if a rollback has ended it, and none if the VM
- * has run here since and another program has made the next migration. */
+/* Our migration is over. QEMU has a mark (return_path.h) if a rollback has ended it, and none if
+ * the VM has run here since and another program has made the next migration. */
 static int check_ended(const struct source *s, struct ibx_error *err)
 {
     const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
     const bool marked =
-        any >= 0 && ibx_hold_marked(s->vm.qmp, any, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+        any >= 0 && ibx_return_path_marked(s->vm.qmp, any, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     if (any >= 0)
         close(any);
     if (marked && !strcmp(s->vm.ram.status, "postmigrate"))
@@ -316,7 +316,8 @@ void ibx_source_note_figures(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
     if (source_managed(&s->vm) && s->vm.qmp && !record->qemu_migration[0])
-        ibx_hold_last(s->vm.qmp, record->qemu_migration, ibx_deadline_in_ms(FIGURES_MS), NULL);
+        ibx_return_path_last(s->vm.qmp, record->qemu_migration, ibx_deadline_in_ms(FIGURES_MS),
+                             NULL);
 }
 
 /* Where libvirt drives: compares the figures of QEMU's last migration with those of ours, if the
@@ -327,7 +328,7 @@ static int check_figures(const struct source *s, struct ibx_error *err)
     char last[IBX_JOURNAL_FIGURES];
     if (!ours[0])
         return 0;
-    int rc = ibx_hold_last(s->vm.qmp, last, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    int rc = ibx_return_path_last(s->vm.qmp, last, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc && rc != -ENODATA)
         return rc;
     return rc || strcmp(last, ours) != 0 ? refuse_others(s, err) : 0;
@@ -558,8 +559,8 @@ static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
     ibx_guard_release(&s->guard);
     int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, ibx_deadline_in_ms(ms), why);
     if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
-        !ibx_hold_planned(s->vm.undo.before)) /* the record is of an earlier version */
-        rc = ibx_hold_disable(s->vm.qmp, ibx_deadline_in_ms(ms), why);
+        !ibx_return_path_planned(s->vm.undo.before)) /* the record is of an earlier version */
+        rc = ibx_return_path_disable(s->vm.qmp, ibx_deadline_in_ms(ms), why);
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/common.h"
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "migrate/source/stream.h"
 
@@ -46,7 +46,7 @@ int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct 
     int rc = ibx_vm_stream(&stream->fd, &stream->theirs, err);
     if (rc)
         return rc;
-    *hold = ibx_hold_name(stream->fd);
+    *hold = ibx_return_path_name(stream->fd);
     ibx_vm_stream_narrow(stream->theirs);
     return ibx_state_move(&stream->state, STREAM_MADE);
 }
@@ -286,14 +286,14 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
         rc = ibx_channel_send(control, &message, err);
     /* The destination loads the state meanwhile. */
     if (!rc && !stream->managed)
-        rc = ibx_hold_keep(qmp, stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+        rc = ibx_return_path_keep(qmp, stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_HELD);
 }
 
 int ibx_source_stream_take(struct source_stream *stream, pid_t pid, uint64_t hold,
                            struct ibx_error *err)
 {
-    int rc = ibx_hold_take(pid, hold, &stream->fd, err);
+    int rc = ibx_return_path_take(pid, hold, &stream->fd, err);
     return rc ? rc : ibx_state_begin(&stream->state, &stream_table, STREAM_HELD);
 }
 
@@ -311,7 +311,7 @@ static void leave(struct source_stream *stream, enum source_stream_state to)
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err)
 {
     int rc = ibx_state_move(&stream->state, STREAM_RELEASED);
-    return rc ? rc : ibx_hold_say_shut(stream->fd, err);
+    return rc ? rc : ibx_return_path_send_shut(stream->fd, err);
 }
 
 int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
@@ -319,10 +319,10 @@ int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
 {
     if (stream->state.now != STREAM_HELD)
         return 0;
-    int rc = ibx_hold_release(qmp, stream->fd, deadline_ns, err);
+    int rc = ibx_return_path_release(qmp, stream->fd, deadline_ns, err);
     if (rc)
         return rc;
-    ibx_hold_forget(qmp, deadline_ns);
+    ibx_return_path_forget(qmp, deadline_ns);
     leave(stream, STREAM_RELEASED);
     return 0;
 }

@@ -9,7 +9,7 @@
 
 /*
  * The stream stays open when QEMU has written all of it, so that QEMU's migration does too
- * (migrate/common/hold.h).
+ * (migrate/common/return_path.h).
  *
  * state machine: source stream
  *   [*] -> CLOSED -> MADE -> NARROW -> OPEN

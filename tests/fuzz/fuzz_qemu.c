@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A QEMU that answers anything (fake_qmp.h): what is asked before a migration, and before a
  * child is made. The input is the object of its answers. */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/libvirt.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/description.h"
@@ -75,7 +75,7 @@ static void state_of(void)
     char figures[IBX_JOURNAL_FIGURES];
     ibx_vm_status(qmp, now.status, sizeof(now.status), 0, &err);
     ibx_vm_migration(qmp, &now, 0, &err);
-    ibx_hold_last(qmp, figures, 0, &err);
+    ibx_return_path_last(qmp, figures, 0, &err);
     check_found();
 }
 

@@ -6,7 +6,7 @@
  */
 #include "tests/fixtures/mover.h"
 
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 
 #include "common/clock.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a source asks QEMU after its VM has moved, and what it marks there, with a scripted peer. */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/source/source.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -124,9 +124,9 @@ static void test_a_marked_migration(NO_STATE)
                {"-ended-10-1-2-6\"", "{\"error\": {\"desc\": \"not found\"}, \"id\": 5}\r\n", 0},
                {"query-migrate", MIGRATED(5, 6), 0}, {"-ended-10-1-2-5\"", READY(7), 0},
                {"-ended-10-1-2-5\"", READY(8), 0}));
-    ibx_hold_mark(qmp, any, ibx_deadline_in_ms(GENEROUS));
-    assert_false(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
-    assert_true(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    ibx_return_path_mark(qmp, any, ibx_deadline_in_ms(GENEROUS));
+    assert_false(ibx_return_path_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    assert_true(ibx_return_path_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
     close(any);
     done();
 }

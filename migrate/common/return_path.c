@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 
 #include "common/clock.h"
@@ -19,16 +19,16 @@
  * length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
-static const char return_path[] = IBX_HOLD_CAPABILITY;
+static const char return_path[] = IBX_RETURN_PATH_CAPABILITY;
 static const char suppress[] = "suppress-vmdesc";
 
-uint64_t ibx_hold_name(int fd)
+uint64_t ibx_return_path_name(int fd)
 {
     struct stat st;
     return fstat(fd, &st) ? 0 : (uint64_t)st.st_ino;
 }
 
-int ibx_hold_disable(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_return_path_disable(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     return ibx_qmp_execute(
         qmp, "migrate-set-capabilities",
@@ -50,8 +50,8 @@ static int ask_suppressed(struct ibx_qmp *qmp, bool *is, uint64_t deadline_ns,
     return 0;
 }
 
-int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
-                  struct ibx_error *err)
+int ibx_return_path_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                         struct ibx_error *err)
 {
     json_t *change = json_object_get(settings->change, "capabilities"),
            *before = json_object_get(settings->before, "capabilities");
@@ -69,13 +69,13 @@ int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t d
     return 0;
 }
 
-bool ibx_hold_planned(const json_t *before)
+bool ibx_return_path_planned(const json_t *before)
 {
     return json_object_get(json_object_get(before, "capabilities"), return_path) != NULL;
 }
 
-int ibx_hold_describe(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
-                      struct ibx_error *err)
+int ibx_return_path_describe(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                             struct ibx_error *err)
 {
     if (!json_object_get(json_object_get(before, IBX_SETTINGS_OF_MACHINE), suppress))
         return 0;
@@ -85,7 +85,7 @@ int ibx_hold_describe(struct ibx_qmp *qmp, const json_t *before, uint64_t deadli
                            NULL, deadline_ns, err);
 }
 
-int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_return_path_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
 {
     return ibx_qmp_getfd(qmp, HOLD_NAME, fd, deadline_ns, err);
 }
@@ -97,7 +97,7 @@ static int find(pid_t pid, uint64_t name)
     return found == -ESRCH ? -ENOENT : found;
 }
 
-int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err)
+int ibx_return_path_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err)
 {
     const int found = find(pid, name);
     *has = found >= 0;
@@ -107,13 +107,13 @@ int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err)
                          (int)pid, strerror(-found), ibx_proc_remedy(found));
 }
 
-int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
+int ibx_return_path_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
 {
     const int remote = name ? find(pid, name) : -ENOENT;
     if (remote == -ENOENT)
         return -ENOENT;
     const int taken = remote < 0 ? remote : ibx_proc_take(pid, remote);
-    if (taken >= 0 && ibx_hold_name(taken) == name) {
+    if (taken >= 0 && ibx_return_path_name(taken) == name) {
         *fd = taken;
         return 0;
     }
@@ -128,7 +128,7 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
                          (int)pid, strerror(-taken));
 }
 
-int ibx_hold_say_shut(int fd, struct ibx_error *err)
+int ibx_return_path_send_shut(int fd, struct ibx_error *err)
 {
     if (send(fd, shut, sizeof(shut), MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(shut) &&
         errno != EPIPE) /* QEMU does not read any more: its migration has ended */
@@ -137,7 +137,8 @@ int ibx_hold_say_shut(int fd, struct ibx_error *err)
     return 0;
 }
 
-int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_return_path_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns,
+                            struct ibx_error *err)
 {
     struct ibx_vm_progress now;
     /* Without a monitor the migration could not be marked after SHUT, and the next tool that
@@ -145,7 +146,7 @@ int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct i
      * first. */
     int said = ibx_vm_status(qmp, now.status, sizeof(now.status), deadline_ns, err);
     if (!said)
-        said = ibx_hold_say_shut(fd, err);
+        said = ibx_return_path_send_shut(fd, err);
     if (said)
         return said;
     for (;;) {
@@ -164,7 +165,7 @@ int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct i
     return 0;
 }
 
-void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
+void ibx_return_path_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", HOLD_NAME), NULL, deadline_ns,
                     NULL);
@@ -192,8 +193,8 @@ static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IB
     return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU reports no migration") : 0;
 }
 
-int ibx_hold_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
-                  struct ibx_error *err)
+int ibx_return_path_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
+                         struct ibx_error *err)
 {
     char status[32], figures[IBX_JOURNAL_FIGURES];
     int rc = ask_last(qmp, status, sizeof(status), figures, deadline_ns, err);
@@ -220,14 +221,14 @@ static bool forget_mark(struct ibx_qmp *qmp, const char *name, uint64_t deadline
                             NULL);
 }
 
-void ibx_hold_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
+void ibx_return_path_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
 {
     char name[MARK_BYTES];
     if (name_mark(qmp, name, deadline_ns))
         ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL);
 }
 
-bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
+bool ibx_return_path_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
 {
     char name[MARK_BYTES];
     if (!name_mark(qmp, name, deadline_ns) || !forget_mark(qmp, name, deadline_ns))
@@ -236,7 +237,7 @@ bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
     return true;
 }
 
-void ibx_hold_unmark(struct ibx_qmp *qmp, uint64_t deadline_ns)
+void ibx_return_path_unmark(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     char name[MARK_BYTES];
     if (name_mark(qmp, name, deadline_ns))
