@@ -36,7 +36,8 @@ int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err);
 /* The same, for who may not go on without: -EWOULDBLOCK if another tool has begun, or -errno. */
 int ibx_vm_lock(pid_t qemu, int *fd);
 /* Whether another tool has, or at a destination another process has locked guest RAM
- * (destination/claim.c); locks nothing, not even for a moment. -EBUSY as above and below. */
+ * (destination/receiver_lock.c); locks nothing, not even for a moment. -EBUSY as above and below.
+ */
 int ibx_vm_check_claimed(const struct ibx_guest_ram *ram, bool source, struct ibx_error *err);
 /* Returns -EBUSY, with the sentence that another process has locked this file of guest RAM: another
  * receiver, or `again` another tool that continues the migration, or somebody else. */

@@ -116,7 +116,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
         ibx_error_set(err, -ENOMEM, "no memory for a migration");
         return NULL;
     }
-    *d = (struct destination){.options = options, .claim_fds = {-1, -1}, .lock_fd = -1};
+    *d = (struct destination){.options = options, .ram_lock_fds = {-1, -1}, .lock_fd = -1};
     d->transport = ibx_migration_options(&options->transport, options->listen);
     d->signals.fd = -1;
     d->reporter.observer = &options->observer;
@@ -159,7 +159,7 @@ static void destination_destroy(struct destination *d, bool failed)
     ibx_destination_warm_fini(&d->warm);
     ibx_destination_early_fini(&d->early);
     ibx_destination_home_fini(&d->home);
-    ibx_destination_unclaim(d);
+    ibx_destination_unlock(d);
     ibx_destination_forget_description(d);
     json_decref(d->compared);
     ibx_destination_watchdog_end(&d->watchdog);

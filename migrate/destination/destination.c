@@ -45,7 +45,7 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     int rc = connect_stream(d, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
-    rc = ibx_destination_claim(d, err);
+    rc = ibx_destination_lock(d, err);
     if (!rc)
         rc = ibx_destination_open_record(d, err);
     ibx_migration_stop_at("destination", "named");
@@ -228,7 +228,7 @@ static int step_complete(struct destination *d, struct ibx_error *err)
     }
     /* From here on this tool writes no page, and the VM may return to this memory before the tool
      * has ended. */
-    ibx_destination_unclaim(d);
+    ibx_destination_unlock(d);
     return d->peer.now == PEER_CONFIRMED ? confirmed(d, err) : 0;
 }
 

@@ -13,7 +13,7 @@
  *   warm.c               pages that are fetched while the VM runs at the source
  *   borrow.c             a VM that is to return: lends the monitor, notices the return
  *   home.c               a VM that returns here: the memory that it left
- *   claim.c              one receiver at a time takes a VM into a QEMU
+ *   receiver_lock.c      one receiver at a time takes a VM into a QEMU
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
  *   unmapped_memory.c    memory that QEMU has unmapped since
@@ -286,7 +286,7 @@ struct destination {
     struct migration_signals signals;
     struct ibx_control_socket *socket;
     struct ibx_control_socket *waiting_socket; /* the first one, until there is a record; or NULL */
-    int claim_fds[2];                          /* -1: none */
+    int ram_lock_fds[2];                       /* -1: none */
     int lock_fd;
     unsigned interrupts;       /* signals, and a request to cancel */
     struct ibx_error unpaused; /* BROKEN: code not 0: the VM could not be paused */
@@ -354,20 +354,20 @@ static inline bool destination_settled(const struct destination *d)
     return d->state.now == DESTINATION_COMPLETE || d->state.now == DESTINATION_SHUT_DOWN;
 }
 
-/* ---------------------------------------------------------------- claim.c */
+/* ------------------------------------------------------------ receiver_lock.c */
 
 /* To be called before QEMU is changed. -EBUSY: another receiver is about to change it, or a VM has
  * come to it. */
-int ibx_destination_claim(struct destination *d, struct ibx_error *err);
+int ibx_destination_lock(struct destination *d, struct ibx_error *err);
 /* For recover. -EBUSY: another tool continues the migration by a copy of the record, and both would
  * take page faults, half of which neither would serve. */
-int ibx_destination_claim_again(struct destination *d, struct ibx_error *err);
+int ibx_destination_lock_again(struct destination *d, struct ibx_error *err);
 /* To be called before QEMU is given this memory, which is then locked as well. */
-int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
+int ibx_destination_lock_also(struct destination *d, int file, struct ibx_error *err);
 /* Returns -EBUSY, with the sentence that a VM has come by another monitor. */
 int ibx_destination_refuse_taken(const struct destination *d, struct ibx_error *err);
 /* Releases these locks, once this tool does not write to the memory any more. */
-void ibx_destination_unclaim(struct destination *d);
+void ibx_destination_unlock(struct destination *d);
 
 /* ---------------------------------------------------------------- silence.c */
 

@@ -163,7 +163,7 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
     ram->minor = !ram->borrow && ibx_destination_link_registers_free(&d->link);
     int rc = touch(d, err);
     if (!rc)
-        rc = ibx_destination_claim_also(d, d->home.ram.blocks[0].fd, err);
+        rc = ibx_destination_lock_also(d, d->home.ram.blocks[0].fd, err);
     if (!rc)
         rc = check_alone(d, err);
     ram->kept = !rc; /* otherwise this QEMU has none of that memory */

@@ -239,7 +239,7 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
         return recover_shut_down(d, err);
     int rc = find(d, err);
     if (!rc)
-        rc = ibx_destination_claim_again(d, err);
+        rc = ibx_destination_lock_again(d, err);
     if (!rc)
         rc = learn_state(d, err);
     if (rc)

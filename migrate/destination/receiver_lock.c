@@ -25,7 +25,7 @@
 static int lock(struct destination *d, int file, bool again, struct ibx_error *err)
 {
     char path[32];
-    int *const fd = &d->claim_fds[d->claim_fds[0] >= 0];
+    int *const fd = &d->ram_lock_fds[d->ram_lock_fds[0] >= 0];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
     *fd = open(path, O_RDONLY | O_CLOEXEC);
     if (*fd >= 0 && !flock(*fd, LOCK_EX | LOCK_NB))
@@ -49,12 +49,12 @@ static bool is_mapped(struct ibx_guest_ram *ram)
     return ibx_proc_find_mapping(ram->pid, is_of_block, &ram->blocks[0]) != 0;
 }
 
-int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err)
+int ibx_destination_lock_also(struct destination *d, int file, struct ibx_error *err)
 {
     return lock(d, file, false, err);
 }
 
-int ibx_destination_claim(struct destination *d, struct ibx_error *err)
+int ibx_destination_lock(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     char status[IBX_MIGRATE_STATUS];
@@ -81,13 +81,13 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int ibx_destination_claim_again(struct destination *d, struct ibx_error *err)
+int ibx_destination_lock_again(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     int rc;
     while ((rc = lock(d, d->ram.guest.blocks[0].fd, true, err)) == -EBUSY &&
            ibx_now_ns() < deadline) {
-        ibx_destination_unclaim(d);
+        ibx_destination_unlock(d);
         poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
     }
     return rc;
@@ -101,11 +101,11 @@ int ibx_destination_refuse_taken(const struct destination *d, struct ibx_error *
                          (int)d->ram.guest.pid);
 }
 
-void ibx_destination_unclaim(struct destination *d)
+void ibx_destination_unlock(struct destination *d)
 {
     for (unsigned i = 0; i < 2; i++) {
-        if (d->claim_fds[i] >= 0)
-            close(d->claim_fds[i]);
-        d->claim_fds[i] = -1;
+        if (d->ram_lock_fds[i] >= 0)
+            close(d->ram_lock_fds[i]);
+        d->ram_lock_fds[i] = -1;
     }
 }

@@ -39,7 +39,7 @@ static void *ram_in(int fd)
     assert_int_equal(fstat(fd, &st), 0);
     block = (struct ibx_guest_block){
         .id = "mem0", .fd = fd, .address = (uintptr_t)memory, .dev = st.st_dev, .ino = st.st_ino};
-    destination = (struct destination){.claim_fds = {-1, -1}};
+    destination = (struct destination){.ram_lock_fds = {-1, -1}};
     destination.ram.guest.blocks = &block;
     destination.ram.guest.count = 1;
     destination.ram.guest.pid = getpid();
@@ -49,9 +49,9 @@ static void *ram_in(int fd)
 static void is_refused(void)
 {
     memset(&error, 0, sizeof(error));
-    assert_int_equal(ibx_destination_claim(&destination, &error), -EBUSY);
+    assert_int_equal(ibx_destination_lock(&destination, &error), -EBUSY);
     assert_non_null(strstr(error.message, "has been given other memory meanwhile"));
-    ibx_destination_unclaim(&destination);
+    ibx_destination_unlock(&destination);
 }
 
 static void test_other_memory(NO_STATE)
@@ -75,9 +75,9 @@ static void test_another_receiver(NO_STATE)
     const int other = open(path, O_RDONLY | O_CLOEXEC);
     assert_int_equal(flock(other, LOCK_EX), 0);
     memset(&error, 0, sizeof(error));
-    assert_int_equal(ibx_destination_claim(&destination, &error), -EBUSY);
+    assert_int_equal(ibx_destination_lock(&destination, &error), -EBUSY);
     text_has(error.message, "which only one receiver may lock");
-    ibx_destination_unclaim(&destination);
+    ibx_destination_unlock(&destination);
     /* check says the same: it need not be an ib-migrate. */
     says(ibx_vm_check_claimed(&destination.ram.guest, false, &error), -EBUSY,
          "which only one receiver may lock");
@@ -102,7 +102,7 @@ static int first_file_of(const char *place)
 
 static void test_other_memory_with_the_same_inode_number(NO_STATE)
 {
-    char folder[] = "/tmp/ibx-claim-XXXXXX", places[2][40];
+    char folder[] = "/tmp/ibx-lock-XXXXXX", places[2][40];
     struct stat st[2];
     int files[2];
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
@@ -136,16 +136,16 @@ static void test_other_memory_with_the_same_inode_number(NO_STATE)
     }
 
 /* Claims a QEMU that answers like this. */
-static int claim_by(const struct step *steps, bool managed)
+static int lock_by(const struct step *steps, bool managed)
 {
     const int file = memfd_create("ram", MFD_CLOEXEC);
     void *memory = ram_in(file);
     attached(steps);
     destination.qemu.qmp = qmp;
     destination.qemu.managed = managed;
-    const int rc = ibx_destination_claim(&destination, &error);
-    assert_true(destination.claim_fds[0] >= 0);
-    ibx_destination_unclaim(&destination);
+    const int rc = ibx_destination_lock(&destination, &error);
+    assert_true(destination.ram_lock_fds[0] >= 0);
+    ibx_destination_unlock(&destination);
     done();
     munmap(memory, PAGE);
     close(file);
@@ -154,21 +154,21 @@ static int claim_by(const struct step *steps, bool managed)
 
 static void test_nobody_else(NO_STATE)
 {
-    assert_int_equal(claim_by(SCRIPT(STATUS("inmigrate"), MIGRATION("")), false), 0);
+    assert_int_equal(lock_by(SCRIPT(STATUS("inmigrate"), MIGRATION("")), false), 0);
     /* Its migration has begun, and is this tool's, if libvirt drives. */
-    assert_int_equal(claim_by(SCRIPT(STATUS("inmigrate")), true), 0);
+    assert_int_equal(lock_by(SCRIPT(STATUS("inmigrate")), true), 0);
 }
 
 /* Two VMs in one QEMU would lose both. */
 static void test_another_vm_has_come(NO_STATE)
 {
-    says(claim_by(SCRIPT(STATUS("running")), false), -EBUSY, "come to this QEMU");
-    says(claim_by(SCRIPT(STATUS("paused")), true), -EBUSY, "by another monitor");
+    says(lock_by(SCRIPT(STATUS("running")), false), -EBUSY, "come to this QEMU");
+    says(lock_by(SCRIPT(STATUS("paused")), true), -EBUSY, "by another monitor");
 }
 
 static void test_another_vm_is_coming(NO_STATE)
 {
-    says(claim_by(SCRIPT(STATUS("inmigrate"), MIGRATION("\"status\": \"active\"")), false), -EBUSY,
+    says(lock_by(SCRIPT(STATUS("inmigrate"), MIGRATION("\"status\": \"active\"")), false), -EBUSY,
          "is under way already (active)");
 }
 
