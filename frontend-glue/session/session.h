@@ -6,7 +6,7 @@
  *
  *   session.c       begins and ends a session; its hooks and copy threads
  *   stream.c        the stream as segments of DATA messages, read and written
- *   messages.c      sends messages with credit, and queues received ones by their purpose
+ *   message_queues.c  sends messages with credit, and queues received ones by their purpose
  *   rendezvous.c    long writes, which the server moves one-sidedly
  *   shared_regions.c  memory that both ends map and that stays registered
  *   names.c         the names (remotes) of the client's memory

@@ -412,7 +412,7 @@ int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t 
 int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
                            const struct ibx_remote *remote);
 
-/* messages.c */
+/* message_queues.c */
 
 int ibx_messages_init(struct ibx_session *s);
 void ibx_messages_fini(struct ibx_session *s);

@@ -2,8 +2,8 @@
 /*
  * Messages between the source and the destination of a migration.
  *
- *   protocol.h, messages.c  the messages (docs/protocol.md, "ib-migrate")
- *   protocol.c              their encoding and decoding
+ *   protocol.h, protocol.c  the messages (docs/protocol.md, "ib-migrate"): encoding and decoding
+ *   message_fields.c        which fields each has, and their bounds
  *   hello.c                 a VM as HELLO describes it
  *   channel.c               the control connection, for everything except pages
  *   accept_thread.c         whoever connects, also to a server of snapshots

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Between messages.c, which knows the fields of each message, and protocol.c, which encodes and
- * decodes any of them. */
+/* Between message_fields.c, which knows the fields of each message, and protocol.c, which encodes
+ * and decodes any of them. */
 #ifndef IBX_MIGRATE_CHANNEL_FIELDS_H
 #define IBX_MIGRATE_CHANNEL_FIELDS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Encodes and decodes all messages by the tables of messages.c, so that both sides agree. */
+/* Encodes and decodes all messages by the tables of message_fields.c, so that both sides agree. */
 #include "migrate/channel/fields.h"
 
 #include "common/wire.h"

@@ -6,7 +6,7 @@
  *   begin.c, recover.c   that call: checks, opens, recovers, and in the end closes
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
- *   messages.c           messages of the source on the control connection
+ *   control_messages.c   messages of the source on the control connection
  *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
  *   digests.c            digests of the pages that have come, to the source
@@ -378,7 +378,7 @@ void ibx_destination_tell_away(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
 
-/* ---------------------------------------------------------------- messages.c */
+/* -------------------------------------------------------- control_messages.c */
 
 struct message_context {
     struct destination *destination;

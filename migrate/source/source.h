@@ -6,7 +6,7 @@
  *   begin.c     that call: what is checked and opened, and in the end closed
  *   source.c    the states and the loop
  *   events.c    events of QEMU, and its monitor
- *   messages.c  messages of the destination on the control connection
+ *   control_messages.c  messages of the destination on the control connection
  *   libvirt.c   where libvirt drives QEMU's migration
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
@@ -24,10 +24,11 @@
  *   verify.c    digests of the pages that have come there
  *   remove.c    files of guest RAM, once the migration is complete
  *
- * Calls go downwards: begin.c, source.c, events.c, messages.c, libvirt.c, then commit.c to lost.c,
- * then the parts. Three functions are exceptions, ibx_source_on_message(), ibx_source_move() and
- * ibx_source_on_quiet(): those have no other way to read a message, to move, or to go on. vm.h
- * (with files.c), stream.h, link.h, warm.h (with warm_parts.c) and return.h are headers of parts.
+ * Calls go downwards: begin.c, source.c, events.c, control_messages.c, libvirt.c, then commit.c to
+ * lost.c, then the parts. Three functions are exceptions, ibx_source_on_message(),
+ * ibx_source_move() and ibx_source_on_quiet(): those have no other way to read a message, to move,
+ * or to go on. vm.h (with files.c), stream.h, link.h, warm.h (with warm_parts.c) and return.h are
+ * headers of parts.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -279,7 +280,7 @@ int ibx_source_qemu_failed(struct source *s, struct ibx_error *err);
  * is, and nobody waits for it to run. */
 void ibx_source_tell_of_stop(const struct source *s, const char *status);
 
-/* ---------------------------------------------------------------- messages.c */
+/* -------------------------------------------------------- control_messages.c */
 
 struct message_context {
     struct source *source;
