@@ -149,6 +149,8 @@ int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err);
 
 /* The keys in their order, NULL after the last. */
 const char *ibx_options_key(unsigned index);
+/* What the key sets, with its unit and what a 0 or an empty value means. NULL: no such key. */
+const char *ibx_options_meaning(const char *key);
 /* Writes an option's value as ibx_options_set() takes it, cut to `size`: IBX_OPTION_SIZE cuts none.
  * -ENOENT: no such key. */
 int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size);

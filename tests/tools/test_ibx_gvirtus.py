@@ -203,8 +203,6 @@ def homes(scene):
     home.says("is not a directory")
     equal(home.bare("remove", "--home", home.path("none")), 1)
     home.says("none: No such file or directory")
-    equal(home.bare("install"), 1)
-    home.says("Give --home DIR or set GVIRTUS_HOME")
 
 
 @test
@@ -408,6 +406,15 @@ def show_of_a_back_end_that_is_not_there(scene):
               "rdma.gpu : auto (default)\n", "rdma.gpu_memory : 64M (default)\n",
               "rdma.gpu_threads : 0 (default)\n")
     assert "--all" not in home.said, home.said
+    # Below each key its unit, and what a 0 or an empty value means.
+    home.says("rdma.chunk : 0 (default)\n" + " " * 16 + "bytes of one bulk work request; 0: ",
+              "rdma.spin_us : 50 (default)\n" + " " * 16 + "microseconds of busy polling ",
+              "rdma.device : (default)\n" + " " * 16 + "verbs devices, one for each rail; empty: ",
+              "rdma.slots : 9\n" + " " * 16 + "messages in flight each way",
+              "rdma.pins : (default)\n" + " " * 16 + "bytes of clients' memory that ",
+              "rdma.gpu_threads : 0 (default)\n" + " " * 16 + "threads that copy for one connection")
+    equal(len(re.findall(r"^(?:options| ) +rdma\.\w+ : [^\n]*\n {16}[^ \n]", home.said, re.M)),
+          int(others[1]) + 1)
     home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
     equal(home.run("show"), 1)
     home.says("rdma.memory : 1M\n", "rdma.log : info\n", "rdma.gpu_memory : 2M\n")
@@ -447,6 +454,10 @@ def show_of_a_back_end_that_answers(scene):
     home.write("etc/silent", "rdma.slots : 9\n")
     equal(home.bare("show", "--properties", home.path("etc/silent")), 1)
     home.says('etc/silent does not name the back end: write "communicator')
+    missing = home.path("etc/missing")
+    equal(home.bare("show", "--properties", missing), 1)
+    home.says(f"--properties: {missing} cannot be found: No such file or directory; correct "
+              "the path, or give --home alone, whose gvirtus.properties is read then\n")
     # Without the line the endpoint says where.
     home.write(PROPERTIES, "rdma.provider : tcp\n")
     equal(home.run("show"), 0)
@@ -556,14 +567,18 @@ def usage(scene):
     for args, words in (((), "give install, remove or show"),
                         (("install", "remove"), '"remove" is one argument too many'),
                         (("instal",), 'no command "instal"'),
-                        (("install", "--slot", "ucx"),
-                         '--slot: "ucx" is not accepted: give oldtcp or ib'),
                         (("install", "--all"), "--all"), (("show", "--uri", "rdma://h:1"), "--uri"),
                         (("remove", "--slot", "ib"), "--slot"),
                         (("install", "--frob"), "unrecognized option '--frob'"),
                         (("install", "--uri"), "option '--uri' requires an argument")):
         equal(home.run(*args), 2)
         home.says(words)
+    # As in the other tools, what is missing is wrong usage, and a bad value is a failure.
+    for args in (("install",), ("remove",), ("show",)):
+        equal(home.bare(*args), 2)
+        home.says("which GVirtuS? Give --home DIR or set GVIRTUS_HOME\nTry `ibx-gvirtus ")
+    equal(home.run("install", "--slot", "ucx"), 1)
+    home.says('--slot: "ucx" is not accepted: give oldtcp or ib\n')
     equal(home.run("--help"), 0)
     home.says("Usage: ibx-gvirtus [OPTION...] install\n")
     equal(home.run("--version"), 0)

@@ -7,6 +7,7 @@
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/file_check.h"
+#include "common/write_whole.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -338,7 +339,12 @@ static int write_file(struct sheet *sheet, const char *path, struct ibx_error *e
         rc = -errno;
     if (rc && fd >= 0)
         unlink(fresh);
-    return rc ? ibx_error_set(err, rc, "%s cannot be written: %s", path, strerror(-rc)) : 0;
+    const bool full = rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG;
+    return rc ? ibx_error_set(err, rc, "%s cannot be written: %s; %s", path, strerror(-rc),
+                              full ? ibx_write_remedy(rc, "make room there, or give another path")
+                                   : "give a path in a folder that exists and that this user may "
+                                     "write to")
+              : 0;
 }
 
 int ibx_cli_prometheus(const struct migrate_args *args, const struct migrate_view *views,

@@ -166,8 +166,6 @@ void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_path
 {
     char usual[PATH_MAX], *config_file = paths->files[GVIRTUS_CONFIG];
     const char *config = args->config;
-    if (!args->home)
-        ibx_tool_end("which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
     if (!config && !args->home_given)
         config = secure_getenv("GVIRTUS_CONFIG");
     check_home(args->home);
@@ -235,14 +233,14 @@ int main(int argc, char **argv)
         {"config", "FILE", "properties.json [GVIRTUS_CONFIG, DIR/etc/properties.json]",
          TEXT(config)},
         {"properties", "FILE", "gvirtus.properties [beside properties.json]", TEXT(properties)},
-        {"all", NULL, "Show the keys at their defaults as well", ONLY(SHOW), .type = IBX_TOOL_FLAG,
-         .at = offsetof(struct gvirtus_args, all)},
+        {"all", NULL, "Show the keys at their defaults as well, and what each key means",
+         ONLY(SHOW), .type = IBX_TOOL_FLAG, .at = offsetof(struct gvirtus_args, all)},
         {0},
     };
     static const struct ibx_tool tool = {
         .name = "ibx-gvirtus",
-        .help = "Makes GVirtuS use ibx.\vExit status: 0 done or reachable, 1 failed or "
-                "unreachable, 2 wrong usage.",
+        .help = "Makes GVirtuS use ibx.\vExit status: 0 done or reachable, 1 failed, "
+                "unreachable or a bad value, 2 wrong usage.",
         .commands = commands,
         .options = options,
     };
@@ -253,10 +251,12 @@ int main(int argc, char **argv)
     unsigned command;
     ibx_tool_parse(&tool, argc, argv, &args, &command, NULL);
     if (strcmp(args.slot, "oldtcp") && strcmp(args.slot, "ib"))
-        ibx_tool_bad_usage(&tool, "--slot: \"%s\" is not accepted: give oldtcp or ib", args.slot);
+        ibx_tool_end("--slot: \"%s\" is not accepted: give oldtcp or ib", args.slot);
     args.home_given = args.home != NULL;
     if (!args.home && home && *home)
         args.home = home;
+    if (!args.home && !(command == SHOW && args.properties))
+        ibx_tool_bad_usage(&tool, "which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
     struct ibx_error err = {0};
     run[command](&args);
     return ibx_tool_flush(&err) ? ibx_tool_fail(&err) : 0;

@@ -30,7 +30,9 @@ static void imitate(const struct gvirtus_args *args)
 {
     int bad = 0;
     if (args->properties && access(args->properties, F_OK))
-        ibx_tool_end("--properties: %s cannot be found: %s", args->properties, strerror(errno));
+        ibx_tool_end("--properties: %s cannot be found: %s; correct the path, or give --home "
+                     "alone, whose gvirtus.properties is read then",
+                     args->properties, strerror(errno));
     if (args->home)
         bad |= setenv("GVIRTUS_HOME", args->home, 1);
     if (args->config)
@@ -81,21 +83,33 @@ static const char *keys_name(struct keys *keys)
     return keys->rows++ ? "" : "options";
 }
 
-static void show_key(struct keys *keys, const char *key, const char *value, const char *usual)
+/* Units, and what a 0 or an empty value means, are in the key's meaning. */
+static void show_meaning(const struct keys *keys, const char *meaning)
+{
+    if (keys->all)
+        row("", "  %s", meaning);
+}
+
+static void show_key(struct keys *keys, const char *key, const char *value, const char *usual,
+                     const char *meaning)
 {
     const bool is_usual = !strcmp(value, usual);
     keys->others += is_usual;
-    if (keys->all || !is_usual)
-        row(keys_name(keys), "rdma.%s : %s%s", key, value,
-            !is_usual ? ""
-            : *value  ? " (default)"
-                      : "(default)");
+    if (!keys->all && is_usual)
+        return;
+    row(keys_name(keys), "rdma.%s : %s%s", key, value,
+        !is_usual ? ""
+        : *value  ? " (default)"
+                  : "(default)");
+    show_meaning(keys, meaning);
 }
 
 /* A key that the communicator's query has set. */
-static void show_overridden(struct keys *keys, const char *key, const char *value)
+static void show_overridden(struct keys *keys, const char *key, const char *value,
+                            const char *meaning)
 {
     row(keys_name(keys), "rdma.%s : %s (by the communicator, which wins)", key, value);
+    show_meaning(keys, meaning);
 }
 
 static void show_others(struct keys *keys)
@@ -125,9 +139,9 @@ static void show_own_keys(const struct ibx_glue_config *config, struct keys *key
         if (!strcmp(key->name, "pipeline"))
             counts = ibx_glue_pipeline_name(config->pipeline);
         if (strcmp(counts, value) != 0)
-            show_overridden(keys, key->name, counts);
+            show_overridden(keys, key->name, counts, key->meaning);
         else
-            show_key(keys, key->name, value, key->usual);
+            show_key(keys, key->name, value, key->usual, key->meaning);
     }
     show_others(keys);
     const char *level = secure_getenv("IBX_LOG");
@@ -163,9 +177,9 @@ static void show_config(const struct ibx_glue_config *config, bool all)
         ibx_options_get(&defaults, key, usual, sizeof(usual));
         ibx_options_get(&asked, key, counts, sizeof(counts));
         if (strcmp(counts, value) != 0)
-            show_overridden(&keys, key, counts);
+            show_overridden(&keys, key, counts, ibx_options_meaning(key));
         else
-            show_key(&keys, key, value, usual);
+            show_key(&keys, key, value, usual, ibx_options_meaning(key));
     }
     show_own_keys(config, &keys);
 }

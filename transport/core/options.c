@@ -30,13 +30,13 @@ static const struct option_spec specs[] = {
     {"ofi_provider", TEXT, FIELD(ofi_provider), 0, 0, "", "a libfabric provider name",
      "libfabric provider; empty: the best native one"},
     {"shm_dir", TEXT, FIELD(shm_dir), 0, 0, "", "a directory",
-     "directory for shm sockets that containers of one host share"},
+     "directory for shm sockets that containers of one host share; not given: none"},
     {"shm_direct", BOOL, FIELD(shm_direct), 0, 0, "yes", "yes or no",
      "shm copies by process_vm_readv while the peer is busy"},
     {"tcp_engine", ENGINE, FIELD(tcp_engine), 0, 0, "syscalls", "syscalls, uring or uring-zc",
      "how tcp moves bulk data; uring is io_uring, uring-zc also uses SEND_ZC"},
     {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
-     "the keys of both ends: one in hex, or lines name:key"},
+     "the keys of both ends: one in hex, or lines name:key; not given: none"},
     {"name", NAMES, FIELD(name), 1, 0, "", "a name in key_file",
      "which key of key_file a client uses; not given: the first"},
     {"allow", NAMES, FIELD(allow), 0, 0, "", "names in key_file, separated by commas",
@@ -272,6 +272,12 @@ void ibx_options_init(struct ibx_options *options)
 const char *ibx_options_key(unsigned index)
 {
     return index < SPECS ? specs[index].key : NULL;
+}
+
+const char *ibx_options_meaning(const char *key)
+{
+    const struct option_spec *spec = find_spec(key);
+    return spec ? spec->meaning : NULL;
 }
 
 /* 16384 as "16K": what ibx_size_parse() reads back. */
