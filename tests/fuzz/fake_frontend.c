@@ -555,7 +555,10 @@ void ibx_frontend_host_memory_reset(int device)
 {
     (void)device;
 }
-void ibx_frontend_host_reset(void) {}
+void ibx_frontend_host_reset(int device)
+{
+    (void)device;
+}
 void ibx_frontend_look_for_libraries(void) {}
 void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}

@@ -5,11 +5,17 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
+bool ibx_frontend_stream_gone(const void *stream, struct range *was)
 {
-    (void)stream, (void)flags;
+    (void)stream, (void)was;
     return false;
 }
+int ibx_frontend_stream_device(const void *stream)
+{
+    (void)stream;
+    return 0;
+}
+
 bool ibx_frontend_stream_blocks(const void *stream)
 {
     return (uintptr_t)stream % 2 == 0;
@@ -43,9 +49,9 @@ void ibx_frontend_stream_rests(const void *stream)
 {
     (void)stream;
 }
-void ibx_frontend_stream_stays(void *stream, unsigned flags)
+void ibx_frontend_stream_stays(const struct range *was)
 {
-    (void)stream, (void)flags;
+    (void)was;
 }
 void ibx_frontend_stream_used(const void *stream)
 {

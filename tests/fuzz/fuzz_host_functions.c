@@ -276,7 +276,7 @@ static void ask(unsigned what, unsigned argument)
         ibx_frontend_host_event_lost(event);
         break;
     case 6:
-        ibx_frontend_host_reset();
+        ibx_frontend_host_reset(0);
         break;
     default:
         takes_bytes = argument & 1;
@@ -309,7 +309,7 @@ static void end(void)
     run_thread();
     for (uintptr_t stream = 0; stream < 4; stream++)
         ibx_frontend_host_lost(ibx_frontend_host_enqueued(), false, (void *)stream);
-    ibx_frontend_host_reset();
+    ibx_frontend_host_reset(0);
     for (uintptr_t stream = 0; stream < 4; stream++)
         require(!ibx_frontend_host_gone((void *)stream));
     if (forgets)

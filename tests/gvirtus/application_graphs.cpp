@@ -189,6 +189,50 @@ bool killed_while_mapped()
         pause();
 }
 
+namespace
+{
+
+// A graph copies the letter to a new allocation: in a context that fails before the graph gets
+// there, or in a good one.
+bool copied_by_graph(char letter, bool fails, std::vector<char> *there, char **device)
+{
+    void *stream = nullptr;
+    REQUIRE((*device = device_memory(3000)) && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    Graph graph;
+    const Planes in = copy_of(*device, there->data(), there->size(), H2D);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
+    void *exec = graph.made();
+    if (fails) {
+        stub_remote()->inject("dma", 1, 46, true);
+        stub_remote()->hold(true);
+        REQUIRE(stub_launch(*device + 1000, *device + 2000, 1000, stream) == 0);
+    }
+    std::fill(there->begin(), there->end(), letter);
+    REQUIRE(launch(exec, stream) == 0);
+    std::fill(there->begin(), there->end(), 'x');
+    if (fails)
+        stub_remote()->hold(false);
+    REQUIRE(cudaStreamSynchronize(stream) == (fails ? 46 : 0));
+    const std::vector<char> wanted(there->size(), letter);
+    return HOLDS(fails || device_has(*device, wanted.data(), wanted.size()));
+}
+
+// Of several devices one is reset. A copy that was lost with its context has no bytes for an equal
+// copy of a later graph.
+bool copied_after_reset_of_second()
+{
+    std::vector<char> there(1000);
+    char *lost = nullptr, *device = nullptr;
+    REQUIRE(device_memory(1) && cudaSetDevice(1) == 0);
+    REQUIRE(copied_by_graph('a', true, &there, &lost) && cudaDeviceReset() == 0);
+    stub_remote()->inject("", 0, 0, false);
+    REQUIRE(cudaGetLastError() == 0 || cudaGetLastError() == 0);
+    REQUIRE(copied_by_graph('b', false, &there, &device) && device == lost);
+    return HOLDS(copied_by_graph('c', false, &there, &device));
+}
+
+} // namespace
+
 // After a reset the streams in which graphs' copies were made no longer exist.
 bool graphs_after_resets()
 {
@@ -206,7 +250,7 @@ bool graphs_after_resets()
         REQUIRE(launch(graph.made(), stream) == 0 && cudaStreamSynchronize(stream) == 0);
         REQUIRE(back == there && cudaDeviceReset() == 0);
     }
-    return true;
+    return copied_after_reset_of_second();
 }
 
 // Few bytes from the device come with the message that the graph has reached the copy.

@@ -439,8 +439,8 @@ bool copied_behind_function(char letter, bool fails, char **device)
     return HOLDS(fails || device_has(*device, there.data(), there.size()));
 }
 
-// Of several devices the functions of one may outlive its reset. A copy that was lost with the
-// context has no bytes for a later one.
+// Of several devices one is reset. A copy that was lost with the context has no bytes for a later
+// one.
 bool copies_after_reset_of_second()
 {
     char *lost = nullptr, *device = nullptr;

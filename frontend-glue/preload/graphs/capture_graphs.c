@@ -298,12 +298,12 @@ int cudaStreamEndCapture(void *stream, void **graph)
 int ibx_frontend_stream_destroy(void *stream)
 {
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
-    unsigned flags;
-    const bool known = ibx_frontend_stream_gone(stream, &flags);
+    struct range was;
+    const bool known = ibx_frontend_stream_gone(stream, &was);
     ibx_frontend_objects_stream_gone(stream);
     const int rc = CALL_NEXT(cudaStreamDestroy, stream);
     if (known && rc && rc != CUDA_INVALID_HANDLE)
-        ibx_frontend_stream_stays(stream, flags);
+        ibx_frontend_stream_stays(&was);
     if (c && rc) {
         add(c);
         return rc;

@@ -296,9 +296,9 @@ static bool try_behind(struct ibx_host_copy *copy, struct behind *made)
 
 /* Called under the lock. The copy as it is in a graph of the stream's own: CUDA makes launches of
  * one graph wait for each other, also in different streams. Copies before a reset are others, too:
- * if it has ended them, the bytes of their launches still wait for calls of their function. A copy
- * of one row does not use the width and height of the memory, which the back end is not sent
- * either. Without an address the bytes are those that a launch has. */
+ * if it has ended them, their function was called less often than is_over() expects. A copy of one
+ * row does not use the width and height of the memory, which the back end is not sent either.
+ * Without an address the bytes are those that a launch has. */
 static struct ibx_cuda_memcpy3d within_stream(const struct ibx_cuda_memcpy3d *p, bool takes,
                                               const void *stream)
 {

@@ -10,7 +10,7 @@
 #include "frontend-glue/preload/streams/streams.h"
 
 /* As natively, a reset ends all that was made on the device. With several devices it is not known
- * here to which one a handle belongs, so handles are dropped only if there is one device. */
+ * here to which one most handles belong, so these are dropped only if there is one device. */
 int cudaDeviceReset(void)
 {
     if (ibx_frontend_unloads())
@@ -26,6 +26,7 @@ int cudaDeviceReset(void)
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_kept_events_reset(ibx_frontend_current_device());
         ibx_frontend_objects_reset(ibx_frontend_current_device());
+        ibx_frontend_host_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
         ibx_frontend_things_reset(ibx_frontend_current_device());
         ibx_frontend_owned_reset(ibx_frontend_current_device());
@@ -35,7 +36,6 @@ int cudaDeviceReset(void)
     }
     if (!rc && ibx_frontend_one_device()) {
         ibx_frontend_captures_reset();
-        ibx_frontend_host_reset();
         ibx_frontend_streams_reset();
         ibx_frontend_managed_reset();
         ibx_frontend_managed_variables_reset();

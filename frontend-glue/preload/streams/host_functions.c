@@ -138,7 +138,7 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
         return false;
     pthread_mutex_lock(&lock);
     const struct ibx_outstanding *f = server.functions;
-    while (f && (f->abandoned || !f->order || f->order > order || (!all && f->stream != stream)))
+    while (f && (f->abandoned || !f->order || f->order > order || (!all && f->in.handle != stream)))
         f = f->next;
     /* If the back end still answers, and the function is still outstanding after two more answers,
      * its context was reset. */
@@ -157,7 +157,8 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
 
 static struct ibx_in_stream stream_of(const void *handle)
 {
-    return (struct ibx_in_stream){handle, ibx_frontend_stream_blocks(handle)};
+    return (struct ibx_in_stream){(void *)(uintptr_t)handle, ibx_frontend_stream_blocks(handle),
+                                  ibx_frontend_stream_device(handle)};
 }
 
 /* Called under the lock. The number of the first function that work in the stream comes after, and
@@ -238,10 +239,10 @@ bool ibx_frontend_host_gone(const void *stream)
     return gone;
 }
 
-void ibx_frontend_host_reset(void)
+void ibx_frontend_host_reset(int device)
 {
     pthread_mutex_lock(&lock);
-    atomic_fetch_sub(&outstanding, ibx_outstanding_abandon(server.functions));
+    atomic_fetch_sub(&outstanding, ibx_outstanding_abandon(server.functions, device));
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -318,7 +319,7 @@ static void call(const struct ibx_outstanding *f, struct called *called)
                                       ? IBX_FUNCTION_THEIRS
                                       : IBX_FUNCTION_OURS);
     if (f->callback)
-        f->callback(f->stream, called->status, f->argument);
+        f->callback(f->in.handle, called->status, f->argument);
     else if (f->copy.taken)
         ibx_frontend_graph_give(f->argument, f->copy.taken);
     else if (!called->n ||
@@ -373,8 +374,7 @@ static bool call_named(struct called *called)
         f = ibx_outstanding_replace(&server.functions, called->number);
     const bool was_outstanding = f && !f->abandoned;
     server.called = was_outstanding ? f->number : 0;
-    server.called_in =
-        f ? (struct ibx_in_stream){f->stream, f->blocking} : (struct ibx_in_stream){0};
+    server.called_in = f ? f->in : (struct ibx_in_stream){0};
     server.called_order = f ? f->order : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
@@ -553,8 +553,7 @@ static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy,
         return false;
     *made = (struct ibx_outstanding){.number = number,
                                      .launch = launch,
-                                     .blocking = in->blocking,
-                                     .stream = (void *)(uintptr_t)in->handle,
+                                     .in = *in,
                                      .argument = host.argument,
                                      .function = host.function};
     if (copy) {
@@ -656,12 +655,11 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     struct ibx_outstanding *f = malloc(sizeof(*f));
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    const bool blocking = ibx_frontend_stream_blocks(wish->stream);
+    const struct ibx_in_stream in = stream_of(wish->stream);
     use();
     pthread_mutex_lock(&lock);
     const bool serves = begin();
-    *f = (struct ibx_outstanding){.stream = wish->stream,
-                                  .blocking = blocking,
+    *f = (struct ibx_outstanding){.in = in,
                                   .argument = wish->argument,
                                   .function = wish->function,
                                   .callback = wish->callback};

@@ -26,8 +26,7 @@ const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstandin
                                                      const struct ibx_in_stream *in)
 {
     const struct ibx_outstanding *f = list;
-    while (f && (f->abandoned ||
-                 !ibx_streams_ordered(&(struct ibx_in_stream){f->stream, f->blocking}, in)))
+    while (f && (f->abandoned || !ibx_streams_ordered(&f->in, in)))
         f = f->next;
     return f;
 }
@@ -36,7 +35,7 @@ const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding
                                                     uint64_t order)
 {
     const struct ibx_outstanding *f = list;
-    while (f && (f->abandoned || !f->blocking || !f->order || f->order > order))
+    while (f && (f->abandoned || !f->in.blocking || !f->order || f->order > order))
         f = f->next;
     return f;
 }
@@ -108,11 +107,11 @@ unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, 
 }
 
 /* What is not enqueued yet comes after the reset. */
-unsigned ibx_outstanding_abandon(struct ibx_outstanding *list)
+unsigned ibx_outstanding_abandon(struct ibx_outstanding *list, int device)
 {
     unsigned abandoned = 0;
     for (struct ibx_outstanding *f = list; f; f = f->next) {
-        if (!f->order || f->abandoned)
+        if (!f->order || f->abandoned || f->in.device != device)
             continue;
         f->abandoned = true;
         ibx_launch_bytes_free(f->copy.taken);

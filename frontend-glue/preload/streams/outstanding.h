@@ -6,23 +6,25 @@
 
 #include "frontend-glue/preload/streams/streams.h"
 
+struct ibx_in_stream {
+    void *handle;
+    bool blocking; /* the stream and the legacy stream wait for each other */
+    int device;
+};
+
 struct ibx_outstanding {
     struct ibx_outstanding *next;
     uint64_t number;
     uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
     uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
     bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
-    bool blocking;   /* its stream and the legacy stream wait for each other */
+    struct ibx_in_stream in;
     struct ibx_launch_copy copy; /* if it copies for a graph */
-    void *stream, *argument;
+    void *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
 };
 
-struct ibx_in_stream {
-    const void *handle;
-    bool blocking; /* the stream and the legacy stream wait for each other */
-};
 /* Whether work in the one stream comes after what was in the other before. */
 bool ibx_streams_ordered(const struct ibx_in_stream *one, const struct ibx_in_stream *other);
 /* The first one that somebody waits for, and that work in the stream comes after; NULL: none. */
@@ -42,8 +44,9 @@ struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, u
 /* After a launch: its functions are enqueued, in the order that follows *order or, if it has failed
  * (NULL), removed. Returns how many were removed. */
 unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, uint64_t *order);
-/* After a reset: nobody waits for those that are enqueued. Returns how many these are. */
-unsigned ibx_outstanding_abandon(struct ibx_outstanding *list);
+/* After a reset of the device: nobody waits for those that are enqueued there. Returns how many
+ * these are. */
+unsigned ibx_outstanding_abandon(struct ibx_outstanding *list, int device);
 /* Frees it with the bytes that it has. Ignores NULL. */
 void ibx_outstanding_free(struct ibx_outstanding *f);
 

@@ -86,20 +86,26 @@ void ibx_frontend_streams_reset(void)
     ibx_frontend_ranges_unlock();
 }
 
-/* Adds a stream that was made. Without memory for the entry it is not waited for. An earlier stream
- * with this handle must have ended. */
+/* Adds a stream. Without memory for the entry it is not waited for. An earlier stream with this
+ * handle must have ended. */
+static void add(const struct range *stream)
+{
+    ibx_frontend_ranges_lock();
+    struct range *before = ibx_frontend_ranges_at(&all, (void *)stream->begin);
+    if (before)
+        ibx_frontend_ranges_remove(&all, before);
+    ibx_frontend_ranges_add(&all, stream);
+    ibx_frontend_ranges_unlock();
+}
+
 static int note(void *const *made, unsigned flags, int rc)
 {
     ibx_frontend_look_for_libraries();
-    const struct range stream = {.begin = rc ? 0 : (uintptr_t)*made, .n = 1, .flags = flags};
-    if (rc)
-        return rc;
-    ibx_frontend_ranges_lock();
-    struct range *before = ibx_frontend_ranges_at(&all, *made);
-    if (before)
-        ibx_frontend_ranges_remove(&all, before);
-    ibx_frontend_ranges_add(&all, &stream);
-    ibx_frontend_ranges_unlock();
+    if (!rc)
+        add(&(struct range){.begin = (uintptr_t)*made,
+                            .n = 1,
+                            .device = ibx_frontend_current_device(),
+                            .flags = flags});
     return rc;
 }
 
@@ -122,13 +128,13 @@ int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority)
                   : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
+bool ibx_frontend_stream_gone(const void *stream, struct range *was)
 {
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&all, stream);
     const bool found = range;
     if (found) {
-        *flags = range->flags;
+        *was = *range;
         ibx_frontend_ranges_remove(&all, range);
     }
     ibx_frontend_ranges_unlock();
@@ -142,9 +148,16 @@ bool ibx_frontend_stream_blocks(const void *stream)
     return !ibx_frontend_ranges_copy(&all, stream, &range) || !(range.flags & NON_BLOCKING);
 }
 
-void ibx_frontend_stream_stays(void *stream, unsigned flags)
+int ibx_frontend_stream_device(const void *stream)
 {
-    note(&stream, flags, CUDA_SUCCESS);
+    struct range range;
+    return ibx_frontend_ranges_copy(&all, stream, &range) ? range.device
+                                                          : ibx_frontend_current_device();
+}
+
+void ibx_frontend_stream_stays(const struct range *was)
+{
+    add(was);
 }
 
 void ibx_frontend_stream_used(const void *stream)

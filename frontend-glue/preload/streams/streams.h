@@ -161,8 +161,8 @@ bool ibx_frontend_host_before(const void *stream, unsigned ms);
 void ibx_frontend_host_ordered(void);
 /* Whether any of these will never be called. */
 bool ibx_frontend_host_gone(const void *stream);
-/* A device was reset: no function is outstanding any more. */
-void ibx_frontend_host_reset(void);
+/* A device was reset: no function is outstanding there any more. */
+void ibx_frontend_host_reset(int device);
 
 /* -------------------------------------------------------------------------------- kept_events.c */
 
@@ -234,12 +234,14 @@ bool ibx_frontend_threads_capture(unsigned *rested);
 
 /* -------------------------------------------------------------------------------- own_streams.c */
 
-/* A stream is about to be destroyed: returns its flags; false: this process did not make it.
+/* A stream is about to be destroyed: returns what it was; false: this process did not make it.
  * _stays() takes that back if the call failed. */
-bool ibx_frontend_stream_gone(const void *stream, unsigned *flags);
-void ibx_frontend_stream_stays(void *stream, unsigned flags);
+bool ibx_frontend_stream_gone(const void *stream, struct range *was);
+void ibx_frontend_stream_stays(const struct range *was);
 /* Whether the stream and the legacy stream wait for each other. */
 bool ibx_frontend_stream_blocks(const void *stream);
+/* The device of a stream that this process has made; else the current one. */
+int ibx_frontend_stream_device(const void *stream);
 /* A device was reset. */
 void ibx_frontend_streams_reset(void);
 /* The calling thread is about to put work into the stream. */

@@ -67,9 +67,17 @@ static struct {
     bool gone;          /* it answers no more */
 } back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, false, false};
 
+static int device; /* of all streams */
+
 static void count(void *argument)
 {
     atomic_fetch_add((_Atomic unsigned *)argument, 1);
+}
+
+int ibx_frontend_stream_device(const void *stream)
+{
+    (void)stream;
+    return device;
 }
 
 bool ibx_frontend_stream_blocks(const void *stream)
@@ -381,7 +389,7 @@ static void name(uint64_t number, _Atomic unsigned *called)
 }
 
 /* Each launch has its bytes, which are freed; one that fails, and those from before a reset, are
- * called for nobody. */
+ * called for nobody; a reset of another device leaves them. */
 static int each_launch(void)
 {
     static _Atomic unsigned called, of_graph;
@@ -397,14 +405,20 @@ static int each_launch(void)
     await(&freed, 3);
     if (launch_taken(number, 'r', NULL))
         return 3;
-    ibx_frontend_host_reset();
+    ibx_frontend_host_reset(0);
     if (launch_taken(number, 'c', NULL))
         return 4;
     name(number, &of_graph);
     await(&freed, 5);
+    device = 1; /* those on another device are not lost */
+    if (launch_taken(number, 'd', NULL))
+        return 6;
+    ibx_frontend_host_reset(0);
+    name(number, &of_graph);
+    await(&freed, 6);
     while (ibx_frontend_host_functions())
         sched_yield();
-    return strcmp(given, "abc") != 0 || freed != 5 ? 5 : 0;
+    return strcmp(given, "abcd") != 0 || freed != 6 ? 5 : 0;
 }
 
 /* The same of a launch behind a reset, which has left another one in the list. */
@@ -419,7 +433,7 @@ static int changed_after_reset(void)
     struct ibx_launch made = {.numbers = &of_graph, .count = 1};
     if (ibx_frontend_host_launch(&made, NULL, launch_only, NULL))
         return 2;
-    ibx_frontend_host_reset();
+    ibx_frontend_host_reset(0);
     if (ibx_frontend_host_launch(&made, NULL, launch_changed, &now))
         return 3;
     await(&second, 1);
