@@ -351,6 +351,12 @@ static int copy_planes(struct extension_request *e)
     return copy(&p);
 }
 
+static uint64_t place_of(const struct ibx_cuda_pitched *planes, const struct ibx_cuda_extent *at)
+{
+    const uint64_t row = (uint64_t)at->depth * planes->y + at->height;
+    return (uintptr_t)planes->at + row * planes->pitch + at->width;
+}
+
 /* A single row from page-locked memory that kernels of the client use is a short copy from the host
  * for CUDA. A node of a graph is in its order. */
 static int put_behind(const struct extension_request *e, const struct ibx_cuda_memcpy3d *p,
@@ -361,7 +367,7 @@ static int put_behind(const struct extension_request *e, const struct ibx_cuda_m
     int capturing = 0;
     if (p->from_array || p->extent.height > 1 || p->extent.depth > 1 ||
         p->extent.width > IBX_CUDA_EARLY_MOST || !cuda ||
-        !ibx_host_maps_hold(e->x, (uintptr_t)p->from.at, 1) ||
+        !ibx_host_maps_hold(e->x, place_of(&p->from, &p->from_at), 1) ||
         cuda->stream_is_capturing(stream, &capturing) || capturing)
         return 0;
     int rc = cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING);

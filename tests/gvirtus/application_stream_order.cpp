@@ -162,14 +162,22 @@ int to_symbol(Scene &s, void *stream)
         "cudaMemcpyToSymbolAsync")(variable, s.memory, bytes, 0, H2D, stream);
 }
 
-int row_of_planes(void *to, const Scene &s, void *stream)
+// `earlier`: so many bytes before the memory the planes begin.
+int row_of_planes(void *to, const Scene &s, void *stream, std::size_t earlier = 0)
 {
     Planes p = {};
-    p.from = {s.memory, bytes, bytes, 1};
+    p.from = {s.memory - earlier, bytes + earlier, bytes + earlier, 1};
+    p.from_at.width = earlier;
     p.to = {to, bytes, bytes, 1};
     p.extent = {bytes, 1, 1};
     p.kind = DEFAULT;
     return preloaded<int(const Planes *, void *)>("cudaMemcpy3DAsync")(&p, stream);
+}
+
+// Over tcp the memory of planes that begin in no memory is not known.
+std::size_t elsewhere()
+{
+    return over_shm ? 1 << 16 : 0;
 }
 
 // A call that reads the memory, or writes to it.
@@ -213,6 +221,10 @@ const struct MemoryCall {
      [](const Scene &s, char letter) { return s.in_managed(letter); }, false, false, false, true},
     {"a row to the device",
      [](Scene &s, void *stream) { return row_of_planes(s.device, s, stream); },
+     [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, false, false, false,
+     true},
+    {"a row of planes that begin elsewhere",
+     [](Scene &s, void *stream) { return row_of_planes(s.device, s, stream, elsewhere()); },
      [](const Scene &s, char letter) { return s.on_device(letter, bytes); }, false, false, false,
      true},
     {"a row to managed memory",
