@@ -62,12 +62,13 @@ struct inner {
     const void *graph, *outer;
 };
 
-/* An executable graph with objects, the stream of its last launch, and an event behind that, or
- * NULL: there is none. */
+/* An executable graph with objects, the stream and the device of its last launch, and an event
+ * behind that, or NULL: there is none. */
 struct launched {
     struct launched *next;
     const void *exec;
     void *stream; /* or NO_STREAM */
+    int device;
     struct ibx_kept_event behind;
 };
 
@@ -336,6 +337,7 @@ static void mark(struct launched *l, void *stream)
     const int here = ibx_frontend_current_device(), there = ibx_frontend_device_of_stream(stream);
     bool good = there == here || !cudaSetDevice(there);
     l->stream = stream;
+    l->device = there;
     good = good && has_event(l, there) && !cudaEventRecord(l->behind.event, stream);
     if (!good)
         end_event(l, false);
@@ -464,7 +466,7 @@ void ibx_frontend_objects_reset(int device)
     if (device < DEVICES)
         releasing[device] = NULL;
     for (struct launched **at = &launches, *l; (l = *at);) {
-        if (l->behind.device != device) {
+        if (l->device != device) {
             at = &l->next;
             continue;
         }
