@@ -54,6 +54,7 @@ struct holding {
     const void *holder;
     struct object *object;
     uint64_t count;
+    bool unseen; /* there was no memory to note the last launch */
 };
 
 /* A graph that ends with another one: the body of a conditional node, or one that was moved. */
@@ -149,7 +150,7 @@ static bool hold(const void *holder, struct object *object, uint64_t count)
     if (!h) {
         if (!(h = malloc(sizeof(*h))))
             return false;
-        *h = (struct holding){holdings, holder, object, 0};
+        *h = (struct holding){.next = holdings, .holder = holder, .object = object};
         holdings = h;
         atomic_fetch_add(&holding_count, 1);
     }
@@ -348,12 +349,17 @@ static void mark(struct launched *l, void *stream)
 }
 
 /* Called under the lock. The last launch of an executable graph with objects, which is taken out of
- * the list; NULL: it has none, or there is no memory. */
+ * the list; NULL: it has none, or there is no memory, which its objects tell then. */
 static struct launched *launched_of(const void *exec)
 {
     struct launched *l = take_launched(exec);
-    if (!l && *place_of(exec, NULL) && (l = calloc(1, sizeof(*l))))
+    if (l || !*place_of(exec, NULL))
+        return l;
+    l = calloc(1, sizeof(*l));
+    if (l)
         l->exec = exec;
+    for (struct holding *h = holdings; h; h = h->next)
+        h->unseen = h->holder == exec ? !l : h->unseen;
     return l;
 }
 
@@ -442,6 +448,17 @@ static void give_up_later(struct holding *taken, struct launched *l)
         give_up(taken);
 }
 
+/* The same; NULL: nothing was launched, or nothing tells when the launch has completed. */
+static void give_up_behind(struct holding *taken, struct launched *l)
+{
+    if (l)
+        give_up_later(taken, l);
+    else if (taken->unseen)
+        free_all(taken);
+    else
+        give_up(taken);
+}
+
 void ibx_frontend_objects_updated(const void *exec, const void *graph)
 {
     if (!any())
@@ -451,10 +468,8 @@ void ibx_frontend_objects_updated(const void *exec, const void *graph)
     struct launched *l = take_launched(exec);
     pthread_mutex_unlock(&lock);
     ibx_frontend_objects_share(graph, exec);
-    if (taken && l)
-        give_up_later(taken, l);
-    else if (taken)
-        give_up(taken);
+    if (taken)
+        give_up_behind(taken, l);
     end_launched(l);
 }
 
@@ -530,10 +545,8 @@ void ibx_frontend_objects_stream_gone(const void *stream)
 
 void ibx_frontend_objects_gone(struct holding *taken, struct launched *launched, bool gone)
 {
-    if (gone && launched)
-        give_up_later(taken, launched);
-    else if (gone)
-        give_up(taken);
+    if (gone)
+        give_up_behind(taken, launched);
     if (gone)
         end_launched(launched);
     pthread_mutex_lock(&lock);

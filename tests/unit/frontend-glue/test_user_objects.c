@@ -26,7 +26,7 @@
 static struct {
     int device, error, last_error;
     unsigned events, kept; /* events that were made; given back as reached */
-    bool reached[WORK], no_event, refuses, rests;
+    bool reached[WORK], no_memory, no_event, refuses, rests;
     int on[WORK];    /* the device of each event */
     int event_state; /* of those that are not reached */
     unsigned waits, streams, switches;
@@ -46,6 +46,13 @@ static int ended;
 static void end(void *count)
 {
     ++*(int *)count;
+}
+
+void *__real_calloc(size_t count, size_t n);
+void *__wrap_calloc(size_t count, size_t n);
+void *__wrap_calloc(size_t count, size_t n)
+{
+    return gpu.no_memory ? NULL : __real_calloc(count, n);
 }
 
 /* The event is reached, and what waits for it runs. */
@@ -316,6 +323,34 @@ static void test_failures(void **state)
     assert_int_not_equal(cudaPeekAtLastError(), 0);
 }
 
+/* Without memory to note the launch, nothing tells when it has completed. */
+static void test_launch_without_memory(void **state)
+{
+    (void)state;
+    void *exec = make_exec(EXEC);
+    gpu.no_memory = true;
+    ibx_frontend_objects_launched(exec, STREAM(0, 0));
+    gpu.no_memory = false;
+    destroy(exec, false);
+    destroy(exec, true);
+    assert_int_equal(ended + (int)gpu.work_count, 0);
+    exec = make_exec(EXEC);
+    gpu.no_memory = true;
+    ibx_frontend_objects_launched(exec, STREAM(0, 0));
+    gpu.no_memory = false;
+    ibx_frontend_objects_updated(exec, OTHER);
+    assert_int_equal(ended + (int)gpu.work_count, 0);
+    exec = make_exec(EXEC); /* a later launch comes after that one */
+    gpu.no_memory = true;
+    ibx_frontend_objects_launched(exec, STREAM(0, 0));
+    gpu.no_memory = false;
+    ibx_frontend_objects_launched(exec, STREAM(0, 0));
+    destroy(exec, true);
+    assert_int_equal(ended, 0);
+    reach(1);
+    assert_int_equal(ended, 1);
+}
+
 /* An executable graph that is updated has other objects; those of before go with its launch. */
 static void test_updated(void **state)
 {
@@ -503,6 +538,7 @@ int main(void)
         cmocka_unit_test_setup(test_released_at_once, begin),
         cmocka_unit_test_setup(test_not_destroyed, begin),
         cmocka_unit_test_setup(test_failures, begin),
+        cmocka_unit_test_setup(test_launch_without_memory, begin),
         cmocka_unit_test_setup(test_updated, begin),
         cmocka_unit_test_setup(test_on_another_device, begin),
         cmocka_unit_test_setup(test_reset, begin),
