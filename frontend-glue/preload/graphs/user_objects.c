@@ -239,6 +239,7 @@ static bool any(void)
     return atomic_load_explicit(&holding_count, memory_order_relaxed);
 }
 
+/* Without memory for an entry the references are for good: `to` may use the objects. */
 void ibx_frontend_objects_share(const void *from, const void *to)
 {
     if (!any())
@@ -246,8 +247,10 @@ void ibx_frontend_objects_share(const void *from, const void *to)
     pthread_mutex_lock(&lock);
     to = holder_of(to);
     for (const struct holding *h = holdings; h; h = h->next) {
-        if (h->holder == from && hold(to, h->object, h->count)) /* the new entry is before h */
-            h->object->references += h->count;
+        if (h->holder != from)
+            continue;
+        hold(to, h->object, h->count); /* the new entry is before h */
+        h->object->references += h->count;
     }
     pthread_mutex_unlock(&lock);
 }

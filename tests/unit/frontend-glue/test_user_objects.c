@@ -48,6 +48,13 @@ static void end(void *count)
     ++*(int *)count;
 }
 
+void *__real_malloc(size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_malloc(size_t n)
+{
+    return gpu.no_memory ? NULL : __real_malloc(n);
+}
+
 void *__real_calloc(size_t count, size_t n);
 void *__wrap_calloc(size_t count, size_t n);
 void *__wrap_calloc(size_t count, size_t n)
@@ -351,6 +358,23 @@ static void test_launch_without_memory(void **state)
     assert_int_equal(ended, 1);
 }
 
+/* Without memory to note that an executable graph has the object of its graph, nothing tells when
+ * that one goes. */
+static void test_shared_without_memory(void **state)
+{
+    void *object = NULL;
+    struct launched *launched;
+    (void)state;
+    assert_int_equal(cudaUserObjectCreate(&object, &ended, end, 1, 1), 0);
+    assert_int_equal(cudaGraphRetainUserObject(GRAPH, object, 1, 1), 0);
+    gpu.no_memory = true;
+    ibx_frontend_objects_share(GRAPH, EXEC);
+    gpu.no_memory = false;
+    destroy(GRAPH, true);
+    assert_null(ibx_frontend_objects_take(EXEC, &launched));
+    assert_int_equal(ended, 0);
+}
+
 /* An executable graph that is updated has other objects; those of before go with its launch. */
 static void test_updated(void **state)
 {
@@ -539,6 +563,7 @@ int main(void)
         cmocka_unit_test_setup(test_not_destroyed, begin),
         cmocka_unit_test_setup(test_failures, begin),
         cmocka_unit_test_setup(test_launch_without_memory, begin),
+        cmocka_unit_test_setup(test_shared_without_memory, begin),
         cmocka_unit_test_setup(test_updated, begin),
         cmocka_unit_test_setup(test_on_another_device, begin),
         cmocka_unit_test_setup(test_reset, begin),
