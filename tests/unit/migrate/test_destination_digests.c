@@ -176,6 +176,31 @@ static void qemu_is_not_asked_in_other_modes(NO_STATE)
     assert_int_equal(is.passes, 0);
 }
 
+static void each_range_is_sent_once(NO_STATE)
+{
+    d.ram.minor = false;
+    ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1);
+    assert_int_equal(told_ranges(), RANGES - 1);
+    memset(is.told_ranges, 0, sizeof(is.told_ranges));
+    assert_int_equal(told_ranges(), 0);
+    assert_int_equal(d.digests.left, 1);
+}
+
+/* A range without data in a map that is still coming looks as if all of it had come. The source
+ * would take its pages for compared. */
+static void nothing_is_sent_before_the_page_map_has_come_again(NO_STATE)
+{
+    d.ram.minor = false;
+    ibx_page_tags_forget(d.ram.page_tags, 0, PAGES);
+    ibx_page_map_restart(&d.ram.map);
+    d.link.state.now = LINK_OPEN;
+    assert_int_equal(ibx_destination_send_digests(&d, &error), 0);
+    for (unsigned i = 0; i < RANGES; i++)
+        assert_false(is.told_ranges[i]);
+    d.link.state.now = LINK_SERVING;
+    assert_int_equal(told_ranges(), RANGES);
+}
+
 /* After a reconnection the source sends the map again. Until that is complete the previous one
  * counts. */
 static void incomplete_page_map_is_not_recorded(NO_STATE)
@@ -239,6 +264,44 @@ static void each_page_is_sent_until_it_is_compared(NO_STATE)
     assert_true(is.told_ranges[0] && !is.told_ranges[1] && tells_of(GIVEN) && !tells_of(GIVEN + 1));
 }
 
+/* The source answers when it has compared all that had come by then, which may be less than all
+ * that was sent. From an answer on it may change the pages. */
+static void an_answer_to_the_first_digest_agrees_to_nothing(NO_STATE)
+{
+    ibx_page_tags_forget(d.ram.page_tags, IBX_DIGEST_PAGES, IBX_DIGEST_PAGES);
+    borrow();
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_int_equal(d.digests.told, 2);
+    assert_int_equal(ibx_destination_on_compared(&d, 1, &error), 0);
+    assert_int_equal(uncompared, PAGES - IBX_DIGEST_PAGES);
+    assert_int_equal(ibx_destination_on_compared(&d, 2, &error), 0);
+    assert_int_equal(uncompared, 0);
+}
+
+/* The source refuses pages of a range that it still has to compare. */
+static void nothing_is_sent_before_the_answer(NO_STATE)
+{
+    ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1);
+    borrow();
+    assert_int_equal(send_fresh(), -EAGAIN);
+    comes(GIVEN, 6);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_int_equal(d.digests.told, 1);
+    assert_int_equal(ibx_destination_on_compared(&d, 1, &error), 0);
+    assert_int_equal(send_fresh(), -EAGAIN);
+    assert_true(is.told_ranges[0] && tells_of(GIVEN) && !tells_of(GIVEN + 1));
+}
+
+/* At home the VM writes to the memory with which its pages would be compared. */
+static void nothing_is_sent_once_the_vm_has_returned(NO_STATE)
+{
+    borrow();
+    d.status.record.borrow = IBX_BORROW_LAZY;
+    snprintf(d.status.record.vm_status, sizeof(d.status.record.vm_status), IBX_JOURNAL_RETURNED);
+    assert_int_equal(send_fresh(), 0);
+    assert_int_equal(d.digests.told, 0);
+}
+
 /* The source may still read a page that was given back since it was sent. */
 static void a_page_that_was_given_back_counts_until_the_answer(NO_STATE)
 {
@@ -289,8 +352,13 @@ int main(void)
         A_TEST(page_that_is_not_in_place_is_awaited),
         A_TEST(qemu_is_asked_before_the_end),
         A_TEST(qemu_is_not_asked_in_other_modes),
+        A_TEST(each_range_is_sent_once),
+        A_TEST(nothing_is_sent_before_the_page_map_has_come_again),
         A_TEST(incomplete_page_map_is_not_recorded),
         A_TEST(each_page_is_sent_until_it_is_compared),
+        A_TEST(an_answer_to_the_first_digest_agrees_to_nothing),
+        A_TEST(nothing_is_sent_before_the_answer),
+        A_TEST(nothing_is_sent_once_the_vm_has_returned),
         A_TEST(a_page_that_was_given_back_counts_until_the_answer),
         A_TEST(what_was_not_answered_is_sent_again),
     };
