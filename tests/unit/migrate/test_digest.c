@@ -188,6 +188,17 @@ static void test_agrees(NO_STATE)
     assert_int_equal(left_out, 0);
 }
 
+/* A page that is zero at the stop may have come before it: it makes up for no other. */
+static void test_range_lacks_a_page(NO_STATE)
+{
+    all_arrive();
+    ibx_page_tags_forget(tags, 1, 1);
+    assert_int_equal(note(7, page_at(8)), 0);
+    assert_false(ibx_page_tags_whole(tags, 0));
+    assert_int_equal(note(1, page_at(1)), 0);
+    assert_true(ibx_page_tags_whole(tags, 0));
+}
+
 /* A page may arrive any number of times. */
 static void test_pages_come_again(NO_STATE)
 {
@@ -645,6 +656,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_agrees_after_a_lack_of_memory, start, end),
         cmocka_unit_test_setup_teardown(test_no_memory_beside_a_difference, start, end),
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
+        cmocka_unit_test_setup_teardown(test_range_lacks_a_page, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
         cmocka_unit_test_setup_teardown(test_left_out, start, end),
         cmocka_unit_test_setup_teardown(test_digests_computed_early, start, end),
