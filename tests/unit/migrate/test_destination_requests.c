@@ -19,6 +19,7 @@
 static char key_file[] = "/tmp/ibx-requests-XXXXXX";
 static struct ibx_options transport;
 static struct destination destination;
+static bool asks_to_verify;
 static const struct ibx_receive_options options = {.folder = "/nonexistent"};
 
 static int begin_all(void **state)
@@ -84,6 +85,7 @@ static void *ask_main(void *argument)
     struct ibx_channel control;
     hello = (struct ibx_migrate_hello){.purpose = (uint8_t)a->purpose, .epoch = a->epoch};
     hello.id[0] = 1;
+    hello.verify = asks_to_verify;
     ibx_migration_offer_links(&hello, 1);
     ibx_migrate_hello_describe(&hello, &ram);
     a->rc = ibx_migration_greet(a->uri, &a->own, &hello, &control, &a->answer, &a->err);
@@ -176,6 +178,25 @@ static void test_a_source_resumes_what_is_lost(NO_STATE)
     end();
 }
 
+/* Either both ends compare pages, or none: else the end would come without a comparison, or never.
+ */
+static void test_a_source_resumes_and_compares_otherwise(NO_STATE)
+{
+    static const char *const reasons[] = {"the source does not", "cannot verify pages any more"};
+    for (unsigned verify = 0; verify < 2; verify++) {
+        begin(DESTINATION_FILLING);
+        destination.ram.page_tags = verify ? NULL : (struct ibx_page_tags *)&destination;
+        asks_to_verify = verify;
+        const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1);
+        asks_to_verify = false;
+        assert_false(answer->accepted);
+        text_has(answer->reasons[0], reasons[verify]);
+        assert_true(destination_linked(&destination.link) && !destination.link.resume.conn);
+        destination.link.state.now = LINK_NONE;
+        end();
+    }
+}
+
 /* Only who knows that all pages have come confirms it. */
 static void test_a_source_confirms(NO_STATE)
 {
@@ -198,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_somebody_else_asks),
         cmocka_unit_test(test_an_old_source_resumes),
         cmocka_unit_test(test_a_source_resumes_what_is_lost),
+        cmocka_unit_test(test_a_source_resumes_and_compares_otherwise),
         cmocka_unit_test(test_a_source_confirms),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);

@@ -161,12 +161,96 @@ static void test_room_for_what_waits(NO_STATE)
     close(ends[1]);
 }
 
+static const uint8_t tail[] = {0, 6, 0, 0, 0, 2, '{', '}'};
+
+/* A tool whose QEMU is at the other end of the socket. */
+static void stream_begin(struct destination_stream *stream, int *qemu)
+{
+    struct ibx_error err = {0};
+    int ends[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    ibx_destination_stream_init(stream, STREAM_CLOSED);
+    stream->fd = ends[0];
+    *qemu = ends[1];
+    assert_int_equal(ibx_destination_stream_open(stream, NULL, &err), 0);
+}
+
+/* More of the state comes, of which QEMU gets so many bytes. */
+static void passes(struct destination_stream *stream, int qemu, const uint8_t *more, size_t length,
+                   size_t given)
+{
+    static uint8_t got[STREAM];
+    struct ibx_error err = {0};
+    assert_int_equal(ibx_destination_stream_append(stream, more, length, &err), 0);
+    assert_int_equal(ibx_destination_stream_feed(stream, &err), 0);
+    const ssize_t n = recv(qemu, got, sizeof(got), MSG_DONTWAIT);
+    assert_int_equal(n < 0 && errno == EAGAIN ? 0 : n, given);
+}
+
+/* QEMU runs the VM when it has the end. That is given after the commit only, and QEMU's answers do
+ * not break the connection then. */
+static void test_the_end_waits_for_the_commit(NO_STATE)
+{
+    static const uint8_t sections[] = "a state";
+    struct destination_stream stream;
+    struct ibx_error err = {0};
+    uint8_t got[STREAM];
+    int qemu;
+    stream_begin(&stream, &qemu);
+    passes(&stream, qemu, sections, sizeof(sections) - 1,
+           sizeof(sections) - 2); /* the last byte may begin the end */
+    passes(&stream, qemu, tail, sizeof(tail), 1);
+    const uint64_t total = stream.total;
+    assert_int_equal(ibx_destination_stream_end(&stream, total + 1, &err), -EPROTO);
+    assert_int_equal(ibx_destination_stream_end(&stream, total - 1, &err), -EPROTO);
+    assert_int_equal(ibx_destination_stream_end(&stream, total, &err), 0);
+    passes(&stream, qemu, sections, 0, 0);
+    assert_int_equal(write(qemu, "answer", 6), 6);
+    assert_int_equal(ibx_state_move(&stream.state, STREAM_RELEASED), 0);
+    assert_int_equal(ibx_destination_stream_feed(&stream, &err), 0);
+    assert_int_equal(stream.state.now, STREAM_FED);
+    assert_int_equal(read(qemu, got, sizeof(got)), sizeof(tail));
+    assert_memory_equal(got, tail, sizeof(tail));
+    assert_int_equal(read(qemu, got, sizeof(got)), 0);
+    close(qemu);
+}
+
+/* The end is not given when the buffer begins anew right before it. */
+static void test_the_end_comes_when_there_is_no_room(NO_STATE)
+{
+    static uint8_t sections[STREAM];
+    struct destination_stream stream;
+    int qemu;
+    memset(sections, 5, sizeof(sections));
+    stream_begin(&stream, &qemu);
+    passes(&stream, qemu, sections, 300, 299);
+    const size_t rest = stream.capacity - stream.end - 1;
+    passes(&stream, qemu, sections, rest, rest);
+    passes(&stream, qemu, tail, sizeof(tail), 1);
+    ibx_destination_stream_fini(&stream);
+    close(qemu);
+}
+
+static void test_state_without_end(NO_STATE)
+{
+    struct destination_stream stream;
+    struct ibx_error err = {0};
+    ibx_destination_stream_init(&stream, STREAM_CLOSED);
+    stream.end = (size_t)1 << 30;
+    assert_int_equal(ibx_destination_stream_append(&stream, tail, 1, &err), -EPROTO);
+    assert_non_null(strstr(err.message, "longer than 1024 MiB"));
+    ibx_destination_stream_fini(&stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_eof_is_never_given),   cmocka_unit_test(test_no_more_than_the_tail),
         cmocka_unit_test(test_not_a_stream_of_qemu), cmocka_unit_test(test_cut_off_at_a_zero),
         cmocka_unit_test(test_room_for_what_waits),
+        cmocka_unit_test(test_the_end_waits_for_the_commit),
+        cmocka_unit_test(test_the_end_comes_when_there_is_no_room),
+        cmocka_unit_test(test_state_without_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
