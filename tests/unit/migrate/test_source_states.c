@@ -109,6 +109,18 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
+/* The VM runs there, and somebody listens there: this tool goes on however long no answer comes. */
+static void test_somebody_listens_there(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_SERVING);
+    source.transport.timeout_ms = 1000;
+    source.heard_ns = ibx_now_ns() - 70 * 1000 * IBX_NS_PER_MS;
+    assert_int_equal(ibx_source_check_unheard(&source, &err), 0);
+    assert_int_equal(source.state.now, SOURCE_SERVING);
+    assert_true(source.unheard_ns); /* the operator was told */
+}
+
 /* With the VM stopped for 11 s, and this tool itself for as many of them. */
 static int stalled_after_11_s(enum source_state in, unsigned away_s)
 {
@@ -416,6 +428,66 @@ static void test_no_memory_to_begin_and_then_enough(NO_STATE)
     end_comparing();
 }
 
+/* Whatever the order in which they came. */
+static void test_missed_in_any_order(NO_STATE)
+{
+    static const uint8_t entries[3 * IBX_DIGEST_ENTRY];
+    static const struct {
+        uint64_t range, count;
+    } come[] = {{1, 2}, {2, 1}, {0, 1}};
+    struct ibx_error err = {0};
+    begin(SOURCE_SERVING);
+    openssl_lacks_memory = true;
+    for (unsigned i = 0; i < COUNT(come); i++) {
+        const struct ibx_migrate_digest digest = {
+            .first = come[i].range * IBX_DIGEST_PAGES,
+            .entries = {entries, come[i].count * IBX_DIGEST_ENTRY}};
+        assert_int_equal(ibx_source_on_digest(&source, &digest, &err), -ENOMEM);
+        assert_int_equal(source.missed.first + source.missed.count, 3);
+    }
+    openssl_lacks_memory = false;
+    assert_int_equal(source.missed.first, 0);
+}
+
+/* A page differs that somebody may have changed here when every page had come: the VM there is as
+ * it was. The same of a borrowed VM that may be at home: it writes to its memory there. */
+static void test_page_that_may_differ(NO_STATE)
+{
+    struct ibx_error err = {0};
+    const uint8_t id[IBX_MIGRATE_ID_BYTES] = {(uint8_t)getpid(), (uint8_t)(getpid() >> 8), 77};
+    begin_comparing(4096);
+    compare();
+    source.uncompared = true;
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_false(source.untold);
+    source.uncompared = false;
+    source.status.record.source = true;
+    source.status.record.borrow = IBX_BORROW_FILL;
+    memcpy(source.status.record.id, id, sizeof(id));
+    assert_int_equal(ibx_journal_note_home(options.folder, id, &err), 0);
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    ibx_journal_forget_home(options.folder, id);
+    assert_false(source.untold);
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_true(source.untold); /* there is no link to tell it over */
+    end_comparing();
+}
+
+/* Each link of a borrowed VM counts its digests from 0 on, as the destination does. */
+static void test_answers_begin_anew(NO_STATE)
+{
+    begin_comparing_of(RANGES * IBX_DIGEST_PAGES * 4096, RANGES * IBX_DIGEST_PAGES * 4096);
+    ibx_verifier_compare_parts(source.verifier);
+    source.status.record.borrow = IBX_BORROW_FILL;
+    compare_range(0);
+    assert_int_equal(source.parts.heard, 1);
+    source.parts.told = 1;
+    ibx_source_verify_anew(&source);
+    assert_int_equal(source.parts.heard, 0);
+    assert_int_equal(source.parts.told, 0);
+    end_comparing();
+}
+
 /* When the guest has shut the VM down there is no next link: what was compared stays known. */
 static void test_no_memory_to_compare_at_the_end(NO_STATE)
 {
@@ -440,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_kept_without_qemu),
         cmocka_unit_test(test_stopped_while_nothing_is_heard),
         cmocka_unit_test(test_stopped_while_the_vm_is),
+        cmocka_unit_test(test_somebody_listens_there),
         cmocka_unit_test(test_long_attempt_does_not_count_as_silence),
         cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
         cmocka_unit_test(test_no_link_once_the_vm_may_be_home),
@@ -450,6 +523,9 @@ int main(void)
         cmocka_unit_test(test_no_memory_to_compare_behind_complete),
         cmocka_unit_test(test_no_memory_to_begin_a_comparison),
         cmocka_unit_test(test_no_memory_to_begin_and_then_enough),
+        cmocka_unit_test(test_missed_in_any_order),
+        cmocka_unit_test(test_page_that_may_differ),
+        cmocka_unit_test(test_answers_begin_anew),
         cmocka_unit_test(test_no_memory_to_compare_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
