@@ -455,6 +455,42 @@ def a_limit_on_the_stack_that_cannot_be_raised_is_said(scene):
 
 
 @case
+def the_stack_has_its_address_space_from_the_start(scene):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    destination = Vm(scene, incoming=True)
+    if scene.run("status", preexec_fn=limit)[0]:
+        raise Skip("this build takes terabytes of address space")
+    waiting, _ = receiver(scene, destination, preexec_fn=limit)
+    with open(f"/proc/{waiting.pid}/status", encoding="ascii") as file:
+        (has,) = re.findall(r"VmStk:\s*(\d+) kB", file.read())
+    assert int(has) >= 512, has
+
+
+@case
+def little_address_space_ends_no_tool_by_a_signal(scene):
+    source = Vm(scene)
+
+    def send(kib):
+        """To nobody, with so much address space: exit status and words."""
+        limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (kib << 10,) * 2)}
+        code, _, err = scene.run("send", *source.qmp, "tcp://127.0.0.1:9", **limit)
+        return code, err
+    low, high = 1 << 10, 1 << 20
+    if send(high)[0] != 1:
+        raise Skip("this build takes terabytes of address space")
+    while high - low > 25:  # with less, there is no room for the second thread's stack
+        middle = (low + high) // 2
+        code, err = send(middle)
+        low, high = (middle, high) if code != 1 or "no thread" in err else (low, middle)
+    for kib in range(high, high + 1500, 50):
+        code, err = send(kib)
+        equal((kib, code), (kib, 1))
+        assert err.startswith("ib-migrate: "), err
+    source.runs_on()
+
+
+@case
 def a_disk_is_known_on_another_host(scene):
     if subprocess.run(on_another_host(scene, "true"), check=False).returncode:
         raise Skip("needs a mount namespace")

@@ -5,10 +5,12 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define STACK_KIB       1024u /* of each thread */
 #define STACK_LEAST_KIB 256u  /* with less, migrations were seen to end by SIGSEGV */
+#define STEP_BYTES      16384u
 
 /* glibc has taken that of threads from the limit before main(). */
 static void set_threads(size_t bytes)
@@ -23,12 +25,37 @@ static void set_threads(size_t bytes)
     pthread_attr_destroy(&attributes);
 }
 
+/* The stack of the first thread is this large from now on. Returns 0; a call whose result is used
+ * has a frame of its own. */
+__attribute__((noinline)) static int grow(size_t bytes)
+{
+    volatile char step[STEP_BYTES];
+    step[0] = 0;
+    return (bytes > STEP_BYTES ? grow(bytes - STEP_BYTES) : 0) | step[0];
+}
+
+/* The kernel adds to the first thread's stack as it is used, and counts that as address space. So
+ * where that is limited, a call may end the process by SIGSEGV at any time, as if it had no memory
+ * for its frame. `most` is the limit of the stack. */
+static int take_address_space(rlim_t most, struct ibx_error *err)
+{
+    const size_t bytes = (size_t)(most < STACK_KIB << 10 ? most : STACK_KIB << 10) / 2;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return 0;
+    void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return ibx_error_set(err, -ENOMEM, "no memory for a stack of %zu KiB", bytes >> 10);
+    munmap(room, bytes);
+    return grow(bytes);
+}
+
 int ibx_cli_make_room_for_stacks(struct ibx_error *err)
 {
     const rlim_t wanted = STACK_KIB << 10;
     struct rlimit limit, raised;
     if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur >= wanted)
-        return 0;
+        return take_address_space(wanted, err);
     raised = (struct rlimit){wanted, limit.rlim_max > wanted ? limit.rlim_max : wanted};
     if (setrlimit(RLIMIT_STACK, &raised)) { /* no process without privileges exceeds that */
         raised = (struct rlimit){limit.rlim_max, limit.rlim_max};
@@ -41,5 +68,5 @@ int ibx_cli_make_room_for_stacks(struct ibx_error *err)
                              "(ulimit -s)",
                              (unsigned long long)raised.rlim_cur >> 10, STACK_LEAST_KIB);
     set_threads((size_t)raised.rlim_cur);
-    return 0;
+    return take_address_space(raised.rlim_cur, err);
 }
