@@ -8,6 +8,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -646,6 +647,8 @@ int main(int argc, char **argv)
     check_line(&args, command);
     if (ibx_cli_make_room_for_stacks(&err))
         return ibx_cli_fail(err.message);
+    if (!OSSL_LIB_CTX_get0_global_default()) /* made once: without it OpenSSL would crash later */
+        return ibx_cli_fail("no memory for OpenSSL; " IBX_ERROR_RAISE_SPACE);
     begin_signals(command);
     check_connecting(&args, command, connecting_option(argc, argv));
     resolve_key_file(&args.options);

@@ -20,6 +20,13 @@ void ibx_crypto_stay(void)
 
 static _Thread_local bool lacked;
 
+/* OpenSSL makes its context once in a process. Where it had no memory for that, most functions of
+ * 3.0 nevertheless take a lock of this context, which is NULL, and crash. */
+static bool has_context(void)
+{
+    return OSSL_LIB_CTX_get0_global_default() != NULL;
+}
+
 /* When OpenSSL has no memory for a digest, no proof may ever match by accident. It may have none
  * for random bytes either. */
 static void fill_unguessable(uint8_t out[IBX_HASH_BYTES])
@@ -39,7 +46,7 @@ bool ibx_crypto_lacked(void)
 
 void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
 {
-    EVP_MD_CTX *md = EVP_MD_CTX_new();
+    EVP_MD_CTX *md = has_context() ? EVP_MD_CTX_new() : NULL;
     bool good = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
     for (int i = 0; good && i < count; i++)
         good = EVP_DigestUpdate(md, pieces[i].data, pieces[i].length) == 1;
@@ -55,7 +62,7 @@ void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces,
     char digest[] = "SHA256";
     OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
                            OSSL_PARAM_construct_end()};
-    EVP_MAC *mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
+    EVP_MAC *mac = has_context() ? EVP_MAC_fetch(NULL, "HMAC", NULL) : NULL;
     EVP_MAC_CTX *context = mac ? EVP_MAC_CTX_new(mac) : NULL;
     bool good = context && EVP_MAC_init(context, key, IBX_HASH_BYTES, params) == 1;
     for (int i = 0; good && i < count; i++)
@@ -78,7 +85,7 @@ void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
         OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, (void *)salt->data, salt->length),
         OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, (void *)info->data, info->length),
         OSSL_PARAM_construct_end()};
-    EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
+    EVP_KDF *kdf = has_context() ? EVP_KDF_fetch(NULL, "HKDF", NULL) : NULL;
     EVP_KDF_CTX *context = kdf ? EVP_KDF_CTX_new(kdf) : NULL;
     bool good = context && EVP_KDF_derive(context, out, IBX_HASH_BYTES, params) == 1;
     EVP_KDF_CTX_free(context);
@@ -106,7 +113,7 @@ static int no_crypto(const char *what, struct ibx_error *err)
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err)
 {
-    EVP_PKEY *pair = EVP_PKEY_Q_keygen(NULL, NULL, "X25519");
+    EVP_PKEY *pair = has_context() ? EVP_PKEY_Q_keygen(NULL, NULL, "X25519") : NULL;
     size_t length = IBX_PUBLIC_BYTES;
     if (!pair || EVP_PKEY_get_raw_public_key(pair, ours, &length) != 1) {
         EVP_PKEY_free(pair);
@@ -155,7 +162,7 @@ bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BY
 
 int ibx_random(void *out, size_t length, struct ibx_error *err)
 {
-    if (RAND_bytes(out, (int)length) == 1)
+    if (has_context() && RAND_bytes(out, (int)length) == 1)
         return 0;
     return no_crypto("random bytes", err);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* OpenSSL gets no memory. A digest that cannot be computed matches nothing, and the peer is not
  * blamed for it. A connection is refused if ibx cannot notice forks. */
-#include "tests/fixtures/unit.h"
+#include "tests/fixtures/in_child.h"
 #include "transport/core/crypto.h"
 #include "transport/core/tls.h"
 #include "transport/handshake/pool.h"
@@ -169,6 +169,35 @@ static void test_no_memory_for_a_secret(NO_STATE)
         assert_true(!rc || rc == -ENOMEM);
     }
     ibx_exchange_destroy(exchange);
+}
+
+/* OpenSSL has no memory for what it makes once and for all, and then has enough. */
+static int without_a_context(void)
+{
+    const struct ibx_piece piece = {"x", 1};
+    uint8_t digests[4][IBX_HASH_BYTES] = {{0}};
+    struct ibx_exchange *exchange;
+    none = true;
+    if (ibx_random(digests[0], IBX_HASH_BYTES, NULL) >= 0)
+        return 1;
+    none = false;
+    if (ibx_random(digests[0], IBX_HASH_BYTES, NULL) >= 0 ||
+        ibx_exchange_create(&exchange, digests[0], NULL) >= 0)
+        return 2;
+    for (unsigned again = 0; again < 4; again += 2) {
+        ibx_hash(&piece, 1, digests[again]);
+        ibx_hmac(digests[0], &piece, 1, digests[again + 1]);
+        if (!ibx_crypto_lacked())
+            return 3;
+    }
+    ibx_hkdf(&piece, &piece, &piece, digests[0]);
+    return ibx_crypto_lacked() && memcmp(digests[1], digests[3], IBX_HASH_BYTES) ? 0 : 4;
+}
+
+/* Must run before anything else that needs OpenSSL. */
+static void test_no_memory_for_what_openssl_makes_once(NO_STATE)
+{
+    passes_in_child(without_a_context);
 }
 
 static int put_program(uint8_t number[IBX_PROGRAM_BYTES])
@@ -467,6 +496,7 @@ static void test_no_memory_before(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory_for_what_openssl_makes_once),
         cmocka_unit_test(test_no_memory_for_the_number_of_the_program),
         cmocka_unit_test(test_no_memory_that_openssl_does_not_own_to),
         cmocka_unit_test(test_no_memory_to_see_forks),
