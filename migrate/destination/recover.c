@@ -28,7 +28,8 @@ static int ended(const struct destination *d, struct ibx_error *err)
               "ib-migrate status there says, ib-migrate rollback there continues the VM from where "
               "it was stopped%s"
             : "the QEMU (process %d) of this migration has ended, and the VM with it: ib-migrate "
-              "rollback at the source continues the VM from where it was stopped%s",
+              "rollback at the source continues the VM from where it was "
+              "stopped" IBX_JOURNAL_UNLESS_DONE "%s",
         (int)record->pid, ibx_journal_restarts_if(record));
 }
 

@@ -390,7 +390,9 @@ static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
 {
     return ibx_journal_is_migrated_on(record->vm_status);
 }
-#define IBX_JOURNAL_UNLESS_ON ", unless it runs where another client of QEMU has migrated it"
+/* Behind the advice to roll back: nobody may have been there to learn of a rollback. */
+#define IBX_JOURNAL_UNLESS_DONE ", unless ib-migrate status there says that this was done"
+#define IBX_JOURNAL_UNLESS_ON   ", unless it runs where another client of QEMU has migrated it"
 /* Source of a return: whether the VM can no longer be restarted here, because it has run at home or
  * may have. Pages that were not here at the stop are only in its memory there, which has changed.
  */

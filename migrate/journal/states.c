@@ -121,7 +121,8 @@ static const char *const destination_texts[] = {
     [IBX_JOURNAL_DONE] = "%s @ here with all of its pages: the QEMU at %s is not needed any more",
     [IBX_JOURNAL_BROKEN] =
         "%s ran here with memory that is not what it was at %s, and was paused if QEMU answered: "
-        "end this QEMU; \"ib-migrate rollback\" at the source restarts it from where it stopped",
+        "end this QEMU; \"ib-migrate rollback\" at the source restarts it from where it "
+        "stopped" IBX_JOURNAL_UNLESS_DONE,
     [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
     [IBX_JOURNAL_SHUT_DOWN] = "%s was shut down by its guest here, and %s, which still keeps its "
                               "pages, does not know it: run \"ib-migrate recover\" here",

@@ -378,11 +378,11 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
 
 /* The last migration of this QEMU was rolled back, or ended before the VM could leave. Its
  * destination may not know that: an ib-migrate that recovers it waits there for pages. `err`: that
- * there is no unfinished migration. */
-static int disown(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
+ * there is nothing to recover; `what`: why, unless the destination knows it. */
+static int disown(const struct migrate_args *args, struct ibx_record *record, const char *what,
+                  struct ibx_error *err)
 {
     enum ibx_answer_state there;
-    const bool stayed = record->state == IBX_JOURNAL_KEPT;
     struct ibx_error why = {0};
     struct ibx_options options = args->options;
     if (args->uri)
@@ -395,17 +395,24 @@ static int disown(const struct migrate_args *args, struct ibx_record *record, st
         return ibx_error_set(err, -ENOENT,
                              "there is nothing to recover: the VM %s here, and its destination "
                              "knows it",
-                             stayed ? "stayed" : "was taken back");
+                             record->state == IBX_JOURNAL_KEPT ? "stayed" : "was taken back");
     }
-    const struct ibx_error none = *err;
-    *err = why;
-    return ibx_error_prefix(err, -ENOENT,
-                            "%s. The last migration from there %s here. Its destination, which "
-                            "needs to know that only if an ib-migrate waits for pages there, could "
-                            "not be told",
-                            none.message,
-                            stayed ? "ended before the VM could leave, and it stayed"
-                                   : "was rolled back");
+    return ibx_error_set(err, -ENOENT,
+                         "%s (its destination could not be told, and needs to know that only if an "
+                         "ib-migrate waits for pages there: %s)",
+                         what, why.message);
+}
+
+/* The same for a record that says it already. */
+static int disown_again(const struct migrate_args *args, struct ibx_record *record,
+                        struct ibx_error *err)
+{
+    char what[IBX_ERROR_MAX];
+    snprintf(what, sizeof(what),
+             "there is no unfinished migration of the QEMU at %s: the last one %s", args->qmp,
+             record->state == IBX_JOURNAL_KEPT ? "ended before the VM could leave"
+                                               : "was rolled back");
+    return disown(args, record, what, err);
 }
 
 /* If the borrowed VM of this record has returned, confirms that to home once more. True: nothing
@@ -438,8 +445,8 @@ static int stayed(const struct migrate_args *args, struct ibx_record *record, st
     int rc = args->listen ? 0 : ibx_migrate_stays(args->folder, record, &stays, err);
     if (rc || args->listen || !stays)
         return rc;
-    ibx_error_set(err, -ENOENT, "the migration never came to its commit");
-    return disown(args, record, err);
+    return disown(args, record, "the migration never came to its commit, and the VM stayed here",
+                  err);
 }
 
 /* If a rollback was killed when it had continued the VM: does what it would have done next. */
@@ -450,9 +457,11 @@ static int taken_back(const struct migrate_args *args, struct ibx_record *record
     int rc = ibx_migrate_was_taken_back(args->folder, record, &back, err);
     if (rc || !back)
         return rc;
-    ibx_error_set(err, -ENOENT, "a rollback %s continued the VM, which its record says now",
-                  ibx_journal_qemu_gone(record) ? "may have" : "had");
-    return disown(args, record, err);
+    return disown(args, record,
+                  ibx_journal_qemu_gone(record)
+                      ? "a rollback may have continued the VM, which its record says now"
+                      : "a rollback had continued the VM, which its record says now",
+                  err);
 }
 
 int ibx_cli_recover(const struct migrate_args *given)
@@ -474,7 +483,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         const bool back = is_here(&record);
         const bool keyless = ibx_cli_key_forgotten(args.folder, &record);
         if (back && !keyless) {
-            rc = disown(&args, &record, &err);
+            rc = disown_again(&args, &record, &err);
         } else if (!keyless) {
             ibx_cli_use_record(&args.options, &record);
             return confirm(&args, &record, &err);

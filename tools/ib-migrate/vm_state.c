@@ -35,6 +35,8 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
         there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
 }
 
+#define ROLL_BACK "\"ib-migrate rollback\" at the source restarts it from where it stopped"
+
 /* The VM of a destination that took it over, and whose QEMU has ended. */
 static void describe_arrived(const struct ibx_record *record, const char *vm, char *sentence,
                              size_t size)
@@ -45,17 +47,18 @@ static void describe_arrived(const struct ibx_record *record, const char *vm, ch
         !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
     snprintf(end, sizeof(end), "%s", record->vm_status);
     ibx_text_sanitize(end);
-    snprintf(sentence, size,
-             "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
-             "prune --unfinished\" ends this record",
-             vm, (int)record->pid, told ? " (" : "", told ? end : "", told ? ")" : "",
-             record->libvirt || record->state == IBX_JOURNAL_RUNNING
-                 ? ""
-                 : "unless it runs at the source, as ib-migrate status there says, ",
-             record->libvirt
-                 ? "if virsh list does not have it at the source, start it from its disk"
-                 : "\"ib-migrate rollback\" at the source restarts it from where it stopped",
-             record->libvirt ? "" : ibx_journal_restarts_if(record));
+    const bool ran = record->state == IBX_JOURNAL_RUNNING;
+    snprintf(
+        sentence, size,
+        "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
+        "prune --unfinished\" ends this record",
+        vm, (int)record->pid, told ? " (" : "", told ? end : "", told ? ")" : "",
+        record->libvirt || ran ? ""
+                               : "unless it runs at the source, as ib-migrate status there says, ",
+        record->libvirt ? "if virsh list does not have it at the source, start it from its disk"
+        : ran           ? ROLL_BACK IBX_JOURNAL_UNLESS_DONE
+                        : ROLL_BACK,
+        record->libvirt ? "" : ibx_journal_restarts_if(record));
 }
 
 /* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
