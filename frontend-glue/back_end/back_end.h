@@ -136,7 +136,7 @@ struct isolation {
     struct ibx_owners_cache owned, own_memory;
     unsigned pushed;       /* configurations of launches that the runtime keeps */
     unsigned long refused; /* requests that were refused */
-    bool told_crowd, told_full;
+    bool logged_crowd, logged_full;
 
     bool copies;   /* the request is a copy, or sends what nothing has set if it fails */
     unsigned rest; /* enum ibx_library_rest, of its reply */
@@ -306,7 +306,7 @@ struct gpu_session {
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool last_in_place;          /* the last reply with a payload was written into such memory */
     /* It was logged why this is not done. */
-    bool told_staging, told_direct, told_pins, told_maps;
+    bool logged_staging, logged_direct, logged_pins, logged_maps;
     unsigned maps_in_the_way; /* how often a client has named an address that was taken here */
     bool keeps_kernels;       /* kernels that it unregistered last stay: ibx_own_unload_guard() */
     struct ibx_mr **regions;  /* the pool's chunks as far as registered here */

@@ -150,7 +150,7 @@ bool ibx_answer_has_late_error(const struct ibx_pipeline *p)
 
 bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
-    if (!p->told.clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
+    if (!p->returned.clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
         ibx_answer_has_late_error(p))
         return false;
     if (ibx_pipeline_idle(p))

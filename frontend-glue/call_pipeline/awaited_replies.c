@@ -108,7 +108,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_select();
     if (ibx_call_is_open(p->call->kind) || p->call->kind == IBX_CALL_SHARES ||
         p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTENSION)
-        p->told.clean = false; /* its handler may leave an error of another CUDA call */
+        p->returned.clean = false; /* its handler may leave an error of another CUDA call */
     ibx_process_order(p, &scope);
     if (ibx_call_ends_event(p->call))
         ibx_events_remove(scope.event);
@@ -154,34 +154,34 @@ static int take_failure(struct ibx_pipeline *p)
     const int own = atomic_exchange(&p->failure, 0);
     const int failure = own ? own : ibx_process_take_failure(0);
     const unsigned losses = ibx_process_losses();
-    if (failure || p->told.losses == losses)
+    if (failure || p->returned.losses == losses)
         return failure;
-    p->told.losses = losses;
+    p->returned.losses = losses;
     ibx_process_tell_losses(losses);
     return IBX_CUDA_ERROR_UNKNOWN;
 }
 
 int ibx_awaited_returned(struct ibx_pipeline *p, int exit_code, bool waits)
 {
-    p->told.errors += exit_code != 0;
-    ibx_process_told(exit_code, waits, p->effects.breaks);
+    p->returned.errors += exit_code != 0;
+    ibx_process_returned(exit_code, waits, p->effects.breaks);
     if (exit_code) {
-        p->told.clean = false;
+        p->returned.clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
             if (atomic_compare_exchange_strong(&p->failure, &same, 0))
-                p->told.late = true;
+                p->returned.late = true;
             ibx_process_take_failure(exit_code);
         }
         return exit_code;
     }
     const int failure = waits ? take_failure(p) : 0;
     if (failure) {
-        ibx_process_told(failure, waits, p->effects.breaks);
-        p->told.clean = false;
-        p->told.errors++;
-        p->told.last_error = failure;
-        p->told.late = true;
+        ibx_process_returned(failure, waits, p->effects.breaks);
+        p->returned.clean = false;
+        p->returned.errors++;
+        p->returned.last_error = failure;
+        p->returned.late = true;
         ibx_pipeline_forget(p); /* lost calls reset nothing, and replies are known by device */
     }
     return failure;
@@ -194,10 +194,10 @@ static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
     const int launch = atomic_exchange(&p->launch_failure, 0); /* mostly known there, too */
     if (!failure)
         failure = launch;
-    int code = exit_code ? exit_code : p->told.last_error ? p->told.last_error : failure;
-    p->told.clean = !exit_code && (sets_back || !code);
-    p->told.last_error = sets_back ? 0 : code;
-    p->told.late = p->told.late && !sets_back;
+    int code = exit_code ? exit_code : p->returned.last_error ? p->returned.last_error : failure;
+    p->returned.clean = !exit_code && (sets_back || !code);
+    p->returned.last_error = sets_back ? 0 : code;
+    p->returned.late = p->returned.late && !sets_back;
     return code;
 }
 

@@ -188,18 +188,18 @@ bool ibx_pipeline_has_no_error(struct ibx_pipeline *p)
 
 bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *p)
 {
-    return is_usable(p) && p->told.clean;
+    return is_usable(p) && p->returned.clean;
 }
 
 bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *p)
 {
-    return is_usable(p) && !p->told.late && !ibx_answer_has_late_error(p);
+    return is_usable(p) && !p->returned.late && !ibx_answer_has_late_error(p);
 }
 
 bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
 {
     if (is_usable(p))
-        *number = (int)(p->told.errors + (unsigned)atomic_load(&p->unsure));
+        *number = (int)(p->returned.errors + (unsigned)atomic_load(&p->unsure));
     return is_usable(p);
 }
 
@@ -219,15 +219,16 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *p, unsigned answered, int 
         return false;
     const uint64_t last = none_since ? 0 : atomic_load(&p->failed); /* behind what is known */
     const bool failed = last && (int32_t)((uint32_t)last - answered) > 0;
-    *number = (int)(2 * p->told.errors + failed);
+    *number = (int)(2 * p->returned.errors + failed);
     return true;
 }
 
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *p, int *error)
 {
     const bool known = is_usable(p) && ibx_answer_errors_known(p);
-    const int only =
-        known && !p->told.late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
+    const int only = known && !p->returned.late && !atomic_load(&p->failure)
+                         ? atomic_load(&p->launch_failure)
+                         : 0;
     if (only)
         *error = only;
     return only;

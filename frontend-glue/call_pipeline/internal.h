@@ -145,13 +145,13 @@ struct ibx_selected {
 };
 
 /* The errors that the thread's calls have returned. */
-struct ibx_told {
+struct ibx_returned_errors {
     bool clean;      /* the back end has no last error of this thread */
     bool late;       /* since cudaGetLastError a call has returned the error of one that was
                         answered before it was run */
     int last_error;  /* a last error that the back end may not know; 0: none */
     unsigned errors; /* how many they have returned so far */
-    unsigned losses; /* ibx_process_losses() of which this thread was told */
+    unsigned losses; /* ibx_process_losses() that this thread has reported */
 };
 
 /* Requests that were answered and not sent: [begin, end) of `bytes`. */
@@ -219,7 +219,7 @@ struct ibx_pipeline {
     uint64_t rests; /* the epoch at which the device had no work; 0: not known */
     struct ibx_unseen unseens;
     struct ibx_selected device;
-    struct ibx_told told;
+    struct ibx_returned_errors returned;
 
     /* Under the lock; the atomics are read without it. */
     pthread_mutex_t lock;
@@ -518,7 +518,7 @@ void ibx_process_select(void);
  * `before`: ibx_process_breaks() before the request was sent: an error that has come since may be
  * newer than its success. */
 unsigned ibx_process_breaks(void);
-void ibx_process_told(int exit_code, bool waits, unsigned before);
+void ibx_process_returned(int exit_code, bool waits, unsigned before);
 bool ibx_process_is_broken(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
@@ -543,7 +543,7 @@ unsigned ibx_process_server(const struct ibx_pipeline *pipeline);
 /* How often errors of the last two kinds have come. */
 unsigned ibx_process_losses(void);
 /* How many of these some thread was told of; threads that begin later are not told of those. */
-unsigned ibx_process_told_losses(void);
+unsigned ibx_process_reported_losses(void);
 void ibx_process_tell_losses(unsigned n);
 /* leave(): an error, or 0, that no call of a thread which ends has returned. take(): takes it, if
  * it is `code`, or any if that is 0; for the next call that waits, in any thread. */

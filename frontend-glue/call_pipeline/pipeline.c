@@ -61,7 +61,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->launches_from = ibx_process_resets();
     p->others_from = ibx_process_handles();
     p->libraries_from = ibx_process_set_ups();
-    p->told.losses = ibx_process_told_losses();
+    p->returned.losses = ibx_process_reported_losses();
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);
     ibx_session_set_pause(session, pause_wait, p);

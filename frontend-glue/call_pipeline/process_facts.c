@@ -8,8 +8,8 @@
 
 #include "common/log.h"
 
-static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told_losses, cuts;
-static _Atomic int untold;
+static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, reported_losses, cuts;
+static _Atomic int unreported;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
 static _Atomic uint64_t left_in_legacy, legacy_settled;
@@ -149,7 +149,7 @@ unsigned ibx_process_breaks(void)
     return atomic_load_explicit(&breaks, memory_order_relaxed);
 }
 
-void ibx_process_told(int exit_code, bool waits, unsigned before)
+void ibx_process_returned(int exit_code, bool waits, unsigned before)
 {
     unsigned now = atomic_load(&breaks);
     if (ibx_call_breaks_contexts(exit_code))
@@ -301,15 +301,15 @@ unsigned ibx_process_losses(void)
     return atomic_load(&losses);
 }
 
-unsigned ibx_process_told_losses(void)
+unsigned ibx_process_reported_losses(void)
 {
-    return atomic_load(&told_losses);
+    return atomic_load(&reported_losses);
 }
 
 void ibx_process_tell_losses(unsigned n)
 {
-    unsigned before = atomic_load(&told_losses);
-    while (before < n && !atomic_compare_exchange_weak(&told_losses, &before, n))
+    unsigned before = atomic_load(&reported_losses);
+    while (before < n && !atomic_compare_exchange_weak(&reported_losses, &before, n))
         ;
 }
 
@@ -317,14 +317,14 @@ void ibx_process_leave_failure(int code)
 {
     int none = 0;
     if (code)
-        atomic_compare_exchange_strong(&untold, &none, code);
+        atomic_compare_exchange_strong(&unreported, &none, code);
 }
 
 int ibx_process_take_failure(int code)
 {
-    int left = atomic_load(&untold);
+    int left = atomic_load(&unreported);
     const bool wanted = left && (!code || left == code);
-    return wanted && atomic_compare_exchange_strong(&untold, &left, 0) ? left : 0;
+    return wanted && atomic_compare_exchange_strong(&unreported, &left, 0) ? left : 0;
 }
 
 /* ------------------------------------------------------------------------------ fork */
@@ -350,6 +350,6 @@ void ibx_process_facts_clear(void)
     atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&legacy_settled, atomic_load(&left_in_legacy));
     atomic_store(&losses, 0);
-    atomic_store(&told_losses, 0);
-    atomic_store(&untold, 0);
+    atomic_store(&reported_losses, 0);
+    atomic_store(&unreported, 0);
 }

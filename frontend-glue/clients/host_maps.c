@@ -276,12 +276,12 @@ void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken)
 
 static int refuse(struct gpu_session *x, const struct ibx_host_map_wish *w, const char *why)
 {
-    if (!x->told_maps)
+    if (!x->logged_maps)
         ibx_log(IBX_LOG_WARN,
                 "kernels of %s do not reach its %llu bytes of page-locked memory at %#llx: %s",
                 ibx_session_path(x->s)->peer, (unsigned long long)w->length,
                 (unsigned long long)w->address, why);
-    x->told_maps = true;
+    x->logged_maps = true;
     return CUDA_NOT_SUPPORTED;
 }
 

@@ -252,13 +252,13 @@ static void reserve(struct gpu_session *x, uint8_t *body, size_t n)
         return;
     }
     ibx_naming_enlarge(x->requests.name, body, n);
-    if (!i->told_full)
+    if (!i->logged_full)
         ibx_log(IBX_LOG_WARN,
                 "%s of tenant \"%s\" gets no %llu bytes of GPU memory by %s: with the others that "
                 "is more than rdma.device_memory and rdma.tenant_share allow",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), (unsigned long long)bytes,
                 x->requests.name);
-    i->told_full = true;
+    i->logged_full = true;
 }
 
 /* If an allocation could not be noted as the tenant's, every tenant could use it: has CUDA refuse
@@ -269,13 +269,13 @@ static bool refuse_ownerless(struct gpu_session *x, uint8_t *body, size_t n)
     if (!i->on || ibx_quota_left(ibx_tenant_quota(i->tenant, IBX_HOLD_ALLOCATIONS)))
         return false;
     ibx_naming_enlarge(x->requests.name, body, n);
-    if (!i->told_crowd)
+    if (!i->logged_crowd)
         ibx_log(
             IBX_LOG_WARN,
             "clients of tenant \"%s\" get no GPU memory by %s: they have as many allocations as "
             "are kept from other tenants: free some",
             ibx_tenant_name(i->tenant), x->requests.name);
-    i->told_crowd = true;
+    i->logged_crowd = true;
     return true;
 }
 
@@ -610,12 +610,12 @@ static void note_allocation(struct gpu_session *x, uint64_t address)
     }
     if (cuda)
         cuda->ctx_get_current(&context);
-    if (!ibx_owners_add(i->tenant, base, size, context, i->reserved) && !i->told_crowd) {
+    if (!ibx_owners_add(i->tenant, base, size, context, i->reserved) && !i->logged_crowd) {
         ibx_log(IBX_LOG_WARN,
                 "there is no memory to note an allocation of tenant \"%s\": it is not kept from "
                 "other tenants",
                 ibx_tenant_name(i->tenant));
-        i->told_crowd = true;
+        i->logged_crowd = true;
     }
 }
 

@@ -410,7 +410,7 @@ static void resumed(void *context)
     x->registrations.registrar = (struct ibx_gpu_registrar){0};
     x->copy.mr = NULL;
     x->not_direct = false;
-    x->told_direct = false;
+    x->logged_direct = false;
 }
 
 /* The session is about to end; the connection still exists. */

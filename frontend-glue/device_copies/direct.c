@@ -43,11 +43,11 @@ static void tell(struct gpu_session *x, enum ibx_log_level level, const struct i
 {
     if (!err->code)
         return;
-    if (!x->told_direct)
+    if (!x->logged_direct)
         ibx_log(level, "copies for %s go through chunks, not straight into GPU memory: %s",
                 ibx_session_path(x->s)->peer, err->message);
     ibx_copies_note_refusal(x, err->message);
-    x->told_direct = true;
+    x->logged_direct = true;
 }
 
 bool ibx_copies_direct_likely(struct gpu_session *x)

@@ -23,10 +23,10 @@ static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
     err.code = 0; /* to clear the message would take as long as the rest */
     bool pinned = ibx_client_pin(&x->pins, x->cuda, reach->base, reach->length, reach->id,
                                  reach->writable, &err);
-    if (err.code && !x->told_pins)
+    if (err.code && !x->logged_pins)
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", ibx_session_path(x->s)->peer,
                 err.message);
-    x->told_pins = x->told_pins || err.code;
+    x->logged_pins = x->logged_pins || err.code;
     if (err.code)
         ibx_copies_note_refusal(x, err.message);
     return pinned;

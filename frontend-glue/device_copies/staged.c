@@ -102,9 +102,9 @@ static int wire_end(struct gpu_session *x, int rc)
 
 static void tell_staging(struct gpu_session *x, const char *why)
 {
-    if (!x->told_staging)
+    if (!x->logged_staging)
         ibx_log(IBX_LOG_WARN, "GVirtuS runs longer copies itself: %s", why);
-    x->told_staging = true;
+    x->logged_staging = true;
 }
 
 /* Registers the chunks in hand with the connection, unless they are. False: that fails. */

@@ -240,9 +240,9 @@ static int ask(const struct link *l, void *memory, size_t room, size_t *n)
     }
     if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc))
         return refuse("cuLinkComplete", "the back end's communicator is older and links no images");
-    const int said = (int)ibx_get_u32(&r);
+    const int result = (int)ibx_get_u32(&r);
     *n = ibx_get_u64(&r);
-    return rc ? rc : said ? said : *n && *n <= room ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+    return rc ? rc : result ? result : *n && *n <= room ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
 }
 
 static int link_parts(struct link *l)

@@ -80,10 +80,10 @@ static bool is_good(void *library)
  * has no memory for the log, or refuses the image. */
 static int write_log(bool good, const struct ibx_compiler *c, const void *code)
 {
-    const int said = !good || c->is_verbose ? ibx_frontend_compile_module(c, code) : CUDA_SUCCESS;
-    if (good && said)
+    const int result = !good || c->is_verbose ? ibx_frontend_compile_module(c, code) : CUDA_SUCCESS;
+    if (good && result)
         ibx_frontend_compiler_no_error(c);
-    return good ? CUDA_SUCCESS : said;
+    return good ? CUDA_SUCCESS : result;
 }
 
 /* To be called after the attempt to load the image, whose result is `rc`. */
@@ -91,14 +91,14 @@ static int told(int rc, const struct ibx_compiler *c, void **library, const void
 {
     if (!code || !library || !ibx_frontend_compiler_is_asked(c))
         return rc;
-    const int said = write_log(!rc && is_good(*library), c, code);
-    if (!said)
+    const int result = write_log(!rc && is_good(*library), c, code);
+    if (!result)
         return rc;
     if (!rc) {
         cudaLibraryUnload(*library);
         *library = NULL;
     }
-    return said;
+    return result;
 }
 
 /* The same for a library. If it is to be loaded later, it is compiled only for its log. */

@@ -20,7 +20,7 @@ struct text {
     bool verbose, adds; /* IBX_COMPILE_VERBOSE, IBX_COMPILE_ADDS */
     char *ptx, *logs;
     struct ibx_linker driver;
-    int said;   /* by the driver, of the PTX */
+    int result; /* by the driver, of the PTX */
     float time; /* milliseconds */
     uint32_t info_length, error_length;
 };
@@ -92,16 +92,16 @@ static int compile_text(struct extension_request *e, void *of, uint8_t *host)
     const int rc = cuda->memcpy_from_device(t->ptx, t->at, t->n);
     if (rc)
         return rc;
-    t->said = link_text(t);
+    t->result = link_text(t);
     return t->info + t->error ? cuda->memcpy_to_device(t->at + t->n, t->logs, t->info + t->error)
                               : 0;
 }
 
-static void put_said(struct extension_request *e, const struct text *t)
+static void put_result(struct extension_request *e, const struct text *t)
 {
     uint32_t time;
     memcpy(&time, &t->time, sizeof(time));
-    ibx_put_u32(&e->out, (uint32_t)t->said);
+    ibx_put_u32(&e->out, (uint32_t)t->result);
     ibx_put_u32(&e->out, time);
     ibx_put_u32(&e->out, t->info_length);
     ibx_put_u32(&e->out, t->error_length);
@@ -130,7 +130,7 @@ static int compile(struct extension_request *e)
         return CUDA_NOT_SUPPORTED;
     const size_t there = t.n + t.info + t.error;
     const int rc = ibx_linker_run(e, t.at, there, there + 1, compile_text, &t);
-    put_said(e, &t);
+    put_result(e, &t);
     return rc;
 }
 

@@ -20,7 +20,7 @@ struct linked {
     size_t bytes; /* of all, with what is between them */
     uint8_t *images;
     struct ibx_linker driver;
-    int said;      /* by the driver */
+    int result;    /* by the driver */
     uint64_t made; /* bytes of the result; 0: it has no room */
 };
 
@@ -60,12 +60,12 @@ static int link_images(struct extension_request *e, void *of, uint8_t *host)
     size_t n = 0;
     l->images = host;
     int rc = cuda->memcpy_from_device(host, l->at, l->bytes);
-    if (rc || (l->said = l->driver.create(0, NULL, NULL, &state)))
+    if (rc || (l->result = l->driver.create(0, NULL, NULL, &state)))
         return rc;
-    l->said = add_images(l, state);
-    if (!l->said)
-        l->said = l->driver.complete(state, &image, &n);
-    if (!l->said && n <= l->room) {
+    l->result = add_images(l, state);
+    if (!l->result)
+        l->result = l->driver.complete(state, &image, &n);
+    if (!l->result && n <= l->room) {
         l->made = n;
         rc = cuda->memcpy_to_device(l->at, image, n);
     }
@@ -99,7 +99,7 @@ static int link_them(struct extension_request *e)
     if (!ready(e) || !ibx_linker_find(&l.driver))
         return CUDA_NOT_SUPPORTED;
     const int rc = ibx_linker_run(e, l.at, l.room, l.bytes, link_images, &l);
-    ibx_put_u32(&e->out, (uint32_t)l.said);
+    ibx_put_u32(&e->out, (uint32_t)l.result);
     ibx_put_u64(&e->out, l.made);
     return rc;
 }

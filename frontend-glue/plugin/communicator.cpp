@@ -275,7 +275,7 @@ class RdmaCommunicator final : public Communicator
         lacks_connection = rc != 0;
         if (rc) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
-            ibx_session_told(session);
+            ibx_session_reason_logged(session);
             return;
         }
         pipeline = ibx_pipeline_create(session, mode);

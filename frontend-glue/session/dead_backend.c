@@ -15,7 +15,7 @@ void ibx_session_tell_end(struct ibx_session *s)
     s->answering = true;
 }
 
-void ibx_session_told(struct ibx_session *s)
+void ibx_session_reason_logged(struct ibx_session *s)
 {
     s->answering = true;
 }

@@ -37,9 +37,9 @@ struct memory_name ibx_name_of(const struct ibx_session *s, const struct ibx_rem
     return name;
 }
 
-void ibx_name_told(struct ibx_session *s, const struct ibx_remote *remote)
+void ibx_name_sent(struct ibx_session *s, const struct ibx_remote *remote)
 {
-    s->link.told[s->link.told_next++ % TOLD_NAMES] = ibx_name_of(s, remote);
+    s->link.sent_names[s->link.next_sent++ % SENT_NAMES] = ibx_name_of(s, remote);
 }
 
 static void before(const struct ibx_session *s, struct memory_name *name)
@@ -67,8 +67,8 @@ static void for_each(struct ibx_session *s,
 {
     for (struct payload *payload = s->payloads; payload; payload = payload->next)
         act(s, &payload->name);
-    for (unsigned i = 0; i < TOLD_NAMES; i++)
-        act(s, &s->link.told[i]);
+    for (unsigned i = 0; i < SENT_NAMES; i++)
+        act(s, &s->link.sent_names[i]);
 }
 
 void ibx_names_before(struct ibx_session *s)
@@ -95,9 +95,9 @@ static const struct memory_name *name_at(const struct ibx_session *s, unsigned i
         if (is_name(&payload->name) && !i--)
             return &payload->name;
     }
-    for (unsigned j = 0; j < TOLD_NAMES; j++) {
-        if (is_name(&s->link.told[j]) && !i--)
-            return &s->link.told[j];
+    for (unsigned j = 0; j < SENT_NAMES; j++) {
+        if (is_name(&s->link.sent_names[j]) && !i--)
+            return &s->link.sent_names[j];
     }
     return NULL;
 }

@@ -609,7 +609,7 @@ static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t
         return ibx_session_fail(s, rc, "cannot name the reply's memory: %s", strerror(-rc));
     ibx_put_u8(&w, MESSAGE_CTS);
     ibx_name_put(&w, &remote, s->link.epoch);
-    ibx_name_told(s, &remote);
+    ibx_name_sent(s, &remote);
     rc = ibx_session_send(s, &(struct iovec){bytes, w.length}, 1);
     if (rc)
         return rc;

@@ -125,7 +125,7 @@ bool ibx_session_in_frame(const struct ibx_session *session);
  * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
 /* Client: the caller has logged why the session has no connection, so that _answer() does not. */
-void ibx_session_told(struct ibx_session *session);
+void ibx_session_reason_logged(struct ibx_session *session);
 /* Client: the same with exit code 4 (cudaErrorCudartUnloading), without a session or a log: in a
  * thread that exit(3) has cut off (common/handlers.h). */
 void ibx_session_answer_unloading(void *buffer, size_t n);

@@ -143,7 +143,7 @@ struct memory_name {
                           address, by which the next connection finds it */
 };
 
-#define TOLD_NAMES 32u /* more than there can be unanswered CTSs, early ones included */
+#define SENT_NAMES 32u /* more than there can be unanswered CTSs, early ones included */
 
 /*
  * state machine: READ or WRITE of a session
@@ -198,8 +198,8 @@ struct session_link {
     uint64_t resumed_at;            /* ns; the last time */
     struct kept kept;
     uint64_t taken[ORDERS]; /* messages of the peer that were taken */
-    struct memory_name told[TOLD_NAMES];
-    unsigned told_next;
+    struct memory_name sent_names[SENT_NAMES];
+    unsigned next_sent;
     struct memory_name *names; /* server: remotes of earlier epochs */
     unsigned name_count;
     struct futile futile;
@@ -523,7 +523,7 @@ void ibx_name_put(struct ibx_writer *w, const struct ibx_remote *remote, uint64_
 void ibx_name_get(struct ibx_reader *r, struct ibx_remote *remote);
 /* Client: the name of memory, and that the server is told of it now. */
 struct memory_name ibx_name_of(const struct ibx_session *s, const struct ibx_remote *remote);
-void ibx_name_told(struct ibx_session *s, const struct ibx_remote *remote);
+void ibx_name_sent(struct ibx_session *s, const struct ibx_remote *remote);
 /* Client, before and after ibx_conn_take_regions(). */
 void ibx_names_before(struct ibx_session *s);
 void ibx_names_after(struct ibx_session *s);

@@ -363,7 +363,7 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
     ibx_put_u8(&w, (uint8_t)kind);
     ibx_name_put(&w, remote, s->link.epoch);
     if (kind == SEGMENT_EARLY_CTS || kind == SEGMENT_PREPARE)
-        ibx_name_told(s, remote);
+        ibx_name_sent(s, remote);
     return ibx_session_add_segment(s, bytes, w.length);
 }
 

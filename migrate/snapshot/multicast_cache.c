@@ -39,7 +39,7 @@ struct snapshot_feed {
     char uri[IBX_URI_MAX + 2], group_text[64];
     pthread_t thread;
     uint64_t pages; /* of guest RAM */
-    int stop_fd, said_fd;
+    int stop_fd, notice_fd;
     struct ibx_conn *conn; /* this and the next ones are used by the thread only */
     struct ibx_multicast_receiver *receiver;
     struct ibx_multicast_group group;
@@ -99,7 +99,7 @@ static void say(struct snapshot_feed *feed, const char *line)
     if (feed->line_count < LINES)
         snprintf(feed->lines[feed->line_count++], IBX_ERROR_MAX, "%s", line);
     pthread_mutex_unlock(&feed->lock);
-    eventfd_write(feed->said_fd, 1);
+    eventfd_write(feed->notice_fd, 1);
 }
 
 bool ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX])
@@ -107,7 +107,7 @@ bool ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX]
     eventfd_t count;
     pthread_mutex_lock(&feed->lock);
     const bool any = feed->line_count;
-    eventfd_read(feed->said_fd, &count);
+    eventfd_read(feed->notice_fd, &count);
     if (any) {
         memcpy(line, feed->lines[0], IBX_ERROR_MAX);
         memmove(feed->lines[0], feed->lines[1], sizeof(feed->lines[0]) * (LINES - 1));
@@ -126,7 +126,7 @@ static bool move(struct snapshot_feed *feed, enum feed_state to)
         ibx_state_move(&feed->state, to);
     pthread_mutex_unlock(&feed->lock);
     if (to == FEED_OVER)
-        eventfd_write(feed->said_fd, 1);
+        eventfd_write(feed->notice_fd, 1);
     return !left;
 }
 
@@ -140,7 +140,7 @@ bool ibx_snapshot_feed_over(struct snapshot_feed *feed)
 
 int ibx_snapshot_feed_fd(const struct snapshot_feed *feed)
 {
-    return feed->said_fd;
+    return feed->notice_fd;
 }
 
 void ibx_snapshot_feed_stats(struct snapshot_feed *feed, struct ibx_multicast_receiver_stats *sum)
@@ -488,8 +488,8 @@ static void release(struct snapshot_feed *feed)
     ibx_close(feed->conn);
     if (feed->stop_fd >= 0)
         close(feed->stop_fd);
-    if (feed->said_fd >= 0)
-        close(feed->said_fd);
+    if (feed->notice_fd >= 0)
+        close(feed->notice_fd);
     OPENSSL_cleanse(&feed->group, sizeof(feed->group));
     pthread_mutex_destroy(&feed->lock);
     free(feed);
@@ -536,8 +536,8 @@ int ibx_snapshot_feed_open(const struct snapshot_feed_config *config, struct sna
     pthread_mutex_init(&feed->lock, NULL);
     ibx_state_begin(&feed->state, &feed_table, FEED_WAITING);
     feed->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    feed->said_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = feed->stop_fd < 0 || feed->said_fd < 0
+    feed->notice_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = feed->stop_fd < 0 || feed->notice_fd < 0
                  ? -errno
                  : -pthread_create(&feed->thread, NULL, feed_main, feed);
     if (rc) {

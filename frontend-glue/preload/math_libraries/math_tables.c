@@ -25,8 +25,8 @@
 static int fetch(enum ibx_extension_table table, void *bytes, size_t n)
 {
     struct extension_request e;
-    uint8_t said[4] = {0};
-    struct ibx_reader r = ibx_reader_of(said, sizeof(said));
+    uint8_t answer[4] = {0};
+    struct ibx_reader r = ibx_reader_of(answer, sizeof(answer));
     void *memory = NULL;
     int status = INIT_FAILED;
     if (cudaMalloc(&memory, n))
@@ -34,7 +34,7 @@ static int fetch(enum ibx_extension_table table, void *bytes, size_t n)
     ibx_frontend_request_begin(&e, IBX_EXT_RANDOM_TABLE, "curandGetDirectionVectors32");
     ibx_put_u32(&e.body, table);
     ibx_put_u64(&e.body, (uintptr_t)memory);
-    if (!ibx_frontend_request_make(&e, said, sizeof(said)))
+    if (!ibx_frontend_request_make(&e, answer, sizeof(answer)))
         status = (int)ibx_get_u32(&r);
     if (!status && cudaMemcpy(bytes, memory, n, CUDA_MEMCPY_FROM_DEVICE))
         status = INIT_FAILED;

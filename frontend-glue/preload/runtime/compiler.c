@@ -139,14 +139,14 @@ static int ask(const struct ibx_compiler *c, uintptr_t memory, size_t n, bool ad
                                   (adds ? IBX_COMPILE_ADDS : 0)));
     if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc) || rc)
         return CUDA_SUCCESS;
-    const int said = (int)ibx_get_u32(&r);
+    const int result = (int)ibx_get_u32(&r);
     const uint32_t time = ibx_get_u32(&r), info_n = ibx_get_u32(&r), error_n = ibx_get_u32(&r);
     float ms;
     memcpy(&ms, &time, sizeof(ms));
     say(c, ms);
     take(&c->info, memory + n, info_n);
     take(&c->error, memory + n + info, error_n);
-    return said;
+    return result;
 }
 
 int ibx_frontend_compile(const struct ibx_compiler *c, const void *code, bool adds)
@@ -166,6 +166,6 @@ int ibx_frontend_compile(const struct ibx_compiler *c, const void *code, bool ad
 
 int ibx_frontend_compile_module(const struct ibx_compiler *c, const void *code)
 {
-    const int said = ibx_frontend_compile(c, code, false);
-    return said == CUDA_UNKNOWN ? CUDA_INVALID_PTX : said;
+    const int result = ibx_frontend_compile(c, code, false);
+    return result == CUDA_UNKNOWN ? CUDA_INVALID_PTX : result;
 }

@@ -345,10 +345,10 @@ static int what_is_wrong(void *library)
     if (works)
         return CUDA_SUCCESS;
     const int rc = load_kernel(kernel);
-    const int said = ptx && (rc || !kernel) ? ibx_frontend_compile_module(&silent, ptx) : 0;
-    if (!rc && !said)
+    const int result = ptx && (rc || !kernel) ? ibx_frontend_compile_module(&silent, ptx) : 0;
+    if (!rc && !result)
         note_works(library);
-    return said ? said : rc;
+    return result ? result : rc;
 }
 
 int ibx_frontend_library_use(void *library)

@@ -293,7 +293,7 @@ bool ibx_loader_begin(const char *name)
 struct ibx_static_runtime *ibx_loader_untold(void)
 {
     for (struct ibx_static_runtime *runtime = all; runtime; runtime = runtime->next)
-        if (!atomic_flag_test_and_set(&runtime->is_told))
+        if (!atomic_flag_test_and_set(&runtime->is_reported))
             return runtime;
     return NULL;
 }

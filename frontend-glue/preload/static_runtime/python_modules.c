@@ -94,26 +94,26 @@ static int lacked(void)
     return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }
 
-/* GVirtuS's libcudart for the runtime of this module, of which there may be none. `is_told`: then a
- * line says so. */
-static void *load(const char *path, const char *version, bool is_told)
+/* GVirtuS's libcudart for the runtime of this module, of which there may be none. `is_reported`:
+ * then a line says so. */
+static void *load(const char *path, const char *version, bool is_reported)
 {
     struct ibx_static_runtime runtime = {.path = path, .version = version};
-    if (!is_told)
-        atomic_flag_test_and_set(&runtime.is_unreached_told);
+    if (!is_reported)
+        atomic_flag_test_and_set(&runtime.is_unreached_reported);
     return ibx_static_runtime_load(&runtime);
 }
 
 /* The first module without a libcudart. Many programs import it and call only the driver. */
 static struct {
-    atomic_flag is_noted, is_told;
+    atomic_flag is_noted, is_reported;
     char path[PATH_MAX];
     const char *version;
 } unreached = {ATOMIC_FLAG_INIT, ATOMIC_FLAG_INIT, "", NULL};
 
 static int call_unreached(void)
 {
-    if (!atomic_flag_test_and_set(&unreached.is_told))
+    if (!atomic_flag_test_and_set(&unreached.is_reported))
         load(unreached.path, unreached.version, true);
     return CUDA_INSUFFICIENT_DRIVER;
 }

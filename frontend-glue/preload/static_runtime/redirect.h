@@ -35,7 +35,7 @@ struct ibx_static_function {
     struct ibx_static_runtime *of;
     void *code;       /* the function's address */
     const char *name; /* allocated with the struct ibx_static_runtime */
-    atomic_flag is_told;
+    atomic_flag is_reported;
     size_t bytes; /* of the jump */
     uint8_t before[IBX_CODE_MOST];
 };
@@ -57,7 +57,7 @@ struct ibx_static_runtime {
     const char *path;    /* of the object's file; IBX_STATIC_RUNTIME_PROGRAM for the program */
     const char *version; /* the libcudart of the same version */
     atomic_bool is_bound;
-    atomic_flag is_told, is_unreached_told;
+    atomic_flag is_reported, is_unreached_reported;
     char *code; /* the segment that has its functions */
     size_t code_bytes;
     int protection; /* PROT_* of that segment */

@@ -92,7 +92,7 @@ void *ibx_static_runtime_lacked(const char *name)
 uintptr_t ibx_static_runtime_tell_absent(struct ibx_static_function *function)
 {
     const bool registers = !strncmp(function->name, REGISTERS, strlen(REGISTERS));
-    if (!atomic_flag_test_and_set(&function->is_told))
+    if (!atomic_flag_test_and_set(&function->is_reported))
         ibx_log(registers ? IBX_LOG_INFO : IBX_LOG_WARN,
                 "%s %s: neither GVirtuS nor this library has it; ibx-gvirtus(1) lists what is "
                 "there for a remote GPU",

@@ -68,7 +68,7 @@ static bool is_in_use(struct other *other)
 static void tell_unreached(struct ibx_static_runtime *runtime, const char *why, const char *what)
 {
     char path[PATH_MAX];
-    if (!atomic_flag_test_and_set(&runtime->is_unreached_told))
+    if (!atomic_flag_test_and_set(&runtime->is_unreached_reported))
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, whose calls cannot reach the remote "
                 "GPU, and fail: %s%s; LD_LIBRARY_PATH has to name the folder of GVirtuS's front "
@@ -79,7 +79,7 @@ static void tell_unreached(struct ibx_static_runtime *runtime, const char *why, 
 static void tell_other(struct ibx_static_runtime *runtime, const struct other *other)
 {
     char path[PATH_MAX];
-    if (!atomic_flag_test_and_set(&runtime->is_unreached_told))
+    if (!atomic_flag_test_and_set(&runtime->is_unreached_reported))
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, of the version of %s, and the "
                 "process uses %s: its calls cannot reach the remote GPU, and fail; build all of "
