@@ -200,6 +200,15 @@ void ibx_captures_legacy_begin(struct gpu_session *x)
     pthread_mutex_unlock(&lock);
 }
 
+bool ibx_captures_legacy_try(void)
+{
+    atomic_fetch_add(&copies.count, 1);
+    if (!atomic_load(&blocking))
+        return true;
+    ibx_captures_legacy_end();
+    return false;
+}
+
 void ibx_captures_legacy_end(void)
 {
     if (atomic_fetch_sub(&copies.count, 1) != 1 || !atomic_load(&blocking))

@@ -122,6 +122,8 @@ void ibx_captures_spare(struct gpu_session *x, uint64_t stream);
 /* Around a copy in the legacy stream. legacy_begin() blocks as ibx_captures_spare() does, and no
  * such capture begins until legacy_end(), for a bounded time. */
 void ibx_captures_legacy_begin(struct gpu_session *x);
+/* The same without blocking. False: there is such a capture. */
+bool ibx_captures_legacy_try(void);
 void ibx_captures_legacy_end(void);
 /* ibx_captures_use(): what GVirtuS's handler for requests of that name and kind does with captures.
  * The others are called before the handler runs; when it has returned, or its session has ended;

@@ -108,16 +108,6 @@ static void stop_using(struct last_launch *last)
         free(last);
 }
 
-/* Puts an event behind the launch. If there is none, the graph is destroyed at once. */
-void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream)
-{
-    struct last_launch *last = ibx_back_end_have_cuda(x) ? use(x->cuda, exec) : NULL;
-    if (!last)
-        return;
-    x->cuda->event_record(last->event, stream);
-    stop_using(last);
-}
-
 /* Takes the last launch out of the tree. NULL: none is known. */
 static struct last_launch *take(const void *exec)
 {
@@ -138,6 +128,38 @@ void ibx_exec_ends_unseen(struct gpu_session *x, const void *exec)
     if (last && ibx_back_end_have_cuda(x))
         x->cuda->event_destroy(last->event);
     free(last);
+}
+
+/* In the context of the stream, which is current. The event of a launch in another one cannot be
+ * recorded in this. */
+static bool record(struct gpu_session *x, const void *exec, void *stream, const void *context)
+{
+    struct last_launch *last = use(x->cuda, exec);
+    if (last && last->context != context) {
+        stop_using(last);
+        ibx_exec_ends_unseen(x, exec);
+        last = use(x->cuda, exec);
+    }
+    const bool recorded = last && !x->cuda->event_record(last->event, stream);
+    if (last)
+        stop_using(last);
+    return recorded;
+}
+
+/* Puts an event behind the launch. If there is none, the graph is destroyed at once. */
+void ibx_exec_ends_launched(struct gpu_session *x, const void *exec, void *stream)
+{
+    void *now = NULL, *context = NULL, *popped = NULL;
+    if (!ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&now))
+        return;
+    if ((uintptr_t)stream <= (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+        x->cuda->stream_get_context(stream, &context))
+        context = now;
+    const bool pushed = context != now && !x->cuda->ctx_push_current(context);
+    if (!record(x, exec, stream, context))
+        ibx_exec_ends_unseen(x, exec);
+    if (pushed)
+        x->cuda->ctx_pop_current(&popped);
 }
 
 /* Waits for it. The wait fails if the event has gone with its context. */

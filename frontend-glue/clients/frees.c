@@ -237,14 +237,19 @@ static void hold(const unsigned *some, unsigned ms)
 }
 
 /* Whether its last launch has ended is asked of an event, which can be recorded in the stream
- * unless that may be captured. What is captured is no launch. */
+ * unless that may be captured; in the legacy stream, unless one is that waits for it. What is
+ * captured is no launch. */
 static void note_launch(struct gpu_session *x, const void *graph, void *stream)
 {
     const enum captured captured = is_captured(x, stream);
-    if (captured == CAPTURED_NOT)
+    const bool legacy =
+        captured == CAPTURED_PERHAPS && (uintptr_t)stream <= 1 && ibx_captures_legacy_try();
+    if (captured == CAPTURED_NOT || legacy)
         ibx_exec_ends_launched(x, graph, stream);
     else if (captured == CAPTURED_PERHAPS)
         ibx_exec_ends_unseen(x, graph);
+    if (legacy)
+        ibx_captures_legacy_end();
 }
 
 int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *stream), void *graph,

@@ -294,6 +294,42 @@ bool launched_without_calls()
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
 }
 
+// A graph is launched in that stream, and destroyed before the flag is set for which it waits.
+bool destroyed_in(void *stream, char *device, const std::vector<char> &there)
+{
+    std::atomic<int> flag{0};
+    PageLocked back(10000, 'x');
+    Graph graph;
+    void *exec = waits_and_copies(&graph, &flag, &back, device);
+    REQUIRE(exec && launch(exec, stream) == 0 && graph.destroy() == 0);
+    Release release(&flag);
+    const bool gone = run("cudaGraphExecDestroy", exec) == 0;
+    REQUIRE(release.in_time() && gone && cudaStreamSynchronize(stream) == 0);
+    return HOLDS(back == there && cudaGetLastError() == 0);
+}
+
+// In the legacy stream, beside the capture of a stream that does not wait for it.
+bool destroyed_beside_capture(char *device, const std::vector<char> &there)
+{
+    void *captured = nullptr, *graph = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&captured, 1) == 0);
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", captured, 2) == 0));
+    REQUIRE(destroyed_in(nullptr, device, there));
+    REQUIRE(run("cudaStreamEndCapture", captured, &graph) == 0);
+    return HOLDS(cudaStreamDestroy(captured) == 0);
+}
+
+// On another device than the current one.
+bool destroyed_on_second(const std::vector<char> &there)
+{
+    void *stream = nullptr;
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    char *device = device_memory(10000);
+    REQUIRE(device && cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaSetDevice(0) == 0);
+    REQUIRE(destroyed_in(stream, device, there));
+    return HOLDS(cudaFree(device) == 0 && cudaStreamDestroy(stream) == 0);
+}
+
 } // namespace
 
 // An executable graph is destroyed by the thread for which its launch waits: the call returns, and
@@ -306,6 +342,7 @@ bool destroyed_while_running()
     REQUIRE(destroyed_before_flag(false, device, there));
     REQUIRE(destroyed_before_flag(true, device, there));
     REQUIRE(many_destroyed_before_flag() && launched_without_calls());
+    REQUIRE(destroyed_beside_capture(device, there) && destroyed_on_second(there));
     return HOLDS(cudaFree(device) == 0 && kept_across_reset() && never_released_unseen());
 }
 

@@ -13,8 +13,9 @@
 
 #define HANG_S 20u
 
-static uint64_t of_client;         /* whose session it is */
-static uintptr_t context_now;      /* of the caller */
+static uint64_t of_client;    /* whose session it is */
+static uintptr_t context_now; /* of the caller */
+static uintptr_t pushed_from, recorded_in;
 static bool running;               /* all launches */
 static bool resets;                /* a client resets the context */
 static unsigned queries;           /* so far */
@@ -34,14 +35,23 @@ static int get_context(void **context)
 
 static int push(void *context)
 {
-    (void)context;
+    pushed_from = context_now;
+    context_now = (uintptr_t)context;
     return 0;
 }
 
 static int pop(void **context)
 {
     (void)context;
+    context_now = pushed_from;
     return 0;
+}
+
+/* A stream is the number of its context, and of none if that is odd. */
+static int context_of(void *stream, void **context)
+{
+    *context = stream;
+    return (uintptr_t)stream % 2 ? IBX_CUDA_NOT_READY : 0;
 }
 
 static int event_create(void **event, unsigned flags)
@@ -54,8 +64,9 @@ static int event_create(void **event, unsigned flags)
 
 static int event_record(void *event, void *stream)
 {
-    (void)event, (void)stream;
-    return 0;
+    (void)event;
+    recorded_in = context_now;
+    return (uintptr_t)stream > 2 && stream != pointer_to(context_now) ? IBX_CUDA_NOT_READY : 0;
 }
 
 static int event_query(void *event)
@@ -83,6 +94,7 @@ static int event_destroy(void *event)
 static const struct ibx_cuda cuda = {.ctx_get_current = get_context,
                                      .ctx_push_current = push,
                                      .ctx_pop_current = pop,
+                                     .stream_get_context = context_of,
                                      .event_create = event_create,
                                      .event_record = event_record,
                                      .event_query = event_query,
@@ -262,6 +274,28 @@ static void test_launch_without_event(NO_STATE)
     assert_int_equal(destroyed, 1);
 }
 
+/* The event is in the context of the stream, whatever is current; one that cannot be recorded does
+ * not stand for the launch. */
+static void test_launch_in_another_context(NO_STATE)
+{
+    struct ibx_exec_left left = {.owned = 0};
+    of_client = 1;
+    ibx_exec_ends_launched(&x, pointer_to(10), pointer_to(4));
+    assert_true(recorded_in == 4 && context_now == 1);
+    ibx_exec_ends_launched(&x, pointer_to(10), pointer_to(6));
+    assert_true(recorded_in == 6 && context_now == 1);
+    ibx_exec_ends_launched(&x, pointer_to(10), pointer_to(2)); /* the thread's own */
+    assert_true(recorded_in == 1 && context_now == 1);
+    assert_int_equal(events, 1);
+    assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(10), destroy, &left), 0);
+    assert_int_equal(destroyed, 0);
+    ibx_exec_ends_launched(&x, pointer_to(11), pointer_to(4));
+    ibx_exec_ends_launched(&x, pointer_to(11), pointer_to(5)); /* it is gone */
+    assert_int_equal(events, 1);
+    assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(11), destroy, &left), 0);
+    assert_int_equal(destroyed, 1);
+}
+
 /* A client that leaves waits for its own only. */
 static void test_settle(NO_STATE)
 {
@@ -406,6 +440,7 @@ int main(void)
         cmocka_unit_test_setup(test_waits_for_a_graph_as_long_as_it_may, begin),
         cmocka_unit_test_setup(test_context_goes_while_it_is_destroyed, begin),
         cmocka_unit_test_setup(test_launch_without_event, begin),
+        cmocka_unit_test_setup(test_launch_in_another_context, begin),
         cmocka_unit_test_setup(test_settle, begin),
         cmocka_unit_test_setup(test_limit, begin)};
     return cmocka_run_group_tests_name("exec-ends", tests, NULL, NULL);

@@ -36,7 +36,9 @@ void ibx_exec_functions_keep(const void *exec)
     (void)exec;
 }
 
-static bool captures;               /* there are some */
+static bool captures;    /* there are some */
+static bool legacy_free; /* no stream that waits for the legacy one is captured */
+static unsigned legacy_ends;
 static unsigned with_event, unseen; /* launches */
 
 void ibx_exec_ends_launched(struct gpu_session *session, const void *exec, void *stream)
@@ -69,6 +71,16 @@ bool ibx_host_work_repeats(void)
 bool ibx_captures_any(void)
 {
     return captures;
+}
+
+bool ibx_captures_legacy_try(void)
+{
+    return legacy_free;
+}
+
+void ibx_captures_legacy_end(void)
+{
+    legacy_ends++;
 }
 
 bool ibx_captures_wait_try(void)
@@ -258,7 +270,8 @@ static void test_launches_of_functions(void **state)
     assert_int_equal(counted, 1);
 }
 
-/* Beside a capture no event is recorded in the legacy stream, nor where CUDA does not tell. */
+/* Beside a capture of a stream that waits for it no event is recorded in the legacy stream, nor
+ * where CUDA does not tell. */
 static void test_launch_beside_a_capture(void **state)
 {
     (void)state;
@@ -269,6 +282,10 @@ static void test_launch_beside_a_capture(void **state)
     assert_true(with_event == 0 && unseen == 1);
     assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, NULL), 0);
     assert_true(with_event == 1 && unseen == 1);
+    captures = legacy_free = true;
+    assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, NULL), 0);
+    captures = legacy_free = false;
+    assert_true(with_event == 2 && unseen == 1 && legacy_ends == 1);
 }
 
 static int64_t now_ms(void)
