@@ -4,6 +4,7 @@
 #include "common/fork_lock.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -16,21 +17,25 @@ struct known {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* Protected by the lock. */
-static struct known *list;
-static size_t count, room;        /* handles; capacity of the list */
+static void *all;                 /* a tree (tsearch(3)) of them, under the lock */
 static atomic_int unusual, owned; /* handles that are not IBX_MATH_USUAL, or are in_own */
 
-/* The lock is held across a fork, because the child uses the list. */
+/* The lock is held across a fork, because the child uses the tree. */
 IBX_FORKS_WAIT_FOR(lock);
 
-/* Called under the lock. The index of the handle, or of the next one. */
-static size_t find(enum ibx_math_type type, uint64_t handle)
+static int compare(const void *a, const void *b)
 {
-    size_t i = 0;
-    while (i < count && (list[i].handle != handle || list[i].type != type))
-        i++;
-    return i;
+    const struct known *left = a, *right = b;
+    return left->handle != right->handle ? (left->handle > right->handle ? 1 : -1)
+                                         : (left->type > right->type) - (left->type < right->type);
+}
+
+/* Called under the lock. NULL: there is none. */
+static struct known *find(enum ibx_math_type type, uint64_t handle)
+{
+    const struct known wanted = {.type = type, .handle = handle};
+    struct known *const *found = tfind(&wanted, &all, compare);
+    return found ? *found : NULL;
 }
 
 enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle)
@@ -38,8 +43,8 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
     if (!atomic_load_explicit(&unusual, memory_order_acquire))
         return IBX_MATH_USUAL;
     pthread_mutex_lock(&lock);
-    const size_t i = find(type, handle);
-    const enum ibx_math_handle is = i < count ? list[i].is : IBX_MATH_USUAL;
+    const struct known *k = find(type, handle);
+    const enum ibx_math_handle is = k ? k->is : IBX_MATH_USUAL;
     pthread_mutex_unlock(&lock);
     return is;
 }
@@ -47,18 +52,14 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
 /* Called under the lock. The handle, which may be new; NULL: there is no memory. */
 static struct known *find_or_add(enum ibx_math_type type, uint64_t handle)
 {
-    const size_t i = find(type, handle), more = room ? 2 * room : 16;
-    if (i < count)
-        return &list[i];
-    if (count == room) {
-        struct known *grown = realloc(list, more * sizeof(*grown));
-        if (!grown)
-            return NULL;
-        list = grown;
-        room = more;
-    }
-    list[count++] = (struct known){.type = type, .handle = handle};
-    return &list[i];
+    struct known *k = find(type, handle), *made = k ? NULL : malloc(sizeof(*made));
+    if (!made)
+        return k;
+    *made = (struct known){.type = type, .handle = handle};
+    if (tsearch(made, &all, compare))
+        return made;
+    free(made);
+    return NULL;
 }
 
 /* Called under the lock. */
@@ -74,12 +75,13 @@ static void set_own(struct known *k, bool in_own)
     k->in_own = in_own;
 }
 
-/* Called under the lock. Removes the handle from the list. */
+/* Called under the lock. Removes the handle from the tree. */
 static void take_out(struct known *k)
 {
     set_kind(k, IBX_MATH_USUAL);
     set_own(k, false);
-    *k = list[--count];
+    tdelete(k, &all, compare);
+    free(k);
 }
 
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is)
@@ -97,10 +99,10 @@ bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math
 bool ibx_math_handle_end(enum ibx_math_type type, uint64_t handle)
 {
     pthread_mutex_lock(&lock);
-    const size_t i = find(type, handle);
-    const bool known = i < count && list[i].is_set;
-    if (i < count)
-        take_out(&list[i]);
+    struct known *k = find(type, handle);
+    const bool known = k && k->is_set;
+    if (k)
+        take_out(k);
     pthread_mutex_unlock(&lock);
     return known;
 }
@@ -109,8 +111,7 @@ void ibx_math_handle_selects(enum ibx_math_type type, uint64_t handle, const voi
 {
     const bool in_own = stream == CUDA_STREAM_PER_THREAD;
     pthread_mutex_lock(&lock);
-    const size_t i = find(type, handle);
-    struct known *k = i < count ? &list[i] : in_own ? find_or_add(type, handle) : NULL;
+    struct known *k = in_own ? find_or_add(type, handle) : find(type, handle);
     if (k)
         set_own(k, in_own);
     if (k && !in_own && !k->is_set)
@@ -123,8 +124,8 @@ bool ibx_math_handle_is_in_own(enum ibx_math_type type, uint64_t handle)
     if (!atomic_load_explicit(&owned, memory_order_acquire))
         return false;
     pthread_mutex_lock(&lock);
-    const size_t i = find(type, handle);
-    const bool is = i < count && list[i].in_own;
+    const struct known *k = find(type, handle);
+    const bool is = k && k->in_own;
     pthread_mutex_unlock(&lock);
     return is;
 }

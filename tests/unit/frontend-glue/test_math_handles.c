@@ -4,6 +4,7 @@
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
+#include <search.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -13,31 +14,41 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define FIRST 16u /* entries before the list grows */
+#define FIRST 16u
 
-void *__wrap_realloc(void *from, size_t n);
+void *__real_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
+void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *));
+void *__wrap_malloc(size_t n);
+void *__real_malloc(size_t n);
 
 static atomic_int moving, went_on;
+static _Thread_local bool stops;
+static bool no_memory;
 
-/* If memory moves, the old place is invalid before the new one is known. The thread stops here
- * until another thread has forked or waits for it. */
-void *__wrap_realloc(void *from, size_t n)
+/* In the middle of a change the tree is none. The thread stops here until another thread has forked
+ * or waits for it. */
+void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *))
 {
-    void *to = malloc(n);
-    if (!from || !to)
-        return to;
-    memcpy(to, from, n / 2);
-    memset(from, 0xff, n / 2);
-    free(from);
+    void *tree = *root;
+    if (!stops)
+        return __real_tsearch(key, root, compare);
+    *root = NULL;
     atomic_store(&moving, 1);
     for (int ms = 0; ms < 200 && !atomic_load(&went_on); ms++)
         usleep(1000);
-    return to;
+    *root = tree;
+    return __real_tsearch(key, root, compare);
+}
+
+void *__wrap_malloc(size_t n)
+{
+    return no_memory ? NULL : __real_malloc(n);
 }
 
 static void *note_one_more(void *unused)
 {
     (void)unused;
+    stops = true;
     ibx_math_handle_set(IBX_MATH_BLAS, 100 + FIRST, IBX_MATH_ON_DEVICE);
     return NULL;
 }
@@ -101,12 +112,40 @@ static void stream_and_kind_are_apart(void **state)
     assert_false(ibx_math_handle_end(IBX_MATH_LT, 1));
 }
 
+/* Counts stay right: the questions are answered without a look at the handles if none is unusual,
+ * or none is in a thread's own stream. */
+static void counts_stay(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        assert_true(ibx_math_handle_set(IBX_MATH_RNG, 5, IBX_MATH_ON_HOST));
+        assert_true(ibx_math_handle_set(IBX_MATH_RNG, 5, IBX_MATH_ON_DEVICE));
+        assert_int_equal(ibx_math_handle_is(IBX_MATH_RNG, 5), IBX_MATH_ON_DEVICE);
+        assert_int_equal(ibx_math_handle_is(IBX_MATH_RNG, 6), IBX_MATH_USUAL);
+        ibx_math_handle_selects(IBX_MATH_RNG, 5, CUDA_STREAM_PER_THREAD);
+        ibx_math_handle_selects(IBX_MATH_RNG, 6, CUDA_STREAM_PER_THREAD);
+        assert_true(ibx_math_handle_end(IBX_MATH_RNG, 5));
+        assert_true(ibx_math_handle_is_in_own(IBX_MATH_RNG, 6));
+        ibx_math_handle_selects(IBX_MATH_RNG, 6, NULL);
+        assert_false(ibx_math_handle_end(IBX_MATH_RNG, 6));
+        assert_int_equal(ibx_math_handle_is(IBX_MATH_RNG, 5), IBX_MATH_USUAL);
+        assert_false(ibx_math_handle_is_in_own(IBX_MATH_RNG, 5));
+    }
+    no_memory = true;
+    assert_false(ibx_math_handle_set(IBX_MATH_RNG, 7, IBX_MATH_ON_HOST));
+    ibx_math_handle_selects(IBX_MATH_RNG, 7, CUDA_STREAM_PER_THREAD);
+    no_memory = false;
+    assert_int_equal(ibx_math_handle_is(IBX_MATH_RNG, 7), IBX_MATH_USUAL);
+    assert_false(ibx_math_handle_end(IBX_MATH_RNG, 7));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(child_has_all_handles),
         cmocka_unit_test(own_stream_is_noted),
         cmocka_unit_test(stream_and_kind_are_apart),
+        cmocka_unit_test(counts_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
