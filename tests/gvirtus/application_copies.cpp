@@ -504,10 +504,14 @@ bool page_locked_is_called_device()
             REQUIRE(copy_as(how, others.data(), locked, D2H, stream) == 0);
             REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(others.data(), locked, n));
         }
-        for (int how : {0, 2}) {
-            REQUIRE(copy_as(how, pageable.data(), locked, H2D, stream) == 1);
-            REQUIRE(copy_as(how, locked, pageable.data(), D2H, stream) == 1);
+        for (int how : {0, 1, 2}) { // at once, also the asynchronous one
+            char *const first = pageable.data(), *const second = others.data();
+            REQUIRE(copy_as(how, first, locked, H2D, stream) == 1);
+            REQUIRE(copy_as(how, locked, first, D2H, stream) == 1);
+            REQUIRE(copy_as(how, first, second, H2D, stream) == 1);
+            REQUIRE(copy_as(how, first, second, D2H, stream) == 1);
             cudaGetLastError();
+            REQUIRE(cudaStreamSynchronize(stream) == 0);
         }
     }
     REQUIRE(cudaStreamDestroy(stream) == 0 && cudaFreeHost(page_locked) == 0);

@@ -137,6 +137,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
     }
     reach_what_is_copied(r);
     enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
+    copy.told = async && ibx_frontend_only_host(to_device ? r->to : r->from);
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;
     /* Registered memory that has moved is in memory from allocate(), too. What else has moved with

@@ -94,6 +94,11 @@ bool ibx_frontend_only_device(const void *address)
     return ibx_frontend_given_out(address) && !is_mapped(address);
 }
 
+bool ibx_frontend_only_host(const void *address)
+{
+    return !ibx_frontend_given_out(address) && is_mapped(address);
+}
+
 int ibx_frontend_device_of(const void *address)
 {
     ibx_frontend_ranges_lock();

@@ -190,9 +190,10 @@ bool ibx_frontend_is_device(const void *address);
 /* Whether this process can read the 8 (aligned) bytes there. */
 bool ibx_frontend_is_readable(const void *address);
 /* Whether it was returned as device memory; _only_device(): and nothing is mapped there in this
- * process. */
+ * process. _only_host(): it was not, and something is mapped there. */
 bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);
+bool ibx_frontend_only_host(const void *address);
 /* Whether n bytes are more than the device allocation there has, as far as it is known. */
 bool ibx_frontend_goes_beyond(uintptr_t address, size_t n);
 /* Whether n bytes are more than there is, of the device's memory, or else of page-locked memory. */
