@@ -27,10 +27,12 @@
 static struct ibx_error error;
 
 /* What another process does while the pages of files are counted: this page of `memory` arrives,
- * and is noted as placed at once or later. 0: nothing. */
+ * and is noted as placed at once or later. 0: nothing. That is when so many files have been
+ * counted: before the next one is, or right after it. */
 static struct memory *coming_to;
 static uint64_t coming;
-static bool noted_at_once;
+static bool noted_at_once, coming_behind;
+static unsigned coming_after;
 
 struct memory {
     uint8_t *bytes;
@@ -47,18 +49,26 @@ static void note(struct memory *m, uint64_t page, bool is_placed)
         m->arrived[WORDS + page / 64] |= 1ull << page % 64;
 }
 
+static void comes(uint64_t page)
+{
+    note(coming_to, page, false);
+    coming_to->bytes[page * PAGE] = 2;
+}
+
 int __real_fstat64(int fd, struct stat *st);
 int __wrap_fstat64(int fd, struct stat *st);
 
 int __wrap_fstat64(int fd, struct stat *st)
 {
-    const uint64_t page = coming;
-    coming = 0;
-    if (page) {
-        note(coming_to, page, false);
-        coming_to->bytes[page * PAGE] = 2;
-    }
+    const uint64_t page = coming_after ? 0 : coming;
+    coming_after -= coming_after > 0;
+    if (page)
+        coming = 0;
+    if (page && !coming_behind)
+        comes(page);
     const int rc = __real_fstat64(fd, st);
+    if (page && coming_behind)
+        comes(page);
     if (page && noted_at_once)
         note(coming_to, page, true);
     return rc;
@@ -164,6 +174,16 @@ static void found(struct memory *m, int64_t written, int64_t given_back)
     assert_int_equal(s->vm.map.data_pages, PAGES - (given_back >= 0));
 }
 
+/* The page comes when so many files, from now on, have been counted. */
+static void comes_behind(struct memory *m, uint64_t page, unsigned files)
+{
+    coming_to = m;
+    coming = page;
+    coming_after = files - 1;
+    coming_behind = true;
+    noted_at_once = false;
+}
+
 static void give_back(struct memory *m, uint64_t page)
 {
     const unsigned block = page >= FIRST;
@@ -238,6 +258,111 @@ static void test_page_arrives_while_pages_are_counted(NO_STATE)
         assert_int_equal(coming, 0);
         end(m);
     }
+}
+
+/* No page has come here, so that nobody has to look for written ones. */
+static void take_all_away(struct memory *m)
+{
+    for (uint64_t page = 0; page < CAME; page++) {
+        give_back(m, page);
+        m->arrived[page / 64] &= ~(1ull << page % 64);
+        m->arrived[WORDS + page / 64] &= ~(1ull << page % 64);
+    }
+}
+
+/* It was not given back. Nor was it if another page comes while the mapped ones are counted. */
+static void test_page_that_qemu_has_not_mapped(NO_STATE)
+{
+    for (int another = 0; another < 3; another++) {
+        struct memory *m = begin();
+        m->source.state.now = another == 2 ? SOURCE_WARMING : SOURCE_STOPPED;
+        assert_int_equal(madvise(m->bytes + 5ul * PAGE, PAGE, MADV_DONTNEED), 0);
+        if (another == 1)
+            comes_behind(m, 200, 4); /* both have been counted twice then */
+        found(m, another == 1 ? 200 : -1, -1);
+        assert_int_equal(coming, 0);
+        coming_behind = false;
+        end(m);
+    }
+}
+
+static void test_page_that_was_given_back_comes_again(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    give_back(m, 3);
+    found(m, -1, 3);
+    m->bytes[3 * PAGE] = 2;
+    give_back(m, 4);
+    found(m, 3, 4);
+    end(m);
+}
+
+static void test_written_page_is_given_back(NO_STATE)
+{
+    struct memory *m = begin();
+    m->bytes[3 * PAGE] = 2;
+    found(m, 3, -1);
+    give_back(m, 3);
+    found(m, -1, 3);
+    end(m);
+}
+
+/* Somebody has read the hole, and the VM has written to that page. It makes up for none that was
+ * given back. */
+static void test_page_that_nobody_has_noted(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    give_back(m, 3);
+    found(m, -1, 3);
+    m->bytes[200 * PAGE] = 2;
+    found(m, 200, 3);
+    end(m);
+}
+
+static void test_first_page_of_a_block(NO_STATE)
+{
+    struct memory *m = begin();
+    take_all_away(m);
+    found(m, -1, -1);
+    note(m, 60, false);
+    m->bytes[60 * PAGE] = 2;
+    found(m, 60, -1);
+    end(m);
+}
+
+/* It comes behind the count by which nobody has to look there. */
+static void test_first_page_comes_behind_the_count(NO_STATE)
+{
+    struct memory *m = begin();
+    take_all_away(m);
+    found(m, -1, -1);
+    comes_behind(m, 60, 2);
+    assert_int_equal(ibx_source_return_find_written(&m->source, &error), 0);
+    coming_behind = false;
+    assert_int_equal(coming, 0);
+    assert_true(ibx_page_map_data(&m->source.home.written, 60));
+    end(m);
+}
+
+/* Before the stop: finds a page that was a hole at home and comes, although another one was given
+ * back. */
+static void test_found_before_the_stop(NO_STATE)
+{
+    struct memory *m = begin();
+    struct source *s = &m->source;
+    m->base[200 / 64] &= ~(1ull << 200 % 64);
+    assert_int_equal(ibx_source_return_find_map(s, &error), 0);
+    assert_false(ibx_page_map_data(&s->vm.map, 200));
+    give_back(m, 3);
+    note(m, 200, false);
+    m->bytes[200 * PAGE] = 2;
+    assert_int_equal(ibx_source_return_find_written(s, &error), 0);
+    assert_int_equal(s->home.written.data_pages, 1);
+    assert_true(ibx_page_map_data(&s->home.written, 200));
+    assert_true(ibx_page_map_data(&s->vm.map, 200));
+    end(m);
 }
 
 /* What cannot be searched has not been given back: home would take the VM's pages for zero. */
@@ -315,6 +440,32 @@ static void test_waits_while_pages_are_compared(NO_STATE)
     assert_int_equal(compared_after(s, LIMIT_MS / 2, 7000), -ETIMEDOUT);
 }
 
+/* Before the stop a few pages may be left, which are compared soon after it. At the stop none may:
+ * home overwrites them. */
+static void test_few_pages_are_compared_after_the_stop(NO_STATE)
+{
+    static const struct ibx_send_options options = {.observer = {.notify = count_told}};
+    static uint64_t tags[PAGES + 1];
+    static struct source source;
+    struct source *s = &source;
+    s->options = &options;
+    s->status.record.base[0] = 1;
+    s->transport.timeout_ms = LIMIT_MS;
+    s->vm.map.pages = PAGES;
+    s->home.tags.memory = tags;
+    s->state.now = SOURCE_WARMING;
+    assert_int_equal(compared_after(s, 0, 1), 0);
+    assert_int_equal(compared_after(s, 0, 5000), -EAGAIN);
+    s->state.now = SOURCE_STOPPED;
+    assert_int_equal(compared_after(s, 0, 1), -EAGAIN);
+    assert_int_equal(compared_after(s, 0, 0), 0);
+    assert_int_equal(compared_after(s, 0, IBX_PAGE_TAGS_BROKEN), -EBADMSG);
+    assert_non_null(strstr(error.message, "start it from its disk"));
+    s->state.now = SOURCE_ASKING;
+    assert_int_equal(compared_after(s, 0, IBX_PAGE_TAGS_BROKEN | 1), -EBADMSG);
+    assert_non_null(strstr(error.message, "ib-migrate rollback at home"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,7 +476,15 @@ int main(void)
         cmocka_unit_test(test_page_that_is_not_noted_yet),
         cmocka_unit_test(test_as_many_pages_arrive_as_are_given_back),
         cmocka_unit_test(test_page_arrives_while_pages_are_counted),
+        cmocka_unit_test(test_page_that_qemu_has_not_mapped),
+        cmocka_unit_test(test_page_that_was_given_back_comes_again),
+        cmocka_unit_test(test_written_page_is_given_back),
+        cmocka_unit_test(test_page_that_nobody_has_noted),
+        cmocka_unit_test(test_first_page_of_a_block),
+        cmocka_unit_test(test_first_page_comes_behind_the_count),
+        cmocka_unit_test(test_found_before_the_stop),
         cmocka_unit_test(test_waits_while_pages_are_compared),
+        cmocka_unit_test(test_few_pages_are_compared_after_the_stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
