@@ -66,7 +66,7 @@ static int set_bandwidth(void *context, uint64_t bytes, struct ibx_error *err)
 static int lend(void *context, struct ibx_error *err)
 {
     (void)context;
-    return ibx_error_set(err, -EINVAL, "no borrowed VM");
+    return ibx_error_set(err, -ENOTCONN, "the other side is away");
 }
 
 static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth, lend, lend};
@@ -206,6 +206,7 @@ static void test_cancel_and_set(NO_STATE)
     assert_int_equal(atomic_load(&scene.canceled), 1);
     assert_int_equal(ask_command("cancel"), -EREMOTEIO);
     assert_string_equal(error.message, "it is being canceled");
+    assert_int_equal(ask_command("lend"), -ENOTCONN);
     json_t *answer = NULL;
     assert_int_equal(ask(json_pack("{s:s,s:i}", "command", "set", "max-bandwidth", 4096), &answer),
                      0);
@@ -470,6 +471,7 @@ static void test_bad_answers(NO_STATE)
     answered("{\"ok\": tru\n", 1, -EPROTO, "JSON object");
     answered("0123456789abcdef", 8192, -EPROTO, "without end");
     answered("{\"error\": \"\\u001b[2Jno\"}\n", 1, -EREMOTEIO, "?[2Jno");
+    answered("{\"error\": \"\"}\n", 1, -EPROTO, "says something");
 }
 
 /* A socket takes its owner from the process that listens. What another user answers is not
@@ -524,6 +526,8 @@ static void test_silent_tool(NO_STATE)
                                                 ibx_deadline_in_ms(i ? 0 : SHORT), &error),
                          -ETIMEDOUT);
     text_has(error.message, "is it stopped?");
+    struct ibx_control_socket *other = NULL; /* its queue is full: it lives */
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "", &other, &error), -EADDRINUSE);
     ibx_control_socket_close(first);
 }
 

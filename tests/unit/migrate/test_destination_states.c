@@ -79,6 +79,17 @@ static void test_no_patience_is_needed_after_the_confirmation(NO_STATE)
     }
 }
 
+/* Nor is one that has not come yet. */
+static void test_the_first_source_may_come_late(NO_STATE)
+{
+    static const struct ibx_receive_options impatient = {.folder = "/nonexistent", .give_up_s = 1};
+    struct ibx_error err = {0};
+    begin(DESTINATION_LISTENING);
+    destination.options = &impatient;
+    assert_int_equal(ibx_destination_check_patience(&destination, &err), 0);
+    assert_int_equal(destination.state.now, DESTINATION_LISTENING);
+}
+
 /* The source finds wrong pages while the link is lost. It reports them and ends. It may know of
  * wrong pages even if pages are not compared. */
 static void test_broken_after_the_shutdown(NO_STATE)
@@ -311,6 +322,7 @@ int main(void)
         cmocka_unit_test(test_confirmed_after_an_abort),
         cmocka_unit_test(test_aborted_after_the_confirmation),
         cmocka_unit_test(test_no_patience_is_needed_after_the_confirmation),
+        cmocka_unit_test(test_the_first_source_may_come_late),
         cmocka_unit_test(test_broken_after_the_shutdown),
         cmocka_unit_test(test_who_gives_up_answers),
         cmocka_unit_test(test_not_complete_before_qemu_has_told),

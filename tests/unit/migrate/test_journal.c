@@ -529,6 +529,25 @@ static void records_of_the_second_version(NO_STATE)
     assert_int_equal(only().totals.pages, 0);
 }
 
+/* A list that is longer than the place for it; and pages of a size that no host has, in memory of
+ * whole pages of it. */
+static void wrong_blocks(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3);
+    char list[64 + 3 * (IBX_GUEST_BLOCKS_MAX + 1)] = "\"guest-ram\": [";
+    assert_int_equal(write_record(&r), 0);
+    for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX - 1; i++)
+        strcat(list, "{},");
+    change(&r, "\"guest-ram\": [", list);
+    list_refuses(&r, "no list of up to 64 blocks");
+    r = sample(true, 3);
+    r.blocks[0].page_size = 3 * 4096;
+    r.blocks[0].size = r.blocks[0].address = 1000 * r.blocks[0].page_size;
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    assert_int_equal(write_record(&r), 0);
+    list_refuses(&r, "page-size 12288");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -553,6 +572,7 @@ int main(void)
         TEST(a_key_lasts_as_long_as_the_migration),
         TEST(totals_are_checked),
         TEST(numbers_are_checked),
+        TEST(wrong_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -261,6 +261,20 @@ static void what_is_not_on_disk_is_not_done(NO_STATE)
     fails_at = 0;
 }
 
+/* A crash of the host does not take the folder away, with all records in it. */
+static void a_new_folder_is_on_disk(NO_STATE)
+{
+    char inner[PATH_MAX], outer[PATH_MAX], chosen[PATH_MAX];
+    snprintf(outer, sizeof(outer), "%s/outer", folder);
+    snprintf(inner, sizeof(inner), "%s/inner", outer);
+    syncs = 0;
+    assert_int_equal(ibx_journal_folder(inner, true, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(syncs, 2);
+    assert_int_equal(ibx_journal_folder(inner, true, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(syncs, 2);
+    assert_true(!rmdir(inner) && !rmdir(outer));
+}
+
 /* Such a note may be there. */
 static void notes_in_a_folder_that_is_refused_count(NO_STATE)
 {
@@ -268,8 +282,10 @@ static void notes_in_a_folder_that_is_refused_count(NO_STATE)
     r.borrow = IBX_BORROW_LAZY;
     assert_int_equal(chmod(folder, 0777), 0);
     assert_true(ibx_journal_base_touched(folder, &r) && ibx_journal_noted_home(folder, &r));
+    assert_true(ibx_journal_noted_back(folder, &r));
     assert_int_equal(chmod(folder, 0700), 0);
     assert_false(ibx_journal_base_touched(folder, &r) || ibx_journal_noted_home(folder, &r));
+    assert_false(ibx_journal_noted_back(folder, &r));
 }
 
 /* It stays until it is removed, also with the record, and is the source's alone. */
@@ -505,6 +521,7 @@ int main(void)
         TEST(failed_sync_leaves_the_copy_of_before),
         TEST(a_copy_that_cannot_be_renewed_is_removed),
         TEST(what_is_not_on_disk_is_not_done),
+        TEST(a_new_folder_is_on_disk),
         TEST(notes_in_a_folder_that_is_refused_count),
         TEST(a_rollback_is_noted),
         TEST(the_borrower_leaves_the_note_of_home),

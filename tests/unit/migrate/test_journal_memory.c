@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which files of guest RAM are removed with a record, and in which folders. */
+#include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/journal_scene.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NOBODY 12345u
+
+static unsigned gone;
+
+static void see(void *context, const struct ibx_record *record, const char *why)
+{
+    (void)context, (void)record;
+    gone += !why;
+}
+
+/* Returns how many records have gone. */
+static unsigned prune(void)
+{
+    const struct ibx_journal_prune which = {
+        .unfinished = true, .remove = true, .before_s = UINT64_MAX, .each = see};
+    gone = 0;
+    assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
+    return gone;
+}
+
+/* A record of a QEMU that has ended, whose memory is in a folder as ib-migrate run makes it: `made`,
+ * whose name this ends. */
+static struct ibx_record in_run_folder(bool source, uint8_t number, char made[])
+{
+    struct stat st;
+    struct ibx_record r = sample(source, number);
+    struct ibx_journal_block *block = &r.blocks[0];
+    assert_non_null(mkdtemp(made));
+    snprintf(block->file.path, sizeof(block->file.path), "%s/mem0", made);
+    const int fd = open(block->file.path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)(block->offset + block->size)));
+    assert_int_equal(fstat(fd, &st), 0);
+    close(fd);
+    r.block_count = 1;
+    block->dev = st.st_dev;
+    block->ino = st.st_ino;
+    block->file.file = ibx_guest_file_hash(st.st_dev, st.st_ino);
+    block->file.owner = st.st_uid;
+    block->file.mode = st.st_mode;
+    r.pid = getpid();
+    r.pid_started = ibx_process_started(r.pid) + 1;
+    r.boot[0] = '\0';
+    return r;
+}
+
+static void forget(const struct ibx_record *r, const char *made)
+{
+    assert_true(!unlink(r->blocks[0].file.path) && !rmdir(made));
+}
+
+/* The VM stayed here. Its memory is its own, also when its QEMU has ended: somebody may start
+ * another one with it. */
+static void memory_of_a_vm_that_stayed_is_left(NO_STATE)
+{
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_KEPT, IBX_JOURNAL_ROLLED_BACK};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        char made[] = "/dev/shm/ibx-run-XXXXXX";
+        struct ibx_record r = in_run_folder(true, 5, made);
+        bring_to(&r, states[i]);
+        assert_int_equal(prune(), 1);
+        assert_int_equal(access(r.blocks[0].file.path, F_OK), 0);
+        forget(&r, made);
+    }
+}
+
+/* Another VM's memory on the same disk is still needed: that keeps no other file. */
+static void memory_goes_beside_another_vm(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX", others[] = "/dev/shm/ibx-run-XXXXXX";
+    struct ibx_record r = in_run_folder(true, 5, made), other = in_run_folder(true, 6, others);
+    bring_to(&other, IBX_JOURNAL_MOVED);
+    bring_to(&r, IBX_JOURNAL_DONE);
+    assert_int_equal(prune(), 1);
+    assert_int_equal(access(made, F_OK), -1);
+    assert_int_equal(access(other.blocks[0].file.path, F_OK), 0);
+    forget(&other, others);
+}
+
+/* Nor is anything removed from a folder that another user has made, or may write to. */
+static void folders_of_others_are_not_of_run(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX";
+    assert_non_null(mkdtemp(made));
+    assert_true(ibx_journal_run_made(made));
+    assert_int_equal(chmod(made, 0720), 0);
+    assert_false(ibx_journal_run_made(made));
+    assert_int_equal(chmod(made, 0700), 0);
+    if (!geteuid()) {
+        assert_int_equal(chown(made, NOBODY, NOBODY), 0);
+        assert_false(ibx_journal_run_made(made));
+    }
+    assert_int_equal(rmdir(made), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(memory_of_a_vm_that_stayed_is_left),
+        TEST(memory_goes_beside_another_vm),
+        TEST(folders_of_others_are_not_of_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
