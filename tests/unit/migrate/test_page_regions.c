@@ -174,10 +174,32 @@ static void test_source_ends_first(NO_STATE)
     scene_end(&s);
 }
 
+/* A map of other memory says nothing of these regions. */
+static void test_map_of_other_memory(NO_STATE)
+{
+    struct scene s;
+    struct ibx_error err = {0};
+    assert_true(scene_make(&s, 1, false));
+    struct ibx_conn *conn = scene_connect_raw(&s);
+    assert_int_equal(ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], &err), 0);
+    for (unsigned other = 0; other < 3; other++) {
+        struct ibx_migrate_block blocks[] = {s.described[0], s.described[1]};
+        struct ibx_page_map map;
+        blocks[1].size += other == 1 ? SMALL : 0;
+        blocks[0].page_size /= other == 2 ? 2 : 1;
+        assert_int_equal(ibx_page_map_init(&map, blocks, other ? 2 : 1, &err), 0);
+        assert_int_equal(ibx_page_reader_covers(s.readers[0], &map, &err), -EINVAL);
+        ibx_page_map_fini(&map);
+    }
+    ibx_close(conn);
+    scene_end(&s);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hostile_regions),
+        cmocka_unit_test(test_map_of_other_memory),
         cmocka_unit_test(test_hostile_key),
         cmocka_unit_test(test_hostile_regions_of_huge_pages),
         cmocka_unit_test(test_remote_of_bytes),
