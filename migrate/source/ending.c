@@ -405,7 +405,6 @@ int ibx_source_note_epoch(struct source *s, struct ibx_error *err)
 {
     if (!s->unseen)
         s->status.record.epoch++;
-    s->unseen = false;
     return ibx_source_note(s, s->status.record.state, err);
 }
 
