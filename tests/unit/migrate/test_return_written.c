@@ -260,14 +260,18 @@ static void test_page_arrives_while_pages_are_counted(NO_STATE)
     }
 }
 
+static void take_page_away(struct memory *m, uint64_t page)
+{
+    give_back(m, page);
+    m->arrived[page / 64] &= ~(1ull << page % 64);
+    m->arrived[WORDS + page / 64] &= ~(1ull << page % 64);
+}
+
 /* No page has come here, so that nobody has to look for written ones. */
 static void take_all_away(struct memory *m)
 {
-    for (uint64_t page = 0; page < CAME; page++) {
-        give_back(m, page);
-        m->arrived[page / 64] &= ~(1ull << page % 64);
-        m->arrived[WORDS + page / 64] &= ~(1ull << page % 64);
-    }
+    for (uint64_t page = 0; page < CAME; page++)
+        take_page_away(m, page);
 }
 
 /* It was not given back. Nor was it if another page comes while the mapped ones are counted. */
@@ -391,6 +395,117 @@ static void test_a_search_that_fails(NO_STATE)
     assert_int_equal(count, 42);
 }
 
+/* ------------------------------------------------------------ what home has */
+
+/* As begin(). Home has all pages but these; the VM runs on here. */
+static struct memory *begin_return(const uint64_t *lacks, unsigned count)
+{
+    struct memory *m = begin();
+    struct source *s = &m->source;
+    struct ibx_page_map *maps[] = {&s->home.have, &s->warm.held, &s->warm.wanted};
+    for (size_t i = 0; i < COUNT(maps); i++)
+        assert_int_equal(ibx_page_map_init_ram(maps[i], &s->vm.ram, &error), 0);
+    ibx_page_map_set(&s->home.have, 0, PAGES);
+    for (unsigned i = 0; i < count; i++)
+        s->home.have.bits[lacks[i] / 64] &= ~(1ull << lacks[i] % 64);
+    ibx_page_map_recount(&s->home.have);
+    s->home.have_it = true;
+    return m;
+}
+
+static void end_return(struct memory *m)
+{
+    struct source *s = &m->source;
+    struct ibx_page_map *maps[] = {&s->home.have, &s->warm.held, &s->warm.wanted};
+    for (size_t i = 0; i < COUNT(maps); i++)
+        ibx_page_map_fini(maps[i]);
+    end(m);
+}
+
+/* A page that home has lost, and that has not come here, is nowhere. */
+static void test_home_has_lost_a_page(NO_STATE)
+{
+    static const uint64_t lacks[] = {150};
+    struct memory *m = begin_return(lacks, 1);
+    found(m, -1, -1);
+    assert_int_equal(ibx_source_return_begin(&m->source, &error), -EBADMSG);
+    assert_non_null(strstr(error.message, "home lacks 1 pages"));
+    m->source.home.have_it = false;
+    assert_int_equal(ibx_source_return_begin(&m->source, &error), -EPROTO);
+    end_return(m);
+}
+
+/* It is here; or the guest has given it back; or it goes home. What was written here goes home. */
+static void test_home_needs_no_page(NO_STATE)
+{
+    static const uint64_t lacks[] = {3, 4, 151};
+    struct memory *m = begin_return(lacks, COUNT(lacks));
+    struct source *s = &m->source;
+    found(m, -1, -1);
+    m->bytes[5 * PAGE] = 2;
+    give_back(m, 4);
+    found(m, 5, 4);
+    take_page_away(m, 4);
+    ibx_page_map_set(&s->warm.wanted, 151, 1);
+    assert_int_equal(ibx_source_return_begin(s, &error), 0);
+    assert_true(ibx_page_map_data(&s->warm.wanted, 5));
+    assert_true(ibx_page_map_data(&s->warm.held, 200));
+    assert_false(ibx_page_map_data(&s->warm.held, 151));
+    end_return(m);
+}
+
+/* Memory that was exchanged has pages of which home knows nothing. The notes of what has come are
+ * looked for after that, and are not there. */
+static void test_memory_that_was_exchanged(NO_STATE)
+{
+    static struct ibx_record came = {.id = {0x5e}};
+    const struct ibx_send_options options = {.folder = "/nonexistent", .returns = &came};
+    struct memory *m = begin();
+    struct source *s = &m->source;
+    s->options = &options;
+    snprintf((char *)came.id + 1, sizeof(came.id) - 1, "%d", (int)getpid());
+    for (unsigned change = 0; change < 6; change++) {
+        came.block_count = 2;
+        for (unsigned i = 0; i < 2; i++) {
+            const struct ibx_guest_block *block = &m->blocks[i];
+            came.blocks[i] = (struct ibx_journal_block){.size = block->size,
+                                                        .address = block->address,
+                                                        .dev = block->dev,
+                                                        .ino = block->ino};
+            memcpy(came.blocks[i].id, block->id, sizeof(block->id));
+        }
+        came.blocks[1].size += change == 1 ? PAGE : 0;
+        came.blocks[1].address += change == 2 ? PAGE : 0;
+        came.blocks[1].ino += change == 3;
+        came.blocks[1].dev += change == 4;
+        came.blocks[1].id[0] = change == 5 ? 'x' : m->blocks[1].id[0];
+        assert_int_equal(ibx_source_return_open(s, &error), change ? -EOPNOTSUPP : -ESTALE);
+        assert_non_null(strstr(error.message, change ? "was plugged in" : "is gone"));
+    }
+    came.block_count = 1;
+    assert_int_equal(ibx_source_return_open(s, &error), -EOPNOTSUPP);
+    assert_non_null(strstr(error.message, "device_del"));
+    end(m);
+}
+
+/* A device whose writes are not seen was plugged in meanwhile. */
+static void test_memory_that_a_device_has_written_to(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-return-XXXXXX";
+    static struct ibx_record came = {.id = {0x5f}, .epoch = 1};
+    const struct ibx_send_options options = {.folder = folder, .returns = &came};
+    struct memory *m = begin();
+    m->source.options = &options;
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(ibx_journal_touch_base(folder, &came, &error), 0);
+    assert_int_equal(ibx_source_return_open(&m->source, &error), -EOPNOTSUPP);
+    assert_non_null(strstr(error.message, "whose writes to its memory are not seen"));
+    char path[128];
+    ibx_journal_path(folder, &came, ".touched", path, sizeof(path));
+    assert_true(!unlink(path) && !rmdir(folder));
+    end(m);
+}
+
 /* ------------------------------------------------------------ pages that are compared */
 
 #define LIMIT_MS 60000u
@@ -483,6 +598,10 @@ int main(void)
         cmocka_unit_test(test_first_page_of_a_block),
         cmocka_unit_test(test_first_page_comes_behind_the_count),
         cmocka_unit_test(test_found_before_the_stop),
+        cmocka_unit_test(test_home_has_lost_a_page),
+        cmocka_unit_test(test_home_needs_no_page),
+        cmocka_unit_test(test_memory_that_was_exchanged),
+        cmocka_unit_test(test_memory_that_a_device_has_written_to),
         cmocka_unit_test(test_waits_while_pages_are_compared),
         cmocka_unit_test(test_few_pages_are_compared_after_the_stop),
     };
