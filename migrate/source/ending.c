@@ -41,11 +41,10 @@ static int on_farewell(void *context, const struct ibx_migrate_any *message)
     return -ECONNABORTED;
 }
 
-/* Whether a destination that has the whole state may still wait for the commit. */
-static bool may_wait(const struct source *s)
+/* Whether a destination may still wait for the commit. `sent`: it has the whole state. */
+static bool may_wait(const struct source *s, bool sent)
 {
-    return s->stream.state.now >= STREAM_SENT && s->peer.now != PEER_ABORTED &&
-           !source_committed(s);
+    return sent && s->peer.now != PEER_ABORTED && !source_committed(s);
 }
 
 bool ibx_source_qemu_has_ended(const struct source *s)
@@ -202,6 +201,7 @@ static void not_continued(struct source *s, int code, const struct ibx_error *wh
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
+    const bool sent = s->stream.state.now >= STREAM_SENT; /* before the stream is closed here */
     struct ibx_error why = {0};
     if (!ibx_state_allows(s->state.table, s->state.now, SOURCE_KEPT))
         return code;
@@ -231,7 +231,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         not_continued(s, code, &why, err);
         return code;
     }
-    const bool disown = may_wait(s);
+    const bool disown = may_wait(s, sent);
     ibx_source_move(s, SOURCE_KEPT, &why);
     s->status.record.settings[0] = '\0'; /* they have been put back */
     if (disown) {
