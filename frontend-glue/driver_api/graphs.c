@@ -279,16 +279,44 @@ EXPORTED int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
     return IN_CONTEXT(exec ? set_kernel(exec, node, p) : CUDA_INVALID_VALUE);
 }
 
-/* CUDA 11's. */
-AS(cuGraphAddKernelNode, cudaGraphAddKernelNode,
-   (void **node, void *graph, void *const *behind, size_t count, const struct kernel_node *kernel),
-   node, graph, behind, count, kernel)
+/* CUDA 11's, without the last members. They are what ctypes finds by their plain names. */
+static struct kernel_parameters in_newer_form(const struct kernel_node *kernel)
+{
+    return (struct kernel_parameters){.is = *kernel};
+}
+
+static int add_older(void **node, void *graph, void *const *behind, size_t count,
+                     const struct kernel_node *kernel)
+{
+    const struct kernel_parameters p = in_newer_form(kernel);
+    return add_kernel(node, graph, behind, count, &p);
+}
+
+static int set_older(void *exec, void *node, const struct kernel_node *kernel)
+{
+    const struct kernel_parameters p = in_newer_form(kernel);
+    return set_kernel(exec, node, &p);
+}
+
+EXPORTED int cuGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
+                                  const struct kernel_node *kernel)
+{
+    return ANYWHERE(kernel ? add_older(node, graph, behind, count, kernel) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel)
+{
+    return ANYWHERE(kernel ? set_older(NULL, node, kernel) : CUDA_INVALID_VALUE);
+}
+
+EXPORTED int cuGraphExecKernelNodeSetParams(void *exec, void *node,
+                                            const struct kernel_node *kernel)
+{
+    return ANYWHERE(exec && kernel ? set_older(exec, node, kernel) : CUDA_INVALID_VALUE);
+}
+
 AS(cuGraphKernelNodeGetParams, cudaGraphKernelNodeGetParams,
    (void *node, struct kernel_node *kernel), node, kernel)
-AS(cuGraphKernelNodeSetParams, cudaGraphKernelNodeSetParams,
-   (void *node, const struct kernel_node *kernel), node, kernel)
-AS(cuGraphExecKernelNodeSetParams, cudaGraphExecKernelNodeSetParams,
-   (void *exec, void *node, const struct kernel_node *kernel), exec, node, kernel)
 AS(cuGraphKernelNodeCopyAttributes, cudaGraphKernelNodeCopyAttributes, (void *to, void *from), to,
    from)
 AS(cuGraphKernelNodeGetAttribute, cudaGraphKernelNodeGetAttribute,

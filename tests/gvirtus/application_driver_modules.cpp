@@ -231,6 +231,35 @@ struct AnyNode {
     long long reserved_too;
 };
 
+// CUDA 11's calls, which ctypes finds by their plain names: their struct has no kernel or context.
+bool older_packed_nodes(const KernelNode &packed, Address *to, Address memory,
+                        const std::string &whole)
+{
+    void *graph = nullptr, *node = nullptr, *exec = nullptr;
+    const struct Older {
+        const void *function;
+        unsigned grid[3], block[3], shared;
+        void **arguments, **extra;
+    } kernel = {packed.function, {1, 1, 1}, {1, 1, 1}, 0, nullptr, packed.extra};
+    Older got = {};
+    *to = memory;
+    REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0);
+    REQUIRE(cu("cuGraphAddKernelNode", &node, graph, static_cast<void *const *>(nullptr),
+               std::size_t{0}, &kernel) == 0);
+    REQUIRE(cu("cuGraphKernelNodeGetParams", node, &got) == 0 && got.function == kernel.function);
+    const std::size_t n = whole.size();
+    *to = memory + n;
+    REQUIRE(cu("cuGraphKernelNodeSetParams", node, &kernel) == 0);
+    REQUIRE(cu("cuGraphInstantiateWithFlags", &exec, graph, 0ull) == 0);
+    REQUIRE(cu("cuGraphLaunch", exec, legacy) == 0 && cu("cuCtxSynchronize") == 0);
+    *to = memory + 2 * n;
+    REQUIRE(cu("cuGraphExecKernelNodeSetParams", exec, node, &kernel) == 0);
+    REQUIRE(cu("cuGraphExecKernelNodeSetParams", nullptr, node, &kernel) == 1);
+    REQUIRE(cu("cuGraphLaunch", exec, legacy) == 0 && cu("cuCtxSynchronize") == 0);
+    REQUIRE(bytes_at(memory + n, whole) && bytes_at(memory + 2 * n, whole));
+    return HOLDS(cu("cuGraphExecDestroy", exec) == 0 && cu("cuGraphDestroy", graph) == 0);
+}
+
 } // namespace
 
 // In nodes of graphs as in launches.
@@ -241,7 +270,7 @@ bool driver_packed_nodes()
     Address memory = 0;
     constexpr std::size_t n = 1000;
     const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 9);
-    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 4 * n) == 0);
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 7 * n) == 0);
     REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
     REQUIRE(cu("cuModuleGetFunction", &function, module,
                static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
@@ -289,6 +318,7 @@ bool driver_packed_nodes()
     size = sizeof(packed), kernel.arguments = arguments;
     REQUIRE(add(&nodes[1], nullptr) == 1);
     REQUIRE(cu("cuGraphExecDestroy", exec) == 0 && cu("cuGraphDestroy", graph) == 0);
+    REQUIRE(older_packed_nodes(kernel, &packed.to, memory + 4 * n, whole));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
