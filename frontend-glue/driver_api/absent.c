@@ -80,9 +80,25 @@
     X(cuGraphExecGetId) X(cuGraphGetId) X(cuGraphNodeGetContainingGraph) \
     X(cuGraphNodeGetLocalId) X(cuGraphNodeGetParams) X(cuGraphNodeGetToolsId) \
     X(cuStreamBeginCaptureToCig) X(cuStreamBeginRecaptureToGraph) X(cuStreamEndCaptureToCig)
+/* OpenGL, EGL and VDPAU. FFmpeg looks up all that it may call, and works only if each is there. */
+#define ABSENT_7(X) \
+    X(cuEGLStreamConsumerAcquireFrame) X(cuEGLStreamConsumerConnect) \
+    X(cuEGLStreamConsumerConnectWithFlags) X(cuEGLStreamConsumerDisconnect) \
+    X(cuEGLStreamConsumerReleaseFrame) X(cuEGLStreamProducerConnect) \
+    X(cuEGLStreamProducerDisconnect) X(cuEGLStreamProducerPresentFrame) \
+    X(cuEGLStreamProducerReturnFrame) X(cuEventCreateFromEGLSync) X(cuGLCtxCreate) \
+    X(cuGLCtxCreate_v2) X(cuGLGetDevices) X(cuGLGetDevices_v2) X(cuGLInit) \
+    X(cuGLMapBufferObject) X(cuGLMapBufferObjectAsync) X(cuGLMapBufferObjectAsync_v2) \
+    X(cuGLMapBufferObjectAsync_v2_ptsz) X(cuGLMapBufferObject_v2) X(cuGLMapBufferObject_v2_ptds) \
+    X(cuGLRegisterBufferObject) X(cuGLSetBufferObjectMapFlags) X(cuGLUnmapBufferObject) \
+    X(cuGLUnmapBufferObjectAsync) X(cuGLUnregisterBufferObject) X(cuGraphicsEGLRegisterImage) \
+    X(cuGraphicsGLRegisterBuffer) X(cuGraphicsGLRegisterImage) \
+    X(cuGraphicsResourceGetMappedEglFrame) X(cuGraphicsVDPAURegisterOutputSurface) \
+    X(cuGraphicsVDPAURegisterVideoSurface) X(cuVDPAUCtxCreate) X(cuVDPAUCtxCreate_v2) \
+    X(cuVDPAUGetDevice)
 #define FOUND(X) ABSENT_0(X) ABSENT_2(X)
 #define NOT_FOUND(X) \
-    ABSENT_1(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)
+    ABSENT_1(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X) ABSENT_7(X)
 /* clang-format on */
 
 #define CALL(call)                                                                                 \

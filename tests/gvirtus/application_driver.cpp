@@ -679,6 +679,12 @@ bool driver_entry_points()
     auto *by_runtime = preloaded<Get>("cudaGetDriverEntryPointByVersion");
     REQUIRE(by_runtime("cuMemAlloc", &found, 12000, 0, &status) == 0 && status == 0);
     REQUIRE(found == is("cuMemAlloc_v2"));
+    // FFmpeg wants each function of graphics, too, to be in the library.
+    for (const char *name :
+         {"cuGLGetDevices_v2", "cuGraphicsGLRegisterImage", "cuEGLStreamProducerConnect",
+          "cuEGLStreamConsumerDisconnect", "cuEGLStreamProducerReturnFrame", "cuVDPAUGetDevice"}) {
+        REQUIRE(is(name) && get(name, &found, 13000, 0, &status) == 0 && status == 1 && !found);
+    }
     // Functions that do not exist.
     const void *table = &found;
     REQUIRE(DRIVER(cuGetExportTable, const void **, const void *)(&table, "") == 500 && !table);
