@@ -165,7 +165,7 @@ int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
 {
     ibx_frontend_drives(&call->errors);
     const enum ibx_frontend_use use = ibx_frontend_take_use();
-    if (use != IBX_RUNTIME_UNUSED)
+    if (use != IBX_RUNTIME_UNUSED || ibx_frontend_begun_ever()) /* by another thread */
         ibx_driver_set_initialized();
     if (use == IBX_RUNTIME_USED)
         ibx_driver_runtime_used();

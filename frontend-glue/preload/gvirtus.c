@@ -499,7 +499,7 @@ int cudaPeekAtLastError(void)
 static _Thread_local unsigned driven;           /* nested calls of the driver's API */
 static _Thread_local unsigned asks;             /* nested ibx_frontend_asks() */
 static _Thread_local enum ibx_frontend_use use; /* since the last ibx_frontend_take_use() */
-static atomic_bool runtime_ever;
+static atomic_bool runtime_ever, begun_ever;
 
 void ibx_frontend_runtime_used(void)
 {
@@ -507,6 +507,7 @@ void ibx_frontend_runtime_used(void)
     if (driven || use >= now)
         return;
     use = now;
+    atomic_store_explicit(&begun_ever, true, memory_order_relaxed);
     if (now == IBX_RUNTIME_USED)
         atomic_store_explicit(&runtime_ever, true, memory_order_relaxed);
 }
@@ -532,6 +533,22 @@ enum ibx_frontend_use ibx_frontend_take_use(void)
 bool ibx_frontend_runtime_ever(void)
 {
     return atomic_load(&runtime_ever);
+}
+
+bool ibx_frontend_begun_ever(void)
+{
+    return atomic_load_explicit(&begun_ever, memory_order_relaxed);
+}
+
+/* There the driver begins once more. */
+static void not_begun(void)
+{
+    atomic_store(&begun_ever, false);
+}
+
+__attribute__((constructor)) static void watch_children(void)
+{
+    pthread_atfork(NULL, NULL, not_begun);
 }
 
 /* The count of errors at which this thread was known to have none. To ask for that sends what waits

@@ -124,12 +124,13 @@ enum ibx_frontend_use {
     IBX_RUNTIME_USED,  /* made a context current */
 };
 /* Notes that it calls that API. _take_use(): what it has done since that was last taken; _ever():
- * whether any thread has made a context current. */
+ * whether any thread has made a context current, or has begun the driver by such a call. */
 void ibx_frontend_runtime_used(void);
 void ibx_frontend_asks(void);
 void ibx_frontend_asked(void);
 enum ibx_frontend_use ibx_frontend_take_use(void);
 bool ibx_frontend_runtime_ever(void);
+bool ibx_frontend_begun_ever(void);
 /* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);
 /* The function of GVirtuS that has this name and type; NULL if it has none. */

@@ -490,6 +490,7 @@ int main(int argc, char **argv)
         {"driver-pointer-answers", driver_pointer_answers},
         {"driver-ranges-of-variables", driver_ranges_of_variables},
         {"driver-begins-after-runtime", driver_begins_after_runtime},
+        {"driver-begins-in-another-thread", driver_begins_in_another_thread},
         {"driver-after-questions", driver_after_questions},
         {"driver-odd-answers", driver_odd_answers},
         {"driver-launch-answers", driver_launch_answers},

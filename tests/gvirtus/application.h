@@ -282,6 +282,7 @@ bool driver_hints();
 bool driver_pointer_answers();
 bool driver_ranges_of_variables();
 bool driver_begins_after_runtime();
+bool driver_begins_in_another_thread();
 bool driver_after_questions();
 bool driver_odd_answers();
 bool driver_launch_answers();

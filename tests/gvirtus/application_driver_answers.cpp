@@ -90,6 +90,21 @@ bool driver_ranges_of_variables()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// The runtime begins the driver for all threads, and makes a context current in its own.
+bool driver_begins_in_another_thread()
+{
+    void *context = &context;
+    int count = 0, rc = -1, status = -1;
+    REQUIRE(cu("cuDeviceGetCount", &count) == 3);
+    std::thread([&] { rc = cudaDeviceSynchronize(); }).join();
+    REQUIRE(rc == 0 && cu("cuDeviceGetCount", &count) == 0 && count > 0);
+    REQUIRE(cu("cuCtxGetCurrent", &context) == 0 && !context);
+    const pid_t child = fork();
+    if (!child)
+        _exit(cu("cuDeviceGetCount", &count) == 3 ? 0 : 1);
+    return HOLDS(waitpid(child, &status, 0) == child && status == 0);
+}
+
 // The context that the runtime has made current stays so when another library begins to use the
 // driver, as NVRTC does.
 bool driver_begins_after_runtime()

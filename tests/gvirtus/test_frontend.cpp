@@ -538,6 +538,7 @@ void check_what_it_does_not()
                              "driver-pointer-answers",
                              "driver-ranges-of-variables",
                              "driver-begins-after-runtime",
+                             "driver-begins-in-another-thread",
                              "driver-after-questions",
                              "driver-odd-answers",
                              "driver-launch-answers",
