@@ -223,6 +223,7 @@ static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, st
 {
     struct ibx_conn *fresh;
     int rc = connect_once(s, reconnect, &fresh, err);
+    reconnect->connected = !rc;
     if (rc)
         return rc;
     ibx_state_move(&s->link.state, LINK_RESUMING);
@@ -247,13 +248,18 @@ bool ibx_link_peer_died(const struct ibx_session *s)
     return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
 }
 
+/* -EPROTO, or -EACCES: over a connection, that memory cannot be registered, by either end, and tcp
+ * is not allowed. In a handshake it may come of any byte that somebody else has changed. */
+static bool is_final(int rc)
+{
+    return rc == -EPROTO || rc == -EACCES;
+}
+
 /* Whether trying again is no use, after an attempt that failed with `rc`. Who has not proven to be
- * the server cannot say so. -EACCES: memory cannot be registered, by either end, and tcp is not
- * allowed. */
+ * the server cannot say so. */
 static bool is_in_vain(const struct reconnect *reconnect, int rc)
 {
-    const bool is_final = rc == -EPROTO || rc == -EACCES;
-    return reconnect->refused || rc == -EMSGSIZE || (is_final && reconnect->reached);
+    return reconnect->refused || rc == -EMSGSIZE || (is_final(rc) && reconnect->connected);
 }
 
 /* The server keeps the session for that long; -ESTALE: it has none. */
@@ -267,7 +273,7 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
         int rc = client_attempt(s, reconnect, err);
         if (!rc || is_in_vain(reconnect, rc))
             return rc;
-        if (reconnect->reached) /* the server lives, and is busy */
+        if (reconnect->reached && !is_final(rc)) /* the server lives, and is busy */
             deadline = ibx_deadline_in_ms(ms);
         if (ibx_now_ns() > deadline) {
             err->code = -ETIMEDOUT;

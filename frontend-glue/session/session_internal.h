@@ -488,6 +488,7 @@ struct reconnect {
     unsigned round_trip_ms; /* the round trip to the server, at most, in earlier attempts */
     int changes_fd;         /* ibx_network_changes() */
     bool reached, refused;  /* struct ibx_claim, of the last attempt */
+    bool connected;         /* the last attempt got as far as a connection */
     struct ibx_lookup *lookup; /* of the server's name; NULL: none is under way */
 };
 void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnect);
