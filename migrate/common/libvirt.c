@@ -13,7 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define PAUSE "pause-before-switchover"
+#define PAUSE         "pause-before-switchover"
+#define IGNORE_SHARED "x-ignore-shared"
 
 static const struct ibx_state gate_states[] = {
     [IBX_GATE_CLOSED] = {"closed", IBX_TO(IBX_GATE_SHUT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -363,7 +364,7 @@ static bool is_on(json_t *list, const char *name, bool *known)
 int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err)
 {
-    static const char name[] = "x-ignore-shared";
+    static const char name[] = IGNORE_SHARED;
     json_t *list;
     bool known;
     int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
@@ -383,6 +384,17 @@ int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_
         .before = json_pack("{s:{s:b}, s:{}}", "capabilities", name, 0, "parameters"),
     };
     return 0;
+}
+
+void ibx_libvirt_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    json_t *list = NULL;
+    bool known;
+    if (ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, NULL))
+        return;
+    if (is_on(list, IGNORE_SHARED, &known))
+        ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
+    json_decref(list);
 }
 
 int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns, struct ibx_error *err)
@@ -430,14 +442,10 @@ static int check_options(json_t *list, struct ibx_error *err)
 int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *list;
-    bool known;
     int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
     if (rc)
         return rc;
     rc = check_options(list, err);
-    if (!rc && !is_on(list, "x-ignore-shared", &known))
-        rc =
-            ibx_error_set(err, -EPERM, "somebody has reset x-ignore-shared in QEMU: migrate again");
     json_decref(list);
     return rc;
 }

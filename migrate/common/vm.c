@@ -418,8 +418,11 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     const uint64_t enough = ibx_deadline_in_ms(libvirt ? LIBVIRT_MS : 0);
     int rc;
     while ((rc = ibx_settings_restore(qmp, before, deadline_ns, &why)) == -EREMOTEIO &&
-           ibx_now_ns() < enough && ibx_now_ns() < deadline_ns)
+           ibx_now_ns() < enough && ibx_now_ns() < deadline_ns) {
+        if (libvirt) /* it may be saving the VM by now, which would be lost */
+            ibx_libvirt_end_without_ram(qmp, deadline_ns);
         usleep(LOOK_MS * 1000);
+    }
     if (rc != -EREMOTEIO)
         return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
     char *text = json_dumps(before, JSON_COMPACT);

@@ -350,8 +350,6 @@ static int prepare(struct source *s, struct ibx_error *err)
     if (!rc && ibx_page_server_keeps(s->link.pages))
         rc = ibx_preflight_gives_back(s->vm.qmp, ibx_page_server_path(s->link.pages)->provider,
                                       ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc && source_managed(&s->vm)) /* libvirt may begin at any time */
-        rc = ibx_source_set_settings(s, err);
     if (!rc)
         rc = ibx_source_find_map(s, err);
     if (!rc)

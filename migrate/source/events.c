@@ -161,6 +161,9 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
                              "the block job %.64s began here at the last moment: wait for its end, "
                              "or end it (job-cancel)",
                              job);
+    rc = ibx_source_libvirt_stopped(s, event, err);
+    if (rc)
+        return rc;
     const enum source_vm_event means =
         ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
     if (means == VM_SHUT_DOWN)

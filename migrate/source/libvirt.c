@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define SET_MS        10000 /* for libvirt to set pause-before-switchover, once it may connect */
+#define COMES_MS      10000 /* for libvirt to connect, once it may */
 #define LAST_MS       1000  /* for the destination to say that its QEMU has ended */
 #define TELL_MS       10000 /* for the destination to learn that the VM runs here again */
 #define TELL_AGAIN_MS 250
@@ -45,6 +46,25 @@ int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err)
     s->vm.undo.touched |=
         rc != 0; /* QEMU itself may wait at the gate, in a migration that it has begun */
     return rc;
+}
+
+/* As late as can be: should libvirt's job on the VM end meanwhile (virsh domjobabort), libvirt may
+ * save the VM, and with these settings that would be without RAM. It stops the VM before that. */
+int ibx_source_libvirt_set(struct source *s, struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    int rc = ibx_source_set_settings(s, err);
+    if (!rc)
+        rc = ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                           err);
+    s->vm.paused |= !rc && strcmp(status, "running") != 0;
+    return rc;
+}
+
+int ibx_source_libvirt_let(struct source *s, struct ibx_error *err)
+{
+    s->gate_by_ns = ibx_deadline_in_ms(COMES_MS);
+    return ibx_gate_let(&s->gate, err);
 }
 
 bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err)
@@ -85,6 +105,15 @@ int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err)
         "resume and begin again");
 }
 
+static int left_before(const struct source *s, int code, struct ibx_error *err)
+{
+    return ibx_error_set(err, code,
+                         "libvirt has given up its migration before QEMU began it (virsh "
+                         "domjobabort, or the end of virsh or libvirtd), and %s",
+                         s->stream.state.now == STREAM_CLOSED ? "has not connected"
+                                                              : "has ended its connection");
+}
+
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
 {
     int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
@@ -94,10 +123,40 @@ int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
         return rc;
     /* libvirt connects before it has QEMU begin: if it has not come by now, it does not come any
      * more. */
-    return source_managed(&s->vm) && s->state.now == SOURCE_STARTING &&
-                   s->vm.state.now == VM_STOPPED && goes_past_the_gate(s)
-               ? ibx_libvirt_past(s->options->libvirt, err)
-               : 0;
+    if (!source_managed(&s->vm) || s->state.now != SOURCE_STARTING ||
+        s->stream.state.now != STREAM_CLOSED)
+        return 0;
+    if (s->vm.state.now == VM_STOPPED && goes_past_the_gate(s))
+        return ibx_libvirt_past(s->options->libvirt, err);
+    return ibx_now_ns() < s->gate_by_ns ? 0 : left_before(s, -ETIMEDOUT, err);
+}
+
+/* Nobody but libvirt's own migration stops the VM, and that comes through the gate: so libvirt's
+ * job on the VM is over, and libvirt may be about to save the VM. What it saves must have RAM. */
+int ibx_source_libvirt_stopped(struct source *s, json_t *event, struct ibx_error *err)
+{
+    if (!source_managed(&s->vm) || !ibx_vm_event_is(event, "STOP", NULL) ||
+        s->state.now > SOURCE_STARTING || s->stream.state.now != STREAM_CLOSED)
+        return 0;
+    const int rc = ibx_source_libvirt_gate(s, err);
+    if (rc || s->stream.state.now != STREAM_CLOSED)
+        return rc;
+    s->vm.paused = true;
+    return ibx_source_libvirt_runs(s, err);
+}
+
+/* libvirt was told to abort while it waited to connect, or has died: it closes the stream without
+ * having QEMU begin, and its job on the VM ends. What it saves next must have RAM. */
+bool ibx_source_libvirt_left(const struct source *s, struct ibx_error *err)
+{
+    struct ibx_vm_progress now;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    if (!source_managed(&s->vm) || s->stream.bytes || s->stream.held_length ||
+        ibx_vm_migration(s->vm.qmp, &now, deadline, NULL) || now.error[0] ||
+        !strncmp(now.status, "cancel", 6))
+        return false;
+    left_before(s, -EPIPE, err);
+    return true;
 }
 
 /* ---------------------------------------------------------------- what it decides */

@@ -200,7 +200,9 @@ static int carry(struct source *s, struct ibx_error *err)
     if (rc || state_waits(s))
         return rc;
     rc = ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
-    return rc == -EPIPE && s->vm.qmp ? ibx_source_qemu_failed(s, err) : rc;
+    if (rc != -EPIPE || !s->vm.qmp)
+        return rc;
+    return ibx_source_libvirt_left(s, err) ? -EPIPE : ibx_source_qemu_failed(s, err);
 }
 
 /* Whether the page map waits for the device state. Home has most of the pages that loading needs,
@@ -264,9 +266,9 @@ static int get_ready(struct source *s, struct ibx_error *err)
         rc = ibx_vm_not_begun(ibx_source_set_settings(s, err), err);
     if (!rc)
         rc = ibx_source_find_images(s, err);
-    if (!rc)
-        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
-    return rc || !source_managed(&s->vm) ? rc : touch(s, err);
+    return rc ? rc
+              : ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN,
+                                     err);
 }
 
 /* Has QEMU begin its migration, which stops the VM, unless QEMU refuses. */
@@ -276,7 +278,7 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_migration_stop_at("source", "compared");
-    rc = ibx_source_check_settings(s, err);
+    rc = source_managed(&s->vm) ? ibx_source_libvirt_set(s, err) : ibx_source_check_settings(s, err);
     if (!rc)
         rc = ibx_source_check_status(s, err);
     if (!rc)
@@ -285,9 +287,10 @@ static int start(struct source *s, struct ibx_error *err)
         rc = ibx_source_check_block_users(s, err);
     if (rc)
         return rc;
-    rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
-    if (!rc && !source_managed(&s->vm))
-        rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    rc = touch(s, err);
+    if (!rc)
+        rc = source_managed(&s->vm) ? ibx_source_libvirt_let(s, err)
+                                    : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog);

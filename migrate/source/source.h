@@ -170,6 +170,7 @@ struct source {
     uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
     uint64_t decided_epoch; /* managed: of the link over which DECIDED was sent */
     uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
+    uint64_t gate_by_ns;    /* managed: until when it is awaited at the gate */
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
@@ -353,9 +354,18 @@ bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_err
 /* -EBUSY: the VM was stopped before QEMU's migration could stop it, which then reports nothing; or
  * another migration has stopped it. */
 int ibx_source_libvirt_runs(const struct source *s, struct ibx_error *err);
+/* Gives QEMU its settings, and looks whether the VM runs, for ibx_source_libvirt_runs(). */
+int ibx_source_libvirt_set(struct source *s, struct ibx_error *err);
+/* Opens the gate. */
+int ibx_source_libvirt_let(struct source *s, struct ibx_error *err);
 /* Takes QEMU's connection, if libvirt has started QEMU's migration: then the stream is OPEN. 0 also
- * if it has not come. */
+ * if it has not come so far. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
+/* Before other uses of this event. An error if it is a stop of the VM that is not that of libvirt's
+ * migration. */
+int ibx_source_libvirt_stopped(struct source *s, json_t *event, struct ibx_error *err);
+/* The stream has ended. Whether libvirt has left before QEMU began to migrate; says so in `err`. */
+bool ibx_source_libvirt_left(const struct source *s, struct ibx_error *err);
 /* The VM has moved, or was shut down there: says so where libvirt has left its QEMU here, for
  * somebody to continue it. Waits some seconds for its end. */
 void ibx_source_libvirt_tell_left(struct source *s);

@@ -7,6 +7,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -204,6 +205,13 @@ static int check_end(struct source_stream *stream, struct ibx_channel *control,
     return rc ? rc : ibx_state_move(&stream->state, STREAM_READ);
 }
 
+/* Whether nobody can write any more. */
+static bool has_ended(int fd)
+{
+    struct pollfd end = {.fd = fd, .events = POLLRDHUP};
+    return poll(&end, 1, 0) > 0;
+}
+
 void ibx_source_stream_look(struct source_stream *stream)
 {
     int bytes = 0;
@@ -213,7 +221,8 @@ void ibx_source_stream_look(struct source_stream *stream)
     if (stream->pending != pending)
         stream->grew_ns = ibx_now_ns();
     stream->pending = pending;
-    stream->flows |= pending && ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS;
+    stream->flows |= pending ? ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS
+                             : source_stream_is_open(stream) && has_ended(stream->fd);
 }
 
 /* A QEMU whose stream nobody reads can fill its socket before it reports that the VM is stopped,

@@ -49,7 +49,7 @@ struct source_stream {
     size_t held_length, held_room;
     size_t pending;   /* bytes that QEMU has written and nobody has sent, by the last look */
     uint64_t grew_ns; /* when that number last changed */
-    bool flows;       /* QEMU could once write no more: it is read without pauses */
+    bool flows;       /* QEMU could once write no more, or nobody will: read without pauses */
 };
 
 /* Whether QEMU may write. */
@@ -77,7 +77,7 @@ int ibx_source_stream_widen(struct source_stream *stream);
 int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err);
 /* In HELD: lets QEMU end such a migration, as completed. RELEASED. */
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
-/* Looks how much QEMU has written that nobody has sent. */
+/* Looks how much QEMU has written that nobody has sent, and for its end if that is nothing. */
 void ibx_source_stream_look(struct source_stream *stream);
 /* Whether these bytes may wait for the page map, by the last look. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);

@@ -163,6 +163,53 @@ def a_libvirtd_is_killed_before_the_commit(hosts, domain):
     domain.expect(hosts.a)
 
 
+def in_connect(host):
+    """libvirtd waits there for the source's tool to let it connect."""
+    pid = host.ok("cat", "/run/libvirtd.pid").strip()
+    return "unix_wait_for_peer" in host.ok("sh", "-c", f"cat /proc/{pid}/task/*/wchan")
+
+
+def left_before_qemu_begins(hosts, domain):
+    """libvirtd is killed as it waits for the source's tool, and started again. Nobody tells that
+    tool, because the destination's stands still."""
+    move, tool = caught(hosts, domain, "source:compared")
+    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
+    move.receiver.kill(signal.SIGSTOP)
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    tool.kill(signal.SIGCONT)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    hosts.a.start_libvirtd()
+    return move
+
+
+@test
+def a_vm_is_saved_with_its_memory_when_libvirt_has_left(hosts, domain):
+    """Before QEMU began to migrate it, while QEMU has the setting that leaves RAM out. It is saved,
+    or stays as it is; saved without RAM it would be lost."""
+    domain.start(hosts.a)
+    move = left_before_qemu_begins(hosts, domain)
+    if hosts.a.virsh("managedsave", domain.name).code == 0:
+        hosts.a.virsh_ok("start", domain.name)
+    assert move.sender.end() == 1, move.sender.text
+    assert "virsh suspend" in move.sender.summary()["error"], move.sender.text
+    move.receiver.kill(signal.SIGCONT)
+    move.receiver.end()
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+
+
+@test
+def a_tool_to_which_libvirt_does_not_come_gives_up(hosts, domain):
+    """And QEMU has its settings back."""
+    domain.start(hosts.a)
+    move = left_before_qemu_begins(hosts, domain)
+    assert move.sender.end() == 1, move.sender.text
+    assert "virsh domjobabort" in move.sender.summary()["error"], move.sender.text
+    move.receiver.kill(signal.SIGCONT)
+    move.receiver.end()
+    here(domain, hosts.a, hosts.b)
+
+
 @test
 def the_source_s_libvirtd_is_killed_after_the_commit(hosts, domain):
     """It does not know what has become of the VM, and leaves it paused; the VM runs elsewhere."""

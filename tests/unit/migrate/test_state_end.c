@@ -109,12 +109,30 @@ static void test_state_waits_for_the_page_map(NO_STATE)
     close(pair[1]);
 }
 
+/* An end without any state is read at once, because nobody writes any more. */
+static void test_a_stream_that_ends_does_not_wait(NO_STATE)
+{
+    struct source_stream stream;
+    struct ibx_error err = {0};
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    ibx_source_stream_init(&stream);
+    assert_int_equal(ibx_source_stream_adopt(&stream, pair[0], &err), 0);
+    ibx_source_stream_look(&stream);
+    assert_true(ibx_source_stream_waits(&stream, false));
+    close(pair[1]);
+    ibx_source_stream_look(&stream);
+    assert_false(ibx_source_stream_waits(&stream, false));
+    ibx_source_stream_close(&stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_but_the_end),
         cmocka_unit_test(test_no_end),
         cmocka_unit_test(test_state_waits_for_the_page_map),
+        cmocka_unit_test(test_a_stream_that_ends_does_not_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
