@@ -167,6 +167,12 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
                       "not known: if virsh list does not have it running at the source, start it "
                       "from its disk",
                       end);
+    else if (d->qemu.managed && !d->qemu.decided)
+        ibx_error_prefix(err, code,
+                         "the VM ran here and %s; if virsh list has it at the source, paused, "
+                         "virsh resume there continues it from where it stopped, otherwise start "
+                         "it from its disk",
+                         end);
     else if (d->qemu.managed)
         ibx_error_prefix(
             err, code,

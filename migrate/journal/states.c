@@ -130,6 +130,31 @@ static const char *const destination_texts[] = {
                           "from %s: nothing is lost and nothing to be done",
 };
 
+/* Where libvirt drives, libvirt restarts a VM, if it has not ended the source's QEMU. */
+static const char *libvirt_text(const struct ibx_record *record, const char *form)
+{
+    if (record->source && record->state == IBX_JOURNAL_KEPT)
+        return "%s did not go to %s by this migration, which ended before it could run there: "
+               "libvirt decides where it runs (virsh list)";
+    if (ibx_journal_lost_there(record) && ibx_journal_migrated_on(record))
+        return "%s was at %s, and its QEMU there has ended: virsh resume here continues it from "
+               "where it stopped" IBX_JOURNAL_UNLESS_ON
+               ", then \"ib-migrate rollback\" ends what is left of the migration";
+    if (ibx_journal_lost_there(record))
+        return "%s went to %s, and its QEMU there has ended: virsh resume here continues it from "
+               "where it stopped, then \"ib-migrate rollback\" ends what is left of the migration";
+    if (record->state != IBX_JOURNAL_BROKEN)
+        return form;
+    return record->source
+               ? "%s ran at %s with memory that is not what it was here, and is paused there when "
+                 "its ib-migrate knows that, which \"ib-migrate recover\" here tells it: end its "
+                 "QEMU there, then virsh resume here continues it from where it stopped, and "
+                 "\"ib-migrate rollback\" ends what is left of the migration"
+               : "%s ran here with memory that is not what it was at %s, and was paused if QEMU "
+                 "answered: end this QEMU; if virsh list has it paused at the source, virsh resume "
+                 "there continues it from where it stopped, otherwise start it from its disk";
+}
+
 /* Fills in a form of these tables. Not printf(3), since a compiler could not check such formats. */
 static void fill_in(const char *form, const char *vm, const char *does, const char *peer, char *out,
                     size_t size)
@@ -194,9 +219,6 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
     if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
         form = "%s was taken back from %s and is here, paused as it was: it must not run there";
-    if (record->source && record->state == IBX_JOURNAL_KEPT && record->libvirt)
-        form = "%s did not go to %s by this migration, which ended before it could run there: "
-               "libvirt decides where it runs (virsh list)";
     if (ibx_journal_lost_there(record))
         form = "%s went to %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
                "from where it stopped";
@@ -212,6 +234,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
                "restarts it from where it stopped, unless a return of it had begun";
+    if (record->libvirt)
+        form = libvirt_text(record, form);
     const bool taken_back = !record->source && record->state == IBX_JOURNAL_BROKEN &&
                             !strcmp(record->vm_status, IBX_JOURNAL_TAKEN_BACK);
     if (taken_back)
@@ -232,7 +256,7 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     ibx_text_sanitize(does); /* the destination tells it */
     fill_in(form, vm, does, peer, text, size);
     if (!record->source && record->state == IBX_JOURNAL_BROKEN && !taken_back &&
-        strlen(text) < size)
+        !record->libvirt && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
     if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text),

@@ -327,6 +327,9 @@ def a_qemu_is_killed_before_libvirt_has_ended_the_source_s(hosts, domain):
     assert move.receiver.end() == 3, move.receiver.text
     assert move.sender.end() == 3, move.sender.text
     assert "virsh resume here" in move.sender.summary()["error"], move.sender.text
+    assert "virsh resume there" in move.receiver.summary()["error"], move.receiver.text
+    for words in ("virsh resume", "rollback\" ends what is left"):
+        assert words in hosts.a.ok(os.environ["IB_MIGRATE"], "status", "--qmp", domain.monitor)
     assert hosts.a.state(domain.name) == "paused"
     hosts.a.virsh_ok("resume", domain.name)
     hosts.a.ok(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)

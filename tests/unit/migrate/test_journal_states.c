@@ -88,6 +88,30 @@ static void epochs_only_rise(NO_STATE)
     assert_int_equal(only().epoch, INT64_MAX);
 }
 
+/* Where libvirt drives, rollback continues no VM. */
+static void libvirt_restarts_a_vm(NO_STATE)
+{
+    static const struct {
+        bool source;
+        enum ibx_journal_state state;
+        const char *vm_status;
+    } lost[] = {{true, IBX_JOURNAL_MOVED, IBX_JOURNAL_QEMU_ENDED},
+                {true, IBX_JOURNAL_MOVED, IBX_JOURNAL_MIGRATED_ON},
+                {true, IBX_JOURNAL_BROKEN, "paused"},
+                {false, IBX_JOURNAL_BROKEN, "paused"}};
+    char text[IBX_ERROR_MAX];
+    for (size_t i = 0; i < sizeof(lost) / sizeof(lost[0]); i++) {
+        struct ibx_record r = sample(lost[i].source, 1);
+        r.state = lost[i].state;
+        r.libvirt = true;
+        snprintf(r.vm_status, sizeof(r.vm_status), "%s", lost[i].vm_status);
+        ibx_journal_describe(&r, text, sizeof(text));
+        text_has(text, "virsh resume");
+        if (strstr(text, "restarts it"))
+            fail_msg("%s", text);
+    }
+}
+
 static void states_have_names_and_meanings(NO_STATE)
 {
     char text[IBX_ERROR_MAX];
@@ -163,6 +187,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
+        TEST(libvirt_restarts_a_vm),
         TEST(states_have_names_and_meanings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
