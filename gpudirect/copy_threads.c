@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #define THREADS_WIDE     8u /* for a long copy: see ibx_copy_threads_wide_count() */
 #define PROCESSORS_LEAST 8u
 #define SPIN_NS          (100 * IBX_NS_PER_US)
+#define YIELD_NS         1000u               /* between two yields of a thread that spins */
 #define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_copy_threads_run() */
 
 struct job {
@@ -96,15 +98,27 @@ static bool takes_part(const struct ibx_copy_threads *t, unsigned number)
     return number < atomic_load_explicit(&t->taking_part, memory_order_relaxed);
 }
 
+static bool has_work(const struct ibx_copy_threads *t, unsigned number)
+{
+    return atomic_load_explicit(&t->posts, memory_order_relaxed) && takes_part(t, number);
+}
+
 /* Spins for a while before the thread sleeps, since copies come in series, and waking a thread
- * takes longer than many copies do. Releases the lock meanwhile. False: no job has come. */
+ * takes longer than many copies do. Lets other threads run meanwhile: where there are more of them
+ * than processors, the bytes that this one waits for are copied by a thread that waits for its
+ * processor. Releases the lock meanwhile. False: no job has come. */
 static bool spin(struct ibx_copy_threads *t, unsigned number)
 {
-    uint64_t until = ibx_now_ns() + t->spin_ns;
+    uint64_t now = ibx_now_ns(), yield_at = now + YIELD_NS;
+    const uint64_t until = now + t->spin_ns;
     pthread_mutex_unlock(&t->lock);
-    while (!(atomic_load_explicit(&t->posts, memory_order_relaxed) && takes_part(t, number)) &&
-           ibx_now_ns() < until)
+    for (; !has_work(t, number) && now < until; now = ibx_now_ns()) {
         ibx_cpu_relax();
+        if (now < yield_at)
+            continue;
+        sched_yield();
+        yield_at = now + YIELD_NS;
+    }
     pthread_mutex_lock(&t->lock);
     return (t->waiting && takes_part(t, number)) || t->ending;
 }

@@ -8,9 +8,9 @@
 // with IBX_LIBCUDA naming libidle-cuda.so, and perhaps IBX_TEST_CUDART naming the runtime's double,
 // by which the back end makes short calls then. A line for each call: microseconds, the median and
 // the least of CALLS. Page-locked memory, if nothing else is said. Both ends poll as if there were
-// 16 processors; `chrt -f 20` keeps other programs off two of them. LIMIT=d65536 makes only one
-// kind of call, to count its instructions; those of graphs (graph1, graph200) are made only then,
-// and need libcuda-double.so, whose GPU does run kernels.
+// 16 processors, or PROCESSORS; `chrt -f 20` keeps other programs off two of them. LIMIT=d65536
+// makes only one kind of call, to count its instructions; those of graphs (graph1, graph200) are
+// made only then, and need libcuda-double.so, whose GPU does run kernels.
 #include "tests/gvirtus/bench_measure.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
@@ -29,7 +29,9 @@ extern "C" __attribute__((visibility("default"))) int sched_getaffinity(pid_t, s
                                                                         cpu_set_t *set) noexcept
 {
     CPU_ZERO_S(n, set);
-    for (std::size_t i = 0; i < 16; i++)
+    const char *said = std::getenv("PROCESSORS");
+    const std::size_t processors = said ? std::strtoul(said, nullptr, 10) : 16;
+    for (std::size_t i = 0; i < processors; i++)
         CPU_SET_S(i, n, set);
     return 0;
 }

@@ -327,10 +327,13 @@ static void test_signals_of_memory(void **state)
 static struct {
     atomic_bool armed;  /* no calls come, and waits are short */
     atomic_uint asleep; /* threads that have waited */
-    /* waits, and looks at the clock, by threads other than the owner */
-    atomic_uint waits, readings;
+    /* waits, looks at the clock, and yields before the first wait, by threads other than the owner
+     */
+    atomic_uint waits, readings, yields;
     pthread_t owner;
 } idle;
+
+static _Thread_local bool has_waited;
 
 int __real_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
@@ -338,6 +341,14 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
 {
     idle.readings += idle.armed && !pthread_equal(pthread_self(), idle.owner);
     return __real_clock_gettime(clock, time);
+}
+
+int __real_sched_yield(void);
+int __wrap_sched_yield(void);
+int __wrap_sched_yield(void)
+{
+    idle.yields += idle.armed && !has_waited && !pthread_equal(pthread_self(), idle.owner);
+    return __real_sched_yield();
 }
 
 bool __real_ibx_thread_may_spin(void);
@@ -351,11 +362,10 @@ bool __real_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
 bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
 bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
 {
-    static _Thread_local bool before;
     if (!idle.armed)
         return __real_ibx_thread_wait(condition, lock);
-    idle.asleep += !before;
-    before = true;
+    idle.asleep += !has_waited;
+    has_waited = true;
     idle.waits++;
     pthread_mutex_unlock(lock);
     sched_yield();
@@ -386,6 +396,25 @@ static void test_idle(void **state)
     ibx_copy_threads_destroy(t);
 }
 
+/* Threads that look for work let others run, which may have the work and no processor. One that
+ * loses its own processor at once does not look for long, so this tries again. */
+static void test_looking_yields(void **state)
+{
+    (void)state;
+    idle.owner = pthread_self();
+    idle.armed = true;
+    for (unsigned tries = 0; tries < 300 && !idle.yields; tries++) {
+        struct ibx_copy_threads *t;
+        const unsigned before = idle.asleep;
+        assert_int_equal(ibx_copy_threads_create(3, &t, NULL), 0);
+        while (idle.asleep < before + 2)
+            sched_yield();
+        ibx_copy_threads_destroy(t);
+    }
+    idle.armed = false;
+    assert_true(idle.yields);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,7 +422,7 @@ int main(void)
         cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_reported),
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
-        cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_idle),       cmocka_unit_test(test_looking_yields),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("copy_threads", tests, NULL, NULL);
