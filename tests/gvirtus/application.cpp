@@ -311,6 +311,7 @@ int main(int argc, char **argv)
         {"fails-beyond", fails_beyond},
         {"kinds-of-planes", kinds_of_planes},
         {"page-locked-is-called-device", page_locked_is_called_device},
+        {"device-is-called-host", device_is_called_host},
         {"failed-allocations", failed_allocations},
         {"errors-around-work", errors_around_work},
         {"configurations", configurations},

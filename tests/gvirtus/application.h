@@ -187,6 +187,7 @@ bool sets_nowhere();
 bool fails_beyond();
 bool kinds_of_planes();
 bool page_locked_is_called_device();
+bool device_is_called_host();
 int copy_as(int how, char *to, char *from, int kind, void *stream);
 bool failed_allocations();
 bool errors_around_work();

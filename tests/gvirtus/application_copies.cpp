@@ -517,3 +517,31 @@ bool page_locked_is_called_device()
     REQUIRE(cudaStreamDestroy(stream) == 0 && cudaFreeHost(page_locked) == 0);
     return HOLDS(host_unregister(registered.data()) == 0 && cudaGetLastError() == 0);
 }
+
+// A copy whose kind calls device memory the host's goes by the addresses: between two allocations,
+// or the other way round if page-locked memory is called the device's.
+bool device_is_called_host()
+{
+    constexpr std::size_t n = 1000;
+    char *const device = device_memory(), *const other = device_memory();
+    void *stream = nullptr, *page_locked = nullptr;
+    REQUIRE(device && other && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(&page_locked, n) == 0);
+    char *const locked = static_cast<char *>(page_locked);
+    std::vector<char> bytes(n);
+    for (const int how : {0, 1})
+        for (const int kind : {static_cast<int>(H2D), static_cast<int>(D2H)}) {
+            random_fill(bytes.data(), n, static_cast<unsigned>(2 * how + kind));
+            REQUIRE(cudaMemcpy(device, bytes.data(), n, H2D) == 0);
+            REQUIRE(copy_as(how, other, device, kind, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(other, bytes.data(), n));
+            std::reverse(bytes.begin(), bytes.end());
+            std::memcpy(locked, bytes.data(), n);
+            REQUIRE(copy_as(how, other, locked, D2H, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(other, bytes.data(), n));
+            REQUIRE(copy_as(how, locked, device, H2D, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(device, locked, n));
+        }
+    REQUIRE(cudaStreamDestroy(stream) == 0 && cudaFreeHost(page_locked) == 0);
+    return HOLDS(cudaFree(device) == 0 && cudaFree(other) == 0);
+}

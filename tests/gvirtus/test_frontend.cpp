@@ -610,6 +610,7 @@ void check_what_it_does_not()
     check("copies of planes of each kind", [] { return run("kinds-of-planes", true); });
     check("page-locked memory is called the device's",
           [] { return run("page-locked-is-called-device", true); });
+    check("device memory is called the host's", [] { return run("device-is-called-host", true); });
     check("errors around work", [] { return run("errors-around-work", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });

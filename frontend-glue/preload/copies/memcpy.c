@@ -44,6 +44,7 @@ struct rows {
     const void *from;
     size_t to_pitch, from_pitch, width, height;
     int kind;
+    bool ours; /* the host's side is known to be page-locked memory that was allocated here */
 };
 
 static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
@@ -70,6 +71,22 @@ static bool is_short(const struct rows *r)
                         : ibx_frontend_host_is_short(r->from, from));
 }
 
+/* Checks a copy of one row, whose kind is the one that the application has passed, and finds its
+ * real kind. */
+static int check_row(struct rows *r)
+{
+    const int kind = r->kind;
+    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
+    const void *device = to_device ? r->to : r->from, *host = to_device ? r->from : r->to;
+    if ((to_device || kind == CUDA_MEMCPY_FROM_DEVICE) && ibx_frontend_plugin() &&
+        ibx_frontend_copy_is_plain(device, host, r->width, &r->ours))
+        return CUDA_SUCCESS;
+    r->kind = kind_of(r->to, r->from, kind);
+    if (is_no_kind(kind))
+        return CUDA_INVALID_DIRECTION;
+    return is_short(r) ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 /* Rows without gaps on both sides are one contiguous copy. */
 static bool is_one_piece(const struct rows *r)
 {
@@ -91,10 +108,10 @@ static bool is_ours(const struct rows *r)
 /* Whether all of the host memory is mapped, so that neither another thread nor the back end gets to
  * an unmapped page in the middle of the copy. The kernel is not asked about page-locked memory that
  * was allocated here, because that takes half as long as such a call. */
-static bool is_there(const struct ibx_frontend_copy *copy)
+static bool is_there(const struct rows *r, const struct ibx_frontend_copy *copy)
 {
     const size_t n = ibx_frontend_copy_extent(copy);
-    if (ibx_frontend_host_ours(copy->host, n))
+    if (r->ours || ibx_frontend_host_ours(copy->host, n))
         return true;
     if (ibx_frontend_only_device(copy->host)) /* it is device memory */
         return false;
@@ -131,7 +148,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
                                     : r->from_pitch,
     };
     /* GVirtuS would dereference the NULL pointer, and a frame cannot hold that length. */
-    if (copy.n > PTRDIFF_MAX || !copy.host || !is_there(&copy)) {
+    if (copy.n > PTRDIFF_MAX || !copy.host || !is_there(r, &copy)) {
         *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
@@ -251,12 +268,10 @@ static int wait_for_host_side(int rc, int made, int asked)
 
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
-    struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
-    int rc;
-    if (is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (is_short(&all))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct rows all = {to, from, n, n, n, 1, kind, false};
+    int rc = check_row(&all);
+    if (rc)
+        return ibx_frontend_fail(rc);
     /* The results may come from a library that uses this host's GPU. */
     if (all.kind != CUDA_MEMCPY_TO_DEVICE)
         ibx_frontend_look_for_libraries();
@@ -357,13 +372,14 @@ static int copy_in_stream(const struct rows *r, void *stream)
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
-    const struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
+    struct rows all = {to, from, n, n, n, 1, kind, false};
     if (is_nothing_in_capture(&all, stream))
         return CUDA_SUCCESS;
-    if (is_no_kind(kind))
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    const int rc = check_row(&all);
+    if (rc)
+        return ibx_frontend_fail(rc);
     /* An error that the back end would report too late. */
-    if ((n && (!to || !from) && ibx_frontend_plugin()) || is_short(&all))
+    if (n && (!to || !from) && ibx_frontend_plugin())
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return copy_in_stream(&all, stream);
 }
@@ -406,7 +422,8 @@ static int check_rows(struct rows *r, int kind)
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                  size_t height, int kind)
 {
-    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    const int real = kind_of(to, from, kind);
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false};
     const int rc = check_rows(&rows, kind);
     return rc ? rc : copy_rows(&rows);
 }
@@ -443,7 +460,8 @@ static int copy_rows_behind(const struct rows *r, void *stream)
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream)
 {
-    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    const int real = kind_of(to, from, kind);
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false};
     if (is_nothing_in_capture(&rows, stream))
         return CUDA_SUCCESS;
     int rc = check_rows(&rows, kind);
@@ -580,7 +598,7 @@ int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_devi
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
     const struct ibx_cuda_memcpy3d copy =
-        planes_of(&(struct rows){to, from, n, n, n, 1, CUDA_MEMCPY_ON_DEVICE});
+        planes_of(&(struct rows){to, from, n, n, n, 1, CUDA_MEMCPY_ON_DEVICE, false});
     if (!rc && ibx_frontend_copy_is_on_host(&copy) && ibx_frontend_captures(stream))
         return ibx_frontend_capture_copy(&copy, stream);
     if (!rc && (ibx_frontend_captures(stream) || has_to_be_gvirtus(to, from)))

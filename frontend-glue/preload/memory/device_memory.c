@@ -176,6 +176,30 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     return kind_between(target == HOST, source == HOST);
 }
 
+/* Locked. As ibx_frontend_goes_beyond(). */
+static bool goes_beyond(const struct range *range, uintptr_t address, size_t n)
+{
+    return !range->reserved && !range->of_graph && n > range->n - (address - range->begin);
+}
+
+/* Each lock takes two instructions that other processors are told of: that is as much as the rest
+ * of a look at short lists. */
+bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours)
+{
+    const uintptr_t at = (uintptr_t)device, host_at = (uintptr_t)host;
+    if (ibx_frontend_is_managed(device) || ibx_frontend_is_managed(host))
+        return false;
+    ibx_frontend_ranges_lock();
+    const struct range *there = ibx_frontend_ranges_holding(&ranges, device, 1);
+    const struct range *here = ibx_frontend_host_found(host);
+    const bool plain = !ibx_frontend_ranges_holding(&ranges, host, 1) &&
+                       !ibx_frontend_host_found(device) && !(there && goes_beyond(there, at, n)) &&
+                       !(here && n > here->n - (host_at - here->begin));
+    *ours = plain && here && here->allocated;
+    ibx_frontend_ranges_unlock();
+    return plain;
+}
+
 /* CUDA goes by the address where it knows that, also if the kind calls page-locked memory the
  * device's. `of_host`: the kind that calls this side alone the host's. */
 static bool is_of_host(const void *array, const void *address, int kind, int of_host)
@@ -236,8 +260,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 {
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, (void *)address, 1);
-    const bool beyond =
-        range && !range->reserved && !range->of_graph && n > range->n - (address - range->begin);
+    const bool beyond = range && goes_beyond(range, address, n);
     ibx_frontend_ranges_unlock();
     return beyond;
 }

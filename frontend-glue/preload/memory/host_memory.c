@@ -85,6 +85,11 @@ bool ibx_frontend_host_ours(const void *address, size_t n)
     return ours;
 }
 
+const struct range *ibx_frontend_host_found(const void *address)
+{
+    return ibx_frontend_ranges_holding(&ranges, address, 1);
+}
+
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
 {
     struct range range;

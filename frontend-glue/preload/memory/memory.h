@@ -82,6 +82,8 @@ int ibx_frontend_was_set(int rc, const void *address, void *stream);
 /* The page-locked memory that contains the address; false: none. _reached() notes that kernels have
  * access to it since an epoch and, if it is registered, in the process after so many forks. */
 bool ibx_frontend_host_range(const void *address, struct range *range);
+/* The same within ibx_frontend_ranges_lock(), until the list changes; NULL: none. */
+const struct range *ibx_frontend_host_found(const void *address);
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch, unsigned forks);
 /* Notes that it has become managed memory in place. */
 void ibx_frontend_host_in_place(const struct range *range, unsigned forks);
@@ -176,6 +178,10 @@ uint8_t *ibx_registered_shared(const void *address, size_t n);
 /* The direction of a copy between these pointers, from cudaMemcpyDefault or any other kind;
  * CUDA_MEMCPY_DEFAULT if only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
+/* Whether one look at the lists settles a copy of n bytes that its kind calls one between device
+ * and host memory, as nearly all are: that is its kind, and neither side is shorter. *ours: as
+ * ibx_frontend_host_ours() says. False: each function has to be asked. */
+bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours);
 /* Whether one side of the copy is host memory; its kind is resolved then. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 /* Whether both sides of a copy are host memory, whatever its kind says: of this process, or of the
