@@ -69,7 +69,7 @@ static void begin(enum destination_state at, enum destination_stream_state strea
 {
     struct ibx_record *record = &d.status.record;
     memset(&sent, 0, sizeof(sent));
-    d = (struct destination){.options = &options, .lock_fd = -1, .claim_fds = {-1, -1}};
+    d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
     ibx_destination_ram_init(&d.ram, false, 0);
     ibx_destination_link_init(&d.link);
     ibx_destination_stream_init(&d.stream, STREAM_CLOSED);
