@@ -188,7 +188,7 @@ def the_file_for_the_collector_is_always_whole(scene):
         equal((code, out), (1, ""))
         assert bad in err and "cannot be written" in err, err
         if bad in (scene.path("none/ibx.prom"), "/dev/full/x"):
-            assert "; give a path in a folder that exists and that this user may write to" in err, err
+            assert "; give a path in a folder that exists and that this user may write" in err, err
     equal(os.listdir(folder), ["ibx.prom"])
     equal((os.readlink(link), os.path.isfile(fifo)), ("/dev/null", False))
     equal(scene.run("status", "--output", path)[0], 2)

@@ -412,7 +412,7 @@ def show_of_a_back_end_that_is_not_there(scene):
               "rdma.device : (default)\n" + " " * 16 + "verbs devices, one for each rail; empty: ",
               "rdma.slots : 9\n" + " " * 16 + "messages in flight each way",
               "rdma.pins : (default)\n" + " " * 16 + "bytes of clients' memory that ",
-              "rdma.gpu_threads : 0 (default)\n" + " " * 16 + "threads that copy for one connection")
+              "rdma.gpu_threads : 0 (default)\n" + " " * 16 + "threads that copy for one conn")
     equal(len(re.findall(r"^(?:options| ) +rdma\.\w+ : [^\n]*\n {16}[^ \n]", home.said, re.M)),
           int(others[1]) + 1)
     home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
