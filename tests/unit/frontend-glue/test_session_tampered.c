@@ -58,8 +58,7 @@ static bool change(const struct pipe *pipe)
         if (!take(pipe->from, bytes, FRAME_HEAD))
             return false;
         const size_t n = bytes[0] | (size_t)bytes[1] << 8;
-        if (!take(pipe->from, bytes + FRAME_HEAD, n) ||
-            !give(pipe->to, bytes, FRAME_HEAD + n))
+        if (!take(pipe->from, bytes + FRAME_HEAD, n) || !give(pipe->to, bytes, FRAME_HEAD + n))
             return false;
     }
     size_t at = (size_t)place, n = at + 1;
