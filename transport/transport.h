@@ -108,6 +108,9 @@ struct ibx_options {
                             and those below; text cannot [""] */
     bool small_reads;    /* many READs are of a page or a few: by default more of them are then in
                             flight over tcp [false] */
+    unsigned unsent_max; /* bytes that the kernel takes for a socket of tcp ahead of those that it
+                            sends, about: a peer that does not read can make it hold so many; 0: as
+                            it chooses, net.ipv4.tcp_wmem [0] */
     bool messages_only;  /* client: no READs and WRITEs, for which tcp then opens no sockets
                             [false] */
     const struct ibx_message_memory

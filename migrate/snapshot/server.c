@@ -18,6 +18,7 @@
 
 #define CONNECTIONS_MAX 1024u
 #define EVENTS_AT_ONCE  16
+#define UNSENT_MAX      (256u << 10) /* for one socket; see docs/experiments.md */
 
 struct client {
     struct client *next;
@@ -599,6 +600,7 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     server->config = *config;
     server->options = *config->options;
     server->options.message = IBX_MIGRATE_MESSAGE;
+    server->options.unsent_max = UNSENT_MAX;
     server->touched = config->touched;
     /* With `touched`, shm readers must not read by process_vm_readv(2): the kernel would wait in
      * this process's memory for a missing page, and if this process ended meanwhile, nobody would

@@ -7,16 +7,26 @@
 
 #include "common/clock.h"
 
+#include <linux/sockios.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#define LARGE       ((size_t)16 << 20)
+#define UNSENT_MOST (320u << 10) /* of a socket */
+#define LOOKS       40u          /* in a row, at what does not change */
+#define SOCKETS     256          /* descriptors that are looked at */
 
 static struct ibx_snapshot_server *server;
 static struct ibx_snapshot_manifest own;
 static struct ibx_page_map own_map;
 static uint8_t *memory;
 static void *blocks[2];
+static size_t ram = RAM; /* of its VM */
 static bool vast; /* a VM of 1 TiB in which every other page holds data; its pages are never sent */
 
 static const char *place = "tcp://127.0.0.1:0";
@@ -33,15 +43,15 @@ static struct ibx_options with_key(const char *key)
 static void open_server_like(struct ibx_options o, unsigned most, bool touched)
 {
     assert_int_equal(ibx_snapshot_manifest_read(manifest, strlen(manifest), &own, NULL), 0);
-    own.ram[0].size = vast ? 1ull << 40 : own.ram[0].size;
+    own.ram[0].size = vast ? 1ull << 40 : ram;
     assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
     ibx_page_map_set(&own_map, 0, own_map.pages);
     if (vast)
         memset(own_map.bits, 0x55, own_map.pages / 8);
-    memory = aligned_alloc(IBX_SNAPSHOT_PAGE, RAM + IBX_SNAPSHOT_PAGE);
-    memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
+    memory = aligned_alloc(IBX_SNAPSHOT_PAGE, ram + IBX_SNAPSHOT_PAGE);
+    memset(memory, 0x5a, ram + IBX_SNAPSHOT_PAGE);
     blocks[0] = memory;
-    blocks[1] = memory + RAM;
+    blocks[1] = memory + ram;
     const struct ibx_snapshot_server_config config = {.uri = place,
                                                       .options = &o,
                                                       .manifest = &own,
@@ -286,6 +296,99 @@ static void test_who_asks(void **state)
     close_server();
 }
 
+/* The sum of what `look` returns for each socket of this process that is the server's, or if `far`
+ * its reader's. */
+static unsigned of_sockets(bool far, unsigned (*look)(int fd))
+{
+    const int port = atoi(strrchr(ibx_snapshot_server_uri(server), ':') + 1);
+    unsigned all = 0;
+    for (int fd = 0; fd < SOCKETS; fd++) {
+        struct sockaddr_in end[2] = {{0}};
+        socklen_t length[2] = {sizeof(end[0]), sizeof(end[1])};
+        if (!getsockname(fd, (struct sockaddr *)&end[0], &length[0]) &&
+            !getpeername(fd, (struct sockaddr *)&end[1], &length[1]) &&
+            end[far].sin_family == AF_INET && ntohs(end[far].sin_port) == port)
+            all += look(fd);
+    }
+    return all;
+}
+
+/* How many bytes the kernel has taken and not sent. */
+static unsigned unsent_of(int fd)
+{
+    int bytes = 0;
+    assert_int_equal(ioctl(fd, SIOCOUTQNSD, &bytes), 0);
+    return (unsigned)bytes;
+}
+
+static unsigned take_few(int fd)
+{
+    const int least = 1;
+    return !setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof(least));
+}
+
+/* What the server exposes of its first block. */
+static struct ibx_remote exposed(struct ibx_conn *conn)
+{
+    struct ibx_remote remote = {0};
+    const uint64_t until = ibx_deadline_in_ms(patience);
+    while (!remote.length) {
+        struct ibx_event event;
+        struct ibx_migrate_any message;
+        const int n = ibx_poll(conn, &event, 1);
+        assert_true(n >= 0 && ibx_now_ns() < until);
+        if (!n) {
+            ibx_wait(conn, 100);
+            continue;
+        }
+        assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+        if (!ibx_migrate_decode(event.data, event.length, &message, NULL)) {
+            assert_int_equal(message.type, IBX_MIGRATE_REGION);
+            remote = message.is.region.remote;
+        }
+        ibx_message_release(conn, &event);
+    }
+    return remote;
+}
+
+/* Of a reader that asks for more than the kernel would like to hold, and takes none of it, it holds
+ * little. */
+static void test_a_reader_that_reads_nothing(void **state)
+{
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x00";
+    struct ibx_mr *mr;
+    (void)state;
+    ram = LARGE;
+    open_server_for(options(), 0);
+    ram = RAM;
+    struct ibx_options alone = options();
+    struct ibx_conn *conn = NULL;
+    snprintf(alone.purpose, sizeof(alone.purpose), "%s", IBX_SNAPSHOT_PURPOSE);
+    alone.messages_only = true; /* one socket for all */
+    assert_int_equal(ibx_connect(ibx_snapshot_server_uri(server), &alone, &conn, &error), 0);
+    assert_int_equal(of_sockets(true, take_few), 1);
+    put(conn, open_it, 8);
+    const struct ibx_remote remote = exposed(conn);
+    assert_int_equal(ibx_mr_allocate(conn, LARGE, 0, &mr, NULL), 0);
+    assert_int_equal(ibx_read(conn, mr, ibx_mr_address(mr), &remote, 0, LARGE, 1, 0), 0);
+    const uint64_t until = ibx_deadline_in_ms(patience);
+    for (unsigned now = 0, before, same = 0; same < LOOKS;) {
+        struct ibx_event event;
+        before = now;
+        now = of_sockets(false, unsent_of);
+        same = now && now == before ? same + 1 : 0;
+        if (!now && ibx_poll(conn, &event, 1)) {             /* its requests are not sent yet */
+            assert_int_equal(event.type, IBX_EVENT_MESSAGE); /* of the other block */
+            ibx_message_release(conn, &event);
+        }
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 5);
+    }
+    assert_in_range(of_sockets(false, unsent_of), 1, UNSENT_MOST);
+    ibx_close(conn);
+    close_server();
+}
+
 /* Returns NULL if the reader was refused. */
 static struct ibx_snapshot_reader *reader_of(const char *key)
 {
@@ -345,6 +448,7 @@ int main(void)
                                               cmocka_unit_test(test_a_reader_of_short_messages),
                                               cmocka_unit_test(test_a_reader_of_another_version),
                                               cmocka_unit_test(test_a_reader_that_stands_still),
+                                              cmocka_unit_test(test_a_reader_that_reads_nothing),
                                               cmocka_unit_test(test_readers_that_stop_half_way),
                                               cmocka_unit_test(test_who_asks),
                                               cmocka_unit_test(test_one_name_leaves_room)};

@@ -16,7 +16,7 @@
 
 static const uint8_t nothing[FRAME_BYTES];
 
-/* Limits how many bytes the kernel takes ahead of those that it sends; 0: as usual. */
+/* Limits how many bytes the kernel takes ahead of those that it sends; 0: as it chooses. */
 static void unsent_most(const struct tcp_lane *lane, uint32_t bytes)
 {
     setsockopt(lane->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof(bytes));
@@ -54,7 +54,7 @@ static void next(struct tcp_pad *pad)
         return;
     if (!pad->left || !wire_takes(pad->lane)) {
         pad->left = 0;
-        unsent_most(pad->lane, 0);
+        unsent_most(pad->lane, ibx_link_options(pad->lane->tcp->link)->unsent_max);
         return;
     }
     const size_t length = pad->left < FRAME_BYTES ? pad->left : FRAME_BYTES;

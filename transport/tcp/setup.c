@@ -68,12 +68,16 @@ static bool ends_on_one_host(int fd)
 /* None of these is needed for correctness, so their failures are not errors. */
 static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
 {
+    const struct ibx_options *options = ibx_link_options(tcp->link);
     int one = 1, retransmit = RETRANSMIT_MIN_US, acknowledge = ACKNOWLEDGE_MAX_US;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_RTO_MIN_US, &retransmit, sizeof(retransmit));
     setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_DELACK_MAX_US, &acknowledge, sizeof(acknowledge));
     ibx_tcp_keepalive_set(tcp, fd);
+    if (options->unsent_max)
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &options->unsent_max,
+                   sizeof(options->unsent_max));
     if (lane == 0) {
         int interactive = 6; /* TC_PRIO_INTERACTIVE: ahead of the bulk lanes in the host's queues */
         setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
