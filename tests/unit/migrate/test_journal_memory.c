@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which files of guest RAM are removed with a record, and in which folders. */
+/* Which files of guest RAM are removed with a record, in which folders, and who may change them. */
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/journal_scene.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -30,8 +31,8 @@ static unsigned prune(void)
     return gone;
 }
 
-/* A record of a QEMU that has ended, whose memory is in a folder as ib-migrate run makes it: `made`,
- * whose name this ends. */
+/* A record of a QEMU that has ended, whose memory is in a folder as ib-migrate run makes it:
+ * `made`, whose name this ends. */
 static struct ibx_record in_run_folder(bool source, uint8_t number, char made[])
 {
     struct stat st;
@@ -104,12 +105,48 @@ static void folders_of_others_are_not_of_run(NO_STATE)
     assert_int_equal(rmdir(made), 0);
 }
 
+/* A rollback and a return, which change it, exclude each other. */
+static void one_at_a_time_has_the_memory(NO_STATE)
+{
+    struct ibx_record r = sample(true, 5), other = sample(true, 6);
+    int first, second;
+    assert_int_equal(ibx_journal_lock_base(folder, &r, &first, &error), 0);
+    assert_int_equal(ibx_journal_lock_base(folder, &r, &second, &error), -EBUSY);
+    error_has("another ib-migrate has the memory");
+    assert_int_equal(ibx_journal_lock_base(folder, &other, &second, &error), 0);
+    close(second);
+    close(first);
+    assert_int_equal(ibx_journal_lock_base(folder, &r, &second, &error), 0);
+    close(second);
+}
+
+static bool any(const struct ibx_record *record)
+{
+    (void)record;
+    return true;
+}
+
+/* A return comes back to where the VM left: to the other role. */
+static void a_return_has_the_other_role(NO_STATE)
+{
+    struct ibx_record left = sample(true, 5), on = sample(true, 6), back = sample(false, 7), found;
+    memcpy(on.base, left.id, sizeof(on.base));
+    memcpy(back.base, left.id, sizeof(back.base));
+    bring_to(&left, IBX_JOURNAL_MOVED);
+    assert_int_equal(write_record(&on), 0);
+    assert_int_equal(ibx_journal_find_return(folder, &left, any, &found), -ENOENT);
+    assert_int_equal(write_record(&back), 0);
+    assert_int_equal(write_record(&on), 0);
+    assert_int_equal(ibx_journal_find_return(folder, &left, any, &found), 0);
+    assert_memory_equal(found.id, back.id, sizeof(found.id));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(memory_of_a_vm_that_stayed_is_left),
-        TEST(memory_goes_beside_another_vm),
-        TEST(folders_of_others_are_not_of_run),
+        TEST(memory_of_a_vm_that_stayed_is_left), TEST(memory_goes_beside_another_vm),
+        TEST(folders_of_others_are_not_of_run),   TEST(one_at_a_time_has_the_memory),
+        TEST(a_return_has_the_other_role),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,8 +70,7 @@ static void refused_there(enum destination_state at, const struct ibx_record *re
     struct pollfd wait = {.events = POLLIN};
     destination_begin(at, record);
     c = (struct calling){.record = *record};
-    snprintf(c.record.uri, sizeof(c.record.uri), "%s",
-             ibx_acceptor_uri(destination.link.acceptor));
+    snprintf(c.record.uri, sizeof(c.record.uri), "%s", ibx_acceptor_uri(destination.link.acceptor));
     wait.fd = ibx_acceptor_fd(destination.link.acceptor);
     assert_int_equal(pthread_create(&thread, NULL, call, &c), 0);
     while (!atomic_load(&c.over)) {
@@ -222,12 +221,8 @@ static void memory_was_cut_short(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(the_destination_has_the_vm),
-        TEST(the_destination_hangs_up),
-        TEST(nobody_answers),
-        TEST(the_migration_has_gone_on),
-        TEST(a_return_has_begun),
-        TEST(the_vm_has_returned),
+        TEST(the_destination_has_the_vm), TEST(the_destination_hangs_up), TEST(nobody_answers),
+        TEST(the_migration_has_gone_on),  TEST(a_return_has_begun),       TEST(the_vm_has_returned),
         TEST(memory_was_cut_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,8 +13,8 @@
 enum check { NONE, RETURN, STATUS, SINCE, USERS, IMAGES, WARM, PUMP, WATCHDOG, CHECKS };
 
 static struct {
-    enum check fails;  /* by an error */
-    enum check blocks; /* by what it finds */
+    enum check fails;               /* by an error */
+    enum check blocks;              /* by what it finds */
     const char *status, *migration; /* of the VM, and of QEMU's own migration */
     bool events;
     unsigned dismissed, committed; /* how often the watchdog was, and COMMIT was sent */
@@ -207,7 +207,7 @@ static void test_what_a_check_finds_keeps_the_vm(NO_STATE)
         assert_int_equal(is.dismissed, 0);
     }
     begin(false);
-    is.blocks = RETURN; /* pages of a VM that returns are not compared: the next turn is here again */
+    is.blocks = RETURN; /* pages of a VM that returns wait: the next turn is here again */
     stays(0);
     begin(true);
     is.status = "running"; /* libvirt has continued it here */

@@ -158,9 +158,9 @@ static void a_lost_link_keeps_no_vm(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(its_qemu_has_ended),      TEST(the_destination_waits),
+        TEST(its_qemu_has_ended),           TEST(the_destination_waits),
         TEST(the_destination_has_given_up), TEST(libvirt_has_taken_it_back),
-        TEST(there_was_no_record_yet), TEST(a_lost_link_keeps_no_vm),
+        TEST(there_was_no_record_yet),      TEST(a_lost_link_keeps_no_vm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,12 +15,35 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* COMPARED is noted, not sent; and a comparison may be under way. */
+static uint64_t told;
+static bool is_busy;
+
+int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                            struct ibx_error *err);
+int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                            struct ibx_error *err)
+{
+    (void)channel, (void)err;
+    assert_int_equal(message->type, IBX_MIGRATE_COMPARED);
+    told = message->is.compared;
+    return 0;
+}
+
+bool __real_ibx_verifier_idle(struct ibx_verifier *v);
+bool __wrap_ibx_verifier_idle(struct ibx_verifier *v);
+bool __wrap_ibx_verifier_idle(struct ibx_verifier *v)
+{
+    return !is_busy && __real_ibx_verifier_idle(v);
+}
+
 static struct source source;
 static const struct ibx_send_options options = {.folder = "/nonexistent"};
 
 /* The record's QEMU does not exist, so a command to continue it would be noticed. */
 static void begin(enum source_state first)
 {
+    is_busy = false;
     source = (struct source){.options = &options, .lock_fd = -1};
     ibx_source_vm_init(&source.vm);
     ibx_source_stream_init(&source.stream);
@@ -473,6 +496,42 @@ static void test_page_that_may_differ(NO_STATE)
     end_comparing();
 }
 
+/* The destination is told what was compared when all that has come was, and nothing is missed: from
+ * then on the VM may change these pages here. */
+static void test_told_when_compared(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing_of(RANGES * IBX_DIGEST_PAGES * 4096, RANGES * IBX_DIGEST_PAGES * 4096);
+    ibx_verifier_close(source.verifier);
+    source.verifier = NULL;
+    source.vm.ram = ram;
+    source.vm.map = map;
+    memcpy(source.status.record.verify_key, key, sizeof(key));
+    source.status.record.borrow = IBX_BORROW_FILL;
+    source.link.state.now = LINK_MAPPED;
+    told = 0;
+    for (uint64_t range = 0; range < RANGES; range++) {
+        const struct ibx_migrate_digest none = {.first = range * IBX_DIGEST_PAGES};
+        assert_int_equal(ibx_source_on_digest(&source, &none, &err), 0);
+        compare_range(range);
+    }
+    is_busy = true;
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_int_equal(told, 0);
+    is_busy = false;
+    ibx_verifier_miss(source.verifier, 1, 1);
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_int_equal(told, 0);
+    ibx_source_verify_anew(&source); /* over a new link */
+    assert_false(ibx_verifier_missed(source.verifier));
+    compare_range(1);
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_int_equal(told, 1);
+    assert_int_equal(ibx_verifier_result(source.verifier, &err), -EAGAIN); /* more may come */
+    source.link.state.now = LINK_NONE;
+    end_comparing();
+}
+
 /* Each link of a borrowed VM counts its digests from 0 on, as the destination does. */
 static void test_answers_begin_anew(NO_STATE)
 {
@@ -525,6 +584,7 @@ int main(void)
         cmocka_unit_test(test_no_memory_to_begin_and_then_enough),
         cmocka_unit_test(test_missed_in_any_order),
         cmocka_unit_test(test_page_that_may_differ),
+        cmocka_unit_test(test_told_when_compared),
         cmocka_unit_test(test_answers_begin_anew),
         cmocka_unit_test(test_no_memory_to_compare_at_the_end),
     };

@@ -245,8 +245,10 @@ static void test_state_without_end(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_eof_is_never_given),   cmocka_unit_test(test_no_more_than_the_tail),
-        cmocka_unit_test(test_not_a_stream_of_qemu), cmocka_unit_test(test_cut_off_at_a_zero),
+        cmocka_unit_test(test_eof_is_never_given),
+        cmocka_unit_test(test_no_more_than_the_tail),
+        cmocka_unit_test(test_not_a_stream_of_qemu),
+        cmocka_unit_test(test_cut_off_at_a_zero),
         cmocka_unit_test(test_room_for_what_waits),
         cmocka_unit_test(test_the_end_waits_for_the_commit),
         cmocka_unit_test(test_the_end_comes_when_there_is_no_room),
