@@ -2,7 +2,7 @@
 /* What the record of a tool that was killed, and QEMU, say of where the VM is: whether it has never
  * left, or has been taken back. If that is wrong, it runs twice, or nowhere. */
 #include "migrate/common/common.h"
-#include "migrate/common/hold.h"
+#include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "tests/fixtures/journal_scene.h"
 
@@ -14,7 +14,7 @@
 
 static struct {
     const char *status, *migration; /* of the VM, and of QEMU's own migration */
-    bool held;                      /* QEMU has a copy of the hold */
+    bool held;                      /* QEMU has a copy of the return path */
     int stay;                       /* its answer when it is told to continue the VM */
     unsigned told;                  /* how often it was */
     struct ibx_vm_undo undo;        /* what was to be undone then */
