@@ -336,6 +336,7 @@ int main(int argc, char **argv)
         {"arrays", arrays},
         {"libraries", libraries},
         {"libraries-again", libraries_again},
+        {"libraries-beside-unloads", libraries_beside_unloads},
         {"taken-for-another", taken_for_another},
         {"math-libraries", math_libraries},
         {"dnn-graphs", dnn_graphs},

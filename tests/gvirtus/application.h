@@ -253,6 +253,7 @@ bool leaves_math_libraries();
 // application_libraries.cpp
 bool libraries();
 bool libraries_again();
+bool libraries_beside_unloads();
 bool taken_for_another();
 // An image that the double's back end takes.
 std::vector<char> library_cubin();

@@ -4,12 +4,14 @@
 #include "tests/gvirtus/application.h"
 #include "tests/gvirtus/cubin.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <malloc.h>
 #include <string>
+#include <thread>
 #include <vector>
 #include <unistd.h>
 
@@ -299,6 +301,32 @@ bool libraries_again()
     const std::size_t now = mallinfo2().uordblks, grown = now > before ? now - before : 0;
     std::fprintf(stderr, "%zu bytes for each of %u\n", grown / times, times);
     return HOLDS(grown / times < 64);
+}
+
+// Kernels whose arguments GVirtuS does not know, in a thread beside which another one loads and
+// unloads a library all the time.
+bool libraries_beside_unloads()
+{
+    constexpr unsigned rounds = 100;
+    const std::vector<char> image = library_cubin();
+    std::atomic<unsigned> unloads{0};
+    std::atomic<bool> over{false}, broken{false};
+    std::thread other([&] {
+        for (void *library = nullptr; !over && !broken; unloads++)
+            broken = load(&library, image.data()) || unload(library);
+    });
+    stub_takes_for_another(true);
+    unsigned good = 0;
+    for (void *library = nullptr; good < rounds && !broken; good++) {
+        for (const unsigned before = unloads; unloads == before && !broken;)
+            std::this_thread::yield();
+        if (load(&library, ptx) || !runs(library) || unload(library))
+            break;
+    }
+    stub_takes_for_another(false);
+    over = true;
+    other.join();
+    return HOLDS(!broken && good == rounds);
 }
 
 // By a back end that does not say which arguments kernels have: of one that GVirtuS would launch

@@ -662,9 +662,10 @@ void check_what_it_does_not()
     for (const char *test :
          {"programs-beside-calls", "daemons", "helpers-of-clone", "waits-in-handlers",
           "cancelled-in-copies", "cancelled-before-calls", "small-stacks",
-          "modules-beside-launches", "libraries-again", "exits-in-function-waited-for",
-          "exits-in-function-beside-work", "exits-in-function-alone", "calls-as-threads-end",
-          "calls-as-process-ends", "fails-beyond", "failed-allocations"})
+          "modules-beside-launches", "libraries-again", "libraries-beside-unloads",
+          "exits-in-function-waited-for", "exits-in-function-beside-work",
+          "exits-in-function-alone", "calls-as-threads-end", "calls-as-process-ends",
+          "fails-beyond", "failed-allocations"})
         check(test, [test] { return run(test, true); });
     check("a communicator of GVirtuS's own",
           [] { return stock("stock", "finds no rdma communicator"); });

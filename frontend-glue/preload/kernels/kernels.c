@@ -169,8 +169,8 @@ static bool is_same(const struct kernel *a, const struct kernel *b)
            !memcmp(a->arguments, b->arguments, a->count * sizeof(a->arguments[0]));
 }
 
-/* Locked. Whether the same was known already, and is valid again. */
-static bool renew(const struct kernel *k)
+/* Locked. The same, if it was known already: it is valid again. */
+static struct kernel *renew(const struct kernel *k)
 {
     struct kernel *there = newest_in(bucket_of(k->function));
     while (there && !is_same(there, k))
@@ -180,8 +180,10 @@ static bool renew(const struct kernel *k)
     return there;
 }
 
-/* Puts it into its bucket, or frees it if the same is there already. */
-static void add(struct kernel *k)
+/* Puts it into its bucket, or frees it if the same is there already. Returns what is there: it is
+ * true of the launch at hand even if another thread has unloaded a module since it was found out,
+ * and find() does not find it any more. */
+static const struct kernel *add(struct kernel *k)
 {
     const size_t bucket = bucket_of(k->function);
     struct kernel *shorter = realloc(k, sizeof(*k) + k->count * sizeof(k->arguments[0]));
@@ -189,13 +191,16 @@ static void add(struct kernel *k)
     ibx_frontend_look_for_libraries(); /* each kernel's first launch may be the last call before a
                                           library uses a GPU */
     ibx_fork_lock_take(&lock);
-    if (!find(k->function) && !renew(k)) {
+    const struct kernel *there = find(k->function);
+    there = there ? there : renew(k);
+    if (!there) {
         k->older = newest_in(bucket);
         atomic_store_explicit(&kernels[bucket], k, memory_order_release);
-    } else {
-        free(k);
     }
     ibx_fork_lock_release(&lock);
+    if (there)
+        free(k);
+    return there ? there : k;
 }
 
 /* ------------------------------------------------------------------------- what is learned */
@@ -444,9 +449,7 @@ static const struct kernel *learned(const void *function, const struct launch_co
         return known;
     ibx_frontend_managed_before_load();
     struct kernel *k = look_at(function, config);
-    if (k)
-        add(k);
-    return find(function);
+    return k ? add(k) : find(function);
 }
 
 const void *ibx_frontend_kernel_of_name(uint64_t name)

@@ -31,6 +31,12 @@ struct ibx_frontend_calls;
 bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
                                 const struct launch_config *config, const void *function,
                                 void **arguments, int *rc);
+/* GVirtuS's front end keeps kernels and their arguments in maps without a lock, since nvcc's code
+ * registers them before main() or under the loader's lock. Threads that load libraries, and those
+ * that look at what it writes for a launch, take this one. */
+void ibx_frontend_gvirtus_maps_lock(void);
+void ibx_frontend_gvirtus_maps_unlock(void);
+
 /* The body of a launch without attributes, as GVirtuS's front end writes it, valid until the
  * thread's next call; NULL: *rc is the error, cudaErrorNotSupported if it is too long to be kept.
  */

@@ -13,6 +13,9 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/fork_lock.h"
+#include "common/thread.h"
+
 enum { /* cudaLaunchAttributeID */
        ATTRIBUTE_COOPERATIVE = 2,
        ATTRIBUTE_CLUSTER = 4,
@@ -125,6 +128,18 @@ bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
     return calls->launch(&launch, rc);
 }
 
+static struct ibx_fork_lock maps = IBX_FORK_LOCK; /* of GVirtuS's front end */
+
+void ibx_frontend_gvirtus_maps_lock(void)
+{
+    ibx_fork_lock_take(&maps);
+}
+
+void ibx_frontend_gvirtus_maps_unlock(void)
+{
+    ibx_fork_lock_release(&maps);
+}
+
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc)
 {
@@ -143,7 +158,11 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
         *rc = CUDA_NOT_SUPPORTED;
         return NULL;
     }
+    const int cancel = ibx_thread_hold_cancel();
+    ibx_frontend_gvirtus_maps_lock();
     const bool made = ibx_frontend_launch_caught(calls, config, function, arguments, rc);
+    ibx_frontend_gvirtus_maps_unlock();
+    ibx_thread_release_cancel(cancel);
     const void *body = calls->diverted(n);
     if (!made)
         *rc = CUDA_UNKNOWN;

@@ -143,8 +143,8 @@ static struct library *read_image(const void *code, int *rc)
     return NULL;
 }
 
-/* Registers the library as nvcc's code does. False: GVirtuS does not accept the image. */
-static bool register_module(struct library *l)
+/* Registers the library as nvcc's code does. Locked. False: GVirtuS does not accept the image. */
+static bool register_locked(struct library *l)
 {
     static _Atomic(void *) found;
     void (*last)(void **module);
@@ -165,6 +165,25 @@ static bool register_module(struct library *l)
     if (last)
         last(l->module);
     return true;
+}
+
+static bool register_module(struct library *l)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    ibx_frontend_gvirtus_maps_lock();
+    const bool accepted = register_locked(l);
+    ibx_frontend_gvirtus_maps_unlock();
+    ibx_thread_release_cancel(cancel);
+    return accepted;
+}
+
+static void unregister_module(const struct library *l)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    ibx_frontend_gvirtus_maps_lock();
+    __cudaUnregisterFatBinary(l->module);
+    ibx_frontend_gvirtus_maps_unlock();
+    ibx_thread_release_cancel(cancel);
 }
 
 /* Whether there are options that are not supported: those of the compiler, and tables of host
@@ -273,7 +292,7 @@ int cudaLibraryUnload(void *library)
     pthread_mutex_unlock(&lock);
     if (!l)
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
-    __cudaUnregisterFatBinary(l->module);
+    unregister_module(l);
     for (const struct part *p = l->parts; p; p = p->next)
         ibx_frontend_kernel_gone(p);
     discard(l);
