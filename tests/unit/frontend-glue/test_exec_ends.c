@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define HANG_S 20u
@@ -16,7 +17,10 @@
 static uint64_t of_client;    /* whose session it is */
 static uintptr_t context_now; /* of the caller */
 static uintptr_t pushed_from, recorded_in;
-static bool running;               /* all launches */
+static bool running; /* all launches */
+static bool context_gone, destroy_fails;
+static int last_error;
+static unsigned giving, functions_gone;
 static bool resets;                /* a client resets the context */
 static unsigned queries;           /* so far */
 static _Atomic unsigned naps;      /* so far, */
@@ -35,6 +39,8 @@ static int get_context(void **context)
 
 static int push(void *context)
 {
+    if (context_gone)
+        return IBX_CUDA_NOT_READY;
     pushed_from = context_now;
     context_now = (uintptr_t)context;
     return 0;
@@ -107,10 +113,24 @@ bool ibx_back_end_have_cuda(struct gpu_session *session)
     return session->cuda;
 }
 
+static int peek_error(void)
+{
+    return last_error;
+}
+
+static int take_error(void)
+{
+    const int error = last_error;
+    last_error = 0;
+    return error;
+}
+
 void *ibx_back_end_runtime(const char *name)
 {
-    (void)name;
-    return NULL;
+    int (*const function)(void) = strcmp(name, "cudaGetLastError") ? peek_error : take_error;
+    void *found;
+    memcpy(&found, &function, sizeof(found));
+    return found;
 }
 
 void ibx_back_end_undo(const char *name, uint64_t made)
@@ -119,14 +139,19 @@ void ibx_back_end_undo(const char *name, uint64_t made)
     if (in_destroy)
         in_destroy();
     destroyed++;
+    last_error = destroy_fails ? 700 : last_error;
 }
 
 bool ibx_clients_give_begin(void)
 {
+    giving += !resets;
     return !resets;
 }
 
-void ibx_clients_give_end(void) {}
+void ibx_clients_give_end(void)
+{
+    giving--;
+}
 
 uint64_t ibx_clients_number(struct gpu_session *session)
 {
@@ -147,7 +172,7 @@ void ibx_room_end(struct ibx_room *room)
 
 void ibx_exec_functions_gone(const void *exec)
 {
-    (void)exec;
+    functions_gone += exec != NULL;
 }
 
 int __real_clock_gettime(clockid_t clock, struct timespec *time);
@@ -193,7 +218,9 @@ static int begin(void **state)
     meanwhile = in_destroy = NULL;
     context_now = 1;
     running = true;
-    resets = false;
+    resets = context_gone = destroy_fails = false;
+    last_error = 0;
+    giving = functions_gone = 0;
     queries = destroyed = events = 0;
     naps = 0;
     nap_ns = slept_ns = 0;
@@ -294,6 +321,50 @@ static void test_launch_in_another_context(NO_STATE)
     assert_int_equal(events, 1);
     assert_int_equal(ibx_exec_ends_destroy(&x, pointer_to(11), destroy, &left), 0);
     assert_int_equal(destroyed, 1);
+}
+
+/* The functions of one go when it cannot be launched any more, not when CUDA destroys it. */
+static void test_functions(NO_STATE)
+{
+    destroy_some(1, 10, 1);
+    assert_int_equal(functions_gone, 1);
+    running = false;
+    destroy_some(1, 20, 1);
+    assert_true(functions_gone == 2 && destroyed == 2);
+    ibx_exec_ends_launched(&x, pointer_to(30), NULL);
+    ibx_exec_ends_wait(&x, pointer_to(30));
+    assert_int_equal(functions_gone, 3);
+    assert_int_equal(events, 0);
+}
+
+/* One that is destroyed later leaves no error to the client whose request that is, whose own stays.
+ * A reset waits no longer than the looks take. */
+static void test_errors_of_others(NO_STATE)
+{
+    destroy_fails = true;
+    for (int own = 0; own <= 46; own += 46) {
+        running = true;
+        destroy_some(1, 10, 1);
+        running = false;
+        last_error = own;
+        ibx_exec_ends_tidy(&x);
+        assert_true(own ? last_error : !last_error);
+    }
+    assert_int_equal(destroyed, 2);
+    assert_int_equal(giving, 0);
+}
+
+/* If its context cannot be current any more, it has gone with that. */
+static void test_context_cannot_be_current(NO_STATE)
+{
+    destroy_some(1, 10, 1);
+    context_gone = true;
+    ibx_exec_ends_tidy(&x);
+    context_gone = false;
+    assert_int_equal(queries, 1); /* when it was destroyed by its client */
+    ibx_exec_ends_tidy(&x);
+    assert_int_equal(queries, 1);
+    assert_int_equal(destroyed, 0);
 }
 
 /* A client that leaves waits for its own only. */
@@ -441,6 +512,9 @@ int main(void)
         cmocka_unit_test_setup(test_context_goes_while_it_is_destroyed, begin),
         cmocka_unit_test_setup(test_launch_without_event, begin),
         cmocka_unit_test_setup(test_launch_in_another_context, begin),
+        cmocka_unit_test_setup(test_functions, begin),
+        cmocka_unit_test_setup(test_errors_of_others, begin),
+        cmocka_unit_test_setup(test_context_cannot_be_current, begin),
         cmocka_unit_test_setup(test_settle, begin),
         cmocka_unit_test_setup(test_limit, begin)};
     return cmocka_run_group_tests_name("exec-ends", tests, NULL, NULL);
