@@ -10,6 +10,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define STREAMS 4u /* of each device */
@@ -26,7 +28,7 @@
 static struct {
     int device, error, last_error;
     unsigned events, kept; /* events that were made; given back as reached */
-    bool reached[WORK], no_memory, no_event, refuses, rests;
+    bool reached[WORK], no_memory, no_event, record_fails, refuses, rests;
     int on[WORK];    /* the device of each event */
     int event_state; /* of those that are not reached */
     unsigned waits, streams, switches;
@@ -151,7 +153,7 @@ int cudaEventRecord(void *event, void *stream)
     assert_int_equal(gpu.device, ibx_frontend_device_of_stream(stream));
     assert_int_equal(gpu.device, gpu.on[(uintptr_t)event]);
     gpu.reached[(uintptr_t)event] = false;
-    return 0;
+    return gpu.record_fails ? ibx_frontend_fail(CUDA_UNKNOWN) : 0;
 }
 
 int ibx_frontend_event_ask(void *event)
@@ -444,6 +446,55 @@ static void test_reset(void **state)
     assert_int_equal(ended, 3);
 }
 
+/* The event of the launch before does not stand for one behind which none could be recorded. */
+static void test_event_is_not_recorded(void **state)
+{
+    (void)state;
+    void *exec = make_exec(EXEC);
+    ibx_frontend_objects_launched(exec, STREAM(0, 0));
+    gpu.record_fails = true;
+    ibx_frontend_objects_launched(exec, STREAM(0, 1));
+    assert_int_equal(cudaPeekAtLastError(), 0);
+    reach(1);
+    destroy(exec, true);
+    assert_int_equal(ended, 0);
+    assert_ptr_equal(gpu.used, STREAM(0, 1));
+    reach(0); /* behind the launch in its own stream */
+    assert_int_equal(ended, 1);
+}
+
+/* There is no stream for releases on such a device. */
+static void test_device_of_high_number(void **state)
+{
+    (void)state;
+    void *exec = make_exec(EXEC);
+    ibx_frontend_objects_launched(exec, STREAM(64, 0));
+    destroy(exec, true);
+    assert_true(ended == 1 && gpu.waits == 1 && !gpu.streams);
+    exec = make_exec(EXEC);
+    ibx_frontend_objects_launched(exec, STREAM(63, 0));
+    destroy(exec, true);
+    assert_true(ended == 1 && gpu.waits == 1 && gpu.streams == 1);
+    reach(2);
+    assert_int_equal(ended, 2);
+}
+
+/* A child has none of the parent's objects to release. */
+static void test_child(void **state)
+{
+    struct launched *launched;
+    int status = -1;
+    (void)state;
+    void *exec = make_exec(EXEC);
+    const pid_t child = fork();
+    if (!child)
+        _exit(ibx_frontend_objects_take(exec, &launched) ? 1 : 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    destroy(exec, true);
+    assert_int_equal(ended, 1);
+}
+
 /* Without an event the launch is still one of its device. */
 static void test_reset_without_event(void **state)
 {
@@ -528,8 +579,10 @@ static void test_moved(void **state)
     assert_int_equal(cudaUserObjectCreate(&object, &ended, end, 5, 1), 0);
     assert_int_equal(cudaGraphRetainUserObject(GRAPH, object, 2, 1), 0);
     assert_int_equal(cudaGraphRetainUserObject(OTHER, object, 3, 1), 0);
+    ibx_frontend_objects_share(OTHER, EXEC);
     ibx_frontend_objects_move(OTHER, GRAPH);
     assert_null(ibx_frontend_objects_take(OTHER, &launched));
+    destroy(EXEC, true);
     assert_int_equal(cudaGraphReleaseUserObject(GRAPH, object, 4), 0);
     assert_int_equal(ended, 0);
     destroy(GRAPH, true);
@@ -553,6 +606,13 @@ static void test_within(void **state)
     ibx_frontend_objects_made(OTHER);
     destroy(OTHER, true);
     assert_int_equal(ended, 1);
+    assert_int_equal(cudaUserObjectCreate(&object, &ended, end, 1, 1), 0);
+    ibx_frontend_objects_within(EXEC, OTHER); /* and what is within that */
+    ibx_frontend_objects_within(OTHER, GRAPH);
+    assert_null(ibx_frontend_objects_take(GRAPH, &launched));
+    assert_int_equal(cudaGraphRetainUserObject(EXEC, object, 1, 1), 0);
+    destroy(EXEC, true);
+    assert_int_equal(ended, 2);
 }
 
 int main(void)
@@ -568,6 +628,9 @@ int main(void)
         cmocka_unit_test_setup(test_on_another_device, begin),
         cmocka_unit_test_setup(test_reset, begin),
         cmocka_unit_test_setup(test_reset_without_event, begin),
+        cmocka_unit_test_setup(test_event_is_not_recorded, begin),
+        cmocka_unit_test_setup(test_device_of_high_number, begin),
+        cmocka_unit_test_setup(test_child, begin),
         cmocka_unit_test_setup(test_unseen, begin),
         cmocka_unit_test_setup(test_counts, begin),
         cmocka_unit_test_setup(test_moved, begin),
