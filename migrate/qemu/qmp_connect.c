@@ -96,6 +96,24 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
     return fd;
 }
 
+/* libvirt's daemons keep their monitor as long as they run. */
+static bool is_libvirt(const char *client)
+{
+    return strstr(client, "(libvirtd)") || strstr(client, "(virtqemud)");
+}
+
+static int refuse_client(const char *path, const char *client, int code, struct ibx_error *err)
+{
+    return ibx_error_set(err, code,
+                         "%s has the QMP socket %s, and QEMU serves one client at a time: %s",
+                         client, path,
+                         is_libvirt(client)
+                             ? "libvirt needs it, so give the domain a second monitor for this "
+                               "tool (qemu:commandline, see ib-migrate(1)), which it has from its "
+                               "next start on"
+                             : "give this tool a -qmp socket of its own, or end that process");
+}
+
 /* QEMU greets at once if no other client has the monitor. */
 static int await_greeting(const char *path, int fd, uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -110,6 +128,8 @@ static int await_greeting(const char *path, int fd, uint64_t deadline_ns, struct
                              "%s works at the QMP socket %s, and QEMU serves one client at a time: "
                              "wait until it has ended, or end it",
                              client, path);
+    if (is_libvirt(client))
+        return refuse_client(path, client, -EBUSY, err);
     ibx_log(IBX_LOG_WARN,
             "%s has the QMP socket %s, and QEMU serves one client at a time: waiting %d s at most",
             client, path, ibx_ms_until(deadline_ns) / 1000);
@@ -139,10 +159,7 @@ static int connect_and_greet(const char *path, bool look, uint64_t deadline_ns,
     bool at_work;
     rc = ibx_qmp_attach(fd, deadline_ns, qmp, err);
     if (rc == -ETIMEDOUT && !ibx_qmp_client_find(path, &at_work, client, sizeof(client)))
-        return ibx_error_set(err, rc,
-                             "%s has the QMP socket %s, and QEMU serves one client at a time: give "
-                             "this tool a -qmp socket of its own, or end that process",
-                             client, path);
+        return refuse_client(path, client, rc, err);
     return rc ? ibx_error_prefix(err, rc, "%s", path) : 0;
 }
 

@@ -316,6 +316,24 @@ def whoever_has_the_monitor_is_named(scene):
 
 
 @case
+def libvirt_keeps_its_monitor(scene):
+    """It is not waited for, and nobody is told to end it: it would lose the VM."""
+    vm = Vm(scene)
+    holds = ("import socket, sys, time; open('/proc/self/comm', 'w').write('libvirtd'); "
+             "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(1)); "
+             "sys.stdout.flush(); time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", holds, vm.socket],
+                          stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline()
+        code, _, err = scene.run("check", *vm.qmp)
+        holder.kill()
+    equal(code, 1)
+    tool.says(err, f"process {holder.pid} (libvirtd) has the QMP socket {vm.socket}",
+              "a second monitor for this tool")
+    assert "waiting" not in err and "end that process" not in err, err
+
+
+@case
 def whoever_has_the_monitor_is_named_at_once(scene):
     """... and waited for."""
     vm = Vm(scene)
