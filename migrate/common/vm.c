@@ -443,7 +443,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
         ibx_return_path_unmark(qmp, deadline_ns);
     if (!rc && held)
         ibx_return_path_forget(qmp, deadline_ns);
-    if (!rc && vm->touched)
+    if (!rc && vm->touched && !vm->libvirt) /* which sets return-path itself, or does not */
         rc = ibx_return_path_disable(qmp, deadline_ns, err);
     if (!rc)
         rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);

@@ -109,6 +109,33 @@ static void test_has_a_migration_of_another_client(NO_STATE)
     done();
 }
 
+/* libvirt has had QEMU begin a migration, or save the VM, right before QEMU gets its settings back:
+ * without RAM, so it is cancelled. QEMU takes no setting meanwhile, and is asked for no other one,
+ * with whose refusal this would end. */
+static void test_has_a_migration_without_its_ram(NO_STATE)
+{
+    struct ibx_vm_undo vm = {
+        .libvirt = "/run/ibx/web.sock",
+        .touched = true,
+        .before = json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0)};
+    static const struct step steps[] = {
+        {NULL, NEWER, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"query-migrate", STATUS("none", 2), 0},
+        {"\"x-ignore-shared\"",
+         "{\"error\": {\"class\": \"GenericError\", \"desc\": \"migrates\"}, \"id\": 3}\r\n",
+         0},
+        {"query-migrate-capabilities",
+         "{\"return\": [{\"capability\": \"x-ignore-shared\", \"state\": true}], \"id\": 4}\r\n",
+         0},
+        {"migrate_cancel", READY(5), 0},
+        {"\"x-ignore-shared\"", READY(6), 0},
+        {0}};
+    attached(steps);
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
+}
+
 /* The VM stays anyway, and advice is logged. */
 static void test_has_a_qemu_that_refuses(NO_STATE)
 {
@@ -176,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_is_paused_meanwhile),
         cmocka_unit_test(test_has_a_qemu_that_activates_them),
         cmocka_unit_test(test_has_a_migration_of_another_client),
+        cmocka_unit_test(test_has_a_migration_without_its_ram),
         cmocka_unit_test(test_has_a_qemu_that_refuses),
         cmocka_unit_test(test_has_its_disks_activated_without_libvirt),
         cmocka_unit_test(test_names_the_disk),
