@@ -255,8 +255,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         snprintf(does, sizeof(does), "runs");
     ibx_text_sanitize(does); /* the destination tells it */
     fill_in(form, vm, does, peer, text, size);
-    if (!record->source && record->state == IBX_JOURNAL_BROKEN && !taken_back &&
-        !record->libvirt && strlen(text) < size)
+    if (!record->source && record->state == IBX_JOURNAL_BROKEN && !taken_back && !record->libvirt &&
+        strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
     if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text),

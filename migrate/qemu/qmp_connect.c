@@ -104,14 +104,13 @@ static bool is_libvirt(const char *client)
 
 static int refuse_client(const char *path, const char *client, int code, struct ibx_error *err)
 {
-    return ibx_error_set(err, code,
-                         "%s has the QMP socket %s, and QEMU serves one client at a time: %s",
-                         client, path,
-                         is_libvirt(client)
-                             ? "libvirt needs it, so give the domain a second monitor for this "
-                               "tool (qemu:commandline, see ib-migrate(1)), which it has from its "
-                               "next start on"
-                             : "give this tool a -qmp socket of its own, or end that process");
+    return ibx_error_set(
+        err, code, "%s has the QMP socket %s, and QEMU serves one client at a time: %s", client,
+        path,
+        is_libvirt(client) ? "libvirt needs it, so give the domain a second monitor for this "
+                             "tool (qemu:commandline, see ib-migrate(1)), which it has from its "
+                             "next start on"
+                           : "give this tool a -qmp socket of its own, or end that process");
 }
 
 /* QEMU greets at once if no other client has the monitor. */

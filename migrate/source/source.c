@@ -278,7 +278,8 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_migration_stop_at("source", "compared");
-    rc = source_managed(&s->vm) ? ibx_source_libvirt_set(s, err) : ibx_source_check_settings(s, err);
+    rc =
+        source_managed(&s->vm) ? ibx_source_libvirt_set(s, err) : ibx_source_check_settings(s, err);
     if (!rc)
         rc = ibx_source_check_status(s, err);
     if (!rc)

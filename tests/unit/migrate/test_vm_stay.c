@@ -114,17 +114,16 @@ static void test_has_a_migration_of_another_client(NO_STATE)
  * with whose refusal this would end. */
 static void test_has_a_migration_without_its_ram(NO_STATE)
 {
-    struct ibx_vm_undo vm = {
-        .libvirt = "/run/ibx/web.sock",
-        .touched = true,
-        .before = json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0)};
+    struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock",
+                             .touched = true,
+                             .before =
+                                 json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0)};
     static const struct step steps[] = {
         {NULL, NEWER, 0},
         {"qmp_capabilities", READY(1), 0},
         {"query-migrate", STATUS("none", 2), 0},
         {"\"x-ignore-shared\"",
-         "{\"error\": {\"class\": \"GenericError\", \"desc\": \"migrates\"}, \"id\": 3}\r\n",
-         0},
+         "{\"error\": {\"class\": \"GenericError\", \"desc\": \"migrates\"}, \"id\": 3}\r\n", 0},
         {"query-migrate-capabilities",
          "{\"return\": [{\"capability\": \"x-ignore-shared\", \"state\": true}], \"id\": 4}\r\n",
          0},
