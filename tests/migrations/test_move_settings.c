@@ -448,11 +448,14 @@ static void test_libvirt_has_begun(void)
     snprintf(here, sizeof(here), "%s/a.sock", vms[0].dir);
     snprintf(there, sizeof(there), "%s/b.sock", vms[1].dir);
     snprintf(elsewhere, sizeof(elsewhere), "%s/c.sock", vms[0].dir);
-    snprintf(uri, sizeof(uri), "unix:%s", elsewhere);
     pair_receive((const char *[]){"--libvirt", there, NULL});
     mover_await_words(&receiver, "waiting at");
-    mover_stop_next("source:exposing");
+    snprintf(uri, sizeof(uri), "unix:%s", there);
+    vm_do(&vms[1], "migrate-incoming", json_pack("{s:s}", "uri", uri));
+    snprintf(uri, sizeof(uri), "unix:%s", elsewhere);
+    mover_stop_next("source:starting");
     pair_send((const char *[]){"--libvirt", here, NULL});
+    vm_set_capability(&vms[0], "pause-before-switchover", true); /* as libvirt does */
     mover_await_stop(&sender);
     const int listener = process_full_listener(elsewhere, &place);
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
