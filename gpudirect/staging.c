@@ -189,6 +189,7 @@ static void dma_ended(struct ibx_staging *st)
 
 void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
+    ibx_staging_overdue_forget(st, context);
     if (context && st->context != context)
         return;
     dma_ended(st);
@@ -201,6 +202,7 @@ void ibx_staging_destroy(struct ibx_staging *st)
     if (!st)
         return;
     ibx_staging_end(st);
+    ibx_staging_overdue_end(st);
     ibx_staging_drop_events(st);
     free(st);
 }
@@ -292,11 +294,13 @@ static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_
 }
 
 /* Starts to copy `length` bytes, from byte `at` of the copy on, between `host` and the device. */
-static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
+static int dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
     if (!ibx_gpu_copy_is_plain(copy))
         return dma_rows(st, host, at, length, to_device);
+    if (to_device && copy->alone)
+        return ibx_staging_to_device_alone(st, host, copy->device + at, length);
     if (to_device)
         return st->cuda->memcpy_to_device_async(copy->device + at, host, length, copy->stream);
     return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
@@ -333,6 +337,8 @@ void ibx_staging_take_turn(struct ibx_staging *st, size_t length)
 static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool to_device)
 {
     bool begun = false;
+    if (st->aside)
+        return ibx_staging_dma_aside(st, slot, to_device);
     ibx_staging_take_turn(st, slot->length);
     int rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
                              slot->event, &begun);
@@ -363,7 +369,7 @@ static bool has_enough(const struct ibx_staging *st)
     unsigned under_way = 0;
     for (unsigned i = 0; i < st->count; i++)
         under_way += st->slots[i].state.now == SLOT_DMA;
-    return st->company == IBX_TURN_BESIDE && under_way >= BESIDE;
+    return st->company == IBX_TURN_BESIDE && under_way >= BESIDE && !st->copy.alone;
 }
 
 int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
@@ -486,6 +492,7 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
+        st->aside = st->copy.alone && ibx_staging_has_overdue(st);
         rc = st->gone ? IBX_STAGING_GONE : open ? submit_slots(st, &given) : 0;
         if (!rc)
             rc = reclaim_slots(st, !st->moving && given < st->total && open);
@@ -542,14 +549,20 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
 {
     ibx_staging_set_copy(st, copy);
     int rc = ibx_staging_events_ready(st);
-    const bool by_word =
-        !rc && st->total <= st->step && ibx_gpu_copy_is_plain(copy) && ibx_staging_has_word(st);
+    const bool by_word = !rc && st->total <= st->step && ibx_gpu_copy_is_plain(copy) &&
+                         !copy->alone && ibx_staging_has_word(st);
+    st->aside = copy->alone && ibx_staging_has_overdue(st);
     if (by_word)
         rc = fetch_whole(st);
     else if (!rc)
-        rc = fetch_first(st, ahead ? st->count : 1);
+        rc = fetch_first(st, ahead || copy->alone ? st->count : 1);
+    if (!rc && st->aside)
+        return 0;
     if (!rc && !by_word)
-        rc = st->cuda->event_synchronize(st->slots[0].event);
+        rc = copy->alone ? ibx_staging_await_alone(st)
+                         : st->cuda->event_synchronize(st->slots[0].event);
+    if (rc == IBX_STAGING_OVERDUE)
+        return rc;
     return rc ? ibx_staging_stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }
 

@@ -38,6 +38,8 @@ struct ibx_gpu_copy {
     bool
         beside_graphs; /* graphs wait for their client: no driver call may wait inside the driver */
     bool changes;      /* to the device: work that the copy comes after may write its bytes */
+    bool alone; /* a plain one, staged: it comes after no work, in a stream for such copies in
+                   this direction. Streams that wait may not keep it waiting */
 };
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
@@ -64,12 +66,16 @@ struct ibx_staging_wire {
     unsigned spread;
 };
 #define IBX_STAGING_REFUSED 0x7fffffff
+/* A copy from the device that is alone has not begun for long, and streams that wait for the caller
+ * may be the reason. The GPU has its chunks until it makes it. To be begun again, with others. */
+#define IBX_STAGING_OVERDUE 0x7ffffffe
 
 struct ibx_staging;
 
 /* -ENOMEM. */
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging);
-/* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
+/* Accepts NULL. Waits for DMA in flight, also of overdue copies, and gives the chunks back; no move
+ * may be in flight. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. A copy under way in
  * it ends with a CUresult. */
@@ -104,10 +110,14 @@ int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_
                           const struct ibx_gpu_copy *copy);
 
 /* To be called after begin: starts DMA and waits for the first chunk, so that a bad address or an
- * earlier error of the stream is returned here. With `ahead` DMA starts into all chunks, otherwise
- * into the first only, and into the others during ibx_staging_deliver(). */
+ * earlier error of the stream is returned here; so is IBX_STAGING_OVERDUE. With `ahead` DMA starts
+ * into all chunks, otherwise into the first only, and into the others during ibx_staging_deliver().
+ */
 int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
                             bool ahead);
+/* Whether copies that were overdue have not been made yet. Then a second context of the device
+ * makes copies that are alone. */
+bool ibx_staging_has_overdue(struct ibx_staging *staging);
 /* Moves the next `n` bytes; returns when they have arrived. The wire's offsets count from the first
  * byte of this call. -ERANGE: the copy has fewer. */
 int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wire *wire,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by staging.c, which copies through chunks, and unstaged.c, which does without. */
+/* Shared by staging.c, which copies through chunks, unstaged.c, which does without, and
+ * overdue_copies.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
@@ -17,6 +18,8 @@
  *   [*] -> FREE -> MOVING -> FILLED -> DMA -> FREE -> [*]   to the device
  *   FREE -> DMA -> FILLED -> MOVING -> FILLED -> FREE       from the device, by one or more moves
  *   MOVING -> FREE                                          the copy has failed
+ *   DMA -> FREE                                             the copy is overdue: another has the
+ * chunk
  */
 enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_FILLED, SLOT_DMA };
 
@@ -29,6 +32,17 @@ struct ibx_staging_slot {
     uint8_t *next;   /* from the device: the first byte not yet moved */
     size_t left;     /* bytes not yet moved */
     uint32_t serial; /* of its DMA */
+};
+
+/* Copies that the GPU has and does not begin (overdue_copies.c): each has one of the chunks, and an
+ * event behind it. */
+struct ibx_overdue {
+    void *context; /* of the events */
+    unsigned count;
+    struct ibx_overdue_copy {
+        unsigned chunk;
+        void *event;
+    } copies[IBX_STAGING_DEPTH];
 };
 
 struct ibx_staging {
@@ -63,6 +77,9 @@ struct ibx_staging {
 
     unsigned left; /* counts pieces of ibx_staging_leave() that have a slot's event behind them */
     void *left_stream;
+
+    struct ibx_overdue overdue;
+    bool aside; /* the current copy is made by another context: one before it is overdue */
 };
 
 /* Whether the copy is one row without padding. */
@@ -101,6 +118,20 @@ bool ibx_staging_has_word(struct ibx_staging *staging);
 /* unstaged.c. Copies the first `length` bytes of the current copy from the device to pinned memory
  * and waits for them by a word. 0 or a CUresult. */
 int ibx_staging_by_word(struct ibx_staging *staging, void *host, size_t length);
+
+/* overdue_copies.c. Waits for the first slot of a copy that comes after nothing. 0; or a CUresult;
+ * or IBX_STAGING_OVERDUE: the slots have no chunks any more, and there are overdue copies. */
+int ibx_staging_await_alone(struct ibx_staging *staging);
+/* Has another context make a slot's piece of the current copy. 0, a CUresult, or a negative errno.
+ */
+int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *slot,
+                          bool to_device);
+/* Copies `n` bytes that are at the beginning of a chunk to the device, in the queues for copies. */
+int ibx_staging_to_device_alone(struct ibx_staging *staging, uint8_t *chunk, uint64_t to, size_t n);
+/* As ibx_staging_forget(), for overdue copies. */
+void ibx_staging_overdue_forget(struct ibx_staging *staging, const void *context);
+/* Waits for them. */
+void ibx_staging_overdue_end(struct ibx_staging *staging);
 
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);

@@ -101,6 +101,7 @@ struct copy {
     uint64_t bytes;          /* of the payload, or of this part */
     bool settle;             /* it may be answered only when it has ended */
     bool from_host;          /* from page-locked memory, within the device for the client */
+    bool alone;              /* it comes after no work: IBX_EXT_ALONE */
     enum copy_wire wire;
     const uint8_t *payload;   /* FROM_MESSAGE */
     uint8_t *out;             /* TO_REPLY: where a payload goes that is inline */

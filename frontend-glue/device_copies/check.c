@@ -2,6 +2,7 @@
 /* Asks CUDA about a copy before it runs. None of these calls changes anything. */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/clients/virtual_memory.h"
+#include "frontend-glue/session/extensions.h"
 
 /* Whether [address, address + n) is device memory of the current device (`any`: of any device),
  * within one allocation, and not of another tenant (n 0: these two are not checked); or page-locked
@@ -32,12 +33,26 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
     return (f->height - 1) * pitch + f->width;
 }
 
+/* Whether the client has marked the copy as one that comes after no work; takes the mark away. */
+static bool is_alone(struct ibx_frame *f)
+{
+    uint64_t *device = f->kind == IBX_FRAME_H2D ? &f->dst : &f->src;
+    const bool can = f->kind != IBX_FRAME_D2D && f->call == IBX_FRAME_MEMCPY_ASYNC &&
+                     f->height == 1 && f->stream > 2 &&
+                     (f->kind == IBX_FRAME_H2D || f->out == f->width);
+    if (!can || !(*device & IBX_EXT_ALONE))
+        return false;
+    *device &= ~IBX_EXT_ALONE;
+    return true;
+}
+
 bool ibx_copies_sound(struct gpu_session *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D, of_host;
     if (f->call == IBX_FRAME_TO_SYMBOL) /* not an allocation, but the runtime knows its size */
         return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false, &of_host);
+    x->copy.alone = is_alone(f);
     ibx_held_by_copy(x, f);
     if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both, &of_host))
         return false;

@@ -115,7 +115,7 @@ bool ibx_copies_direct_likely(struct gpu_session *x);
 
 /* Whether all that the frame names is valid: device memory within one allocation, of the current
  * device unless the copy is between two, not of another tenant; and a stream that is not being
- * captured. Fills in the address of a symbol. */
+ * captured. Fills in the address of a symbol, and takes the mark IBX_EXT_ALONE away. */
 bool ibx_copies_sound(struct gpu_session *x, struct ibx_frame *frame);
 
 /* symbol.c */

@@ -103,6 +103,8 @@ static bool direct_able(struct gpu_session *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
+    if (c->alone && ibx_staging_has_overdue(x->staging)) /* its stream waits */
+        return false;
     if (ibx_host_maps_hold(x, c->gpu.device, 1)) /* it is host memory */
         return false;
     if (ibx_virtual_holds(c->gpu.device)) /* other memory may be mapped there at any time */

@@ -92,7 +92,7 @@ static bool in_place_able(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
     /* What is pinned will be unpinned, which waits for graphs, and these for such a session. */
-    if (!c->held || !c->reach.id || x->host_queue)
+    if (!c->held || !c->reach.id || x->host_queue || c->alone)
         return false;
     bool async = c->reach.lasting && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
     bool leave = async && !c->settle;

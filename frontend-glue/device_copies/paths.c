@@ -14,7 +14,7 @@
 static bool came_pinned(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
-    return c->stage == COPY_FROM_MESSAGE && c->bytes > ibx_copies_way(x)->inline_max &&
+    return c->stage == COPY_FROM_MESSAGE && !c->alone && c->bytes > ibx_copies_way(x)->inline_max &&
            ibx_pinned_holds(c->payload, c->bytes);
 }
 
@@ -82,6 +82,7 @@ void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t byt
         .height = f->height,
         .stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY,
         .beside_graphs = ibx_host_work_repeats(),
+        .alone = x->copy.alone,
     };
 }
 

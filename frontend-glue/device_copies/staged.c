@@ -193,12 +193,23 @@ static int run_to_device(struct gpu_session *x)
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
+/* A copy that is overdue keeps its chunks: it is begun again with others. */
+static int begin_from_device(struct gpu_session *x, bool ahead, bool fabric)
+{
+    const int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, ahead);
+    if (rc != IBX_STAGING_OVERDUE)
+        return rc;
+    return ibx_copies_take_chunks(x, x->copy.bytes, fabric)
+               ? ibx_staging_from_device(x->staging, &x->copy.gpu, ahead)
+               : IBX_STAGING_REFUSED;
+}
+
 static int run_to_client(struct gpu_session *x)
 {
     if (!chunks_taken(x))
         return IBX_REQUEST_PASS;
     struct ibx_staging_wire wire = ibx_copies_wire(x, wire_of(x));
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, true);
+    int rc = begin_from_device(x, true, x->copy.wire == COPY_WIRE_FABRIC);
     if (!rc)
         rc = ibx_staging_deliver(x->staging, &wire, x->copy.bytes);
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
@@ -232,7 +243,7 @@ static int staged_to_reply(struct gpu_session *x)
     bool fabric = x->copy.bytes >= ibx_session_caps(x->s)->rendezvous;
     if (!ibx_copies_take_chunks(x, x->copy.bytes, fabric))
         return IBX_REQUEST_PASS;
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, !x->last_in_place);
+    int rc = begin_from_device(x, !x->last_in_place, fabric);
     return rc ? ibx_copies_staged_outcome(x, rc) : IBX_REQUEST_DONE;
 }
 

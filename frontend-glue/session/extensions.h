@@ -237,6 +237,7 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_COPIED        128u   /* bytes from the device in the reply to a HOST_ASK, at most */
 #define IBX_EXT_OWN_PAGES     UINT64_MAX          /* in HOST_MAP: the memory is in no shared file */
 #define IBX_EXT_PAGES         (UINT64_C(1) << 62) /* in a copy's address: docs/protocol.md */
+#define IBX_EXT_ALONE         (UINT64_C(1) << 61) /* likewise */
 #define IBX_EXT_HANDLE        64u                 /* bytes of a handle for other processes */
 #define IBX_EXT_NODE_BYTES    216u  /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_EXT_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */

@@ -401,6 +401,8 @@ int main(int argc, char **argv)
         {"pointers", pointers},
         {"managed-reads", managed_reads},
         {"managed-in-function", managed_in_function},
+        {"managed-in-function-before-copies", managed_in_function_before_copies},
+        {"managed-in-function-before-kernels", managed_in_function_before_kernels},
         {"managed-in-function-beside-load", managed_in_function_beside_load},
         {"managed-in-function-beside-load-with-attribute",
          managed_in_function_beside_load_with_attribute},

@@ -387,6 +387,8 @@ bool mapped_for_ever();
 bool pointers();
 // Managed memory that is used where that is not allowed.
 bool managed_in_function();
+bool managed_in_function_before_copies();
+bool managed_in_function_before_kernels();
 bool managed_in_function_beside_load();
 bool managed_in_function_beside_load_with_attribute();
 bool managed_in_function_and_child();

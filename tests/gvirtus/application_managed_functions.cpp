@@ -172,6 +172,52 @@ bool function_before_copy_on_host(void *stream, void *after)
     return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0);
 }
 
+enum Work { copies_to_host, kernels };
+
+// Other streams wait for the function, with such work behind that. The copies that the function
+// needs get on beside these. Over tcp this thread may wait in the call of a copy to the host.
+bool function_before(Work work, void *stream)
+{
+    constexpr int waiting = 9;
+    constexpr std::size_t bytes = 4096;
+    char *memory = managed_memory(used), *from = managed_memory(used),
+         *device = device_memory(used);
+    void *streams[waiting], *reached = nullptr, *pinned = nullptr;
+    REQUIRE(memory && from && device && cudaMallocHost(&pinned, waiting * bytes) == 0);
+    REQUIRE(cudaMemset(device, 6, used) == 0 && cudaEventCreateWithFlags(&reached, 2) == 0);
+    for (void *&one : streams)
+        REQUIRE(cudaStreamCreateWithFlags(&one, 1) == 0);
+    Touch t{memory, random_bytes(used, 40)};
+    t.stride = 8192; // the copies to the device are short
+    t.may = false;
+    std::memcpy(from, t.expected.data(), used);
+    REQUIRE(stub_launch(memory, from, used, stream) == 0);
+    launch_function(touch, &t, stream);
+    REQUIRE(cudaEventRecord(reached, stream) == 0);
+    auto *const to = static_cast<char *>(pinned);
+    const pid_t waits = gettid();
+    std::thread allows([&] {
+        for (int asleep = 0; asleep < 100 && !t.may; usleep(1000))
+            asleep = thread_state(getpid(), waits) == 'S' ? asleep + 1 : 0;
+        t.may = true;
+    });
+    for (std::size_t i = 0; i < waiting; i++)
+        REQUIRE(cudaStreamWaitEvent(streams[i], reached, 0) == 0 &&
+                (work == kernels
+                     ? stub_launch(device + i * bytes, device + used / 2, bytes, streams[i])
+                     : cudaMemcpyAsync(to + i * bytes, device, bytes, D2H, streams[i])) == 0);
+    t.may = true;
+    allows.join();
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && t.right);
+    for (void *one : streams)
+        REQUIRE(cudaStreamSynchronize(one) == 0 && cudaStreamDestroy(one) == 0);
+    REQUIRE(work == kernels ||
+            std::vector<char>(to, to + waiting * bytes) == std::vector<char>(waiting * bytes, 6));
+    REQUIRE(touched(t.expected, t.stride) == std::vector<char>(memory, memory + used));
+    REQUIRE(cudaEventDestroy(reached) == 0 && cudaFreeHost(pinned) == 0);
+    return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaFree(device) == 0);
+}
+
 // A kernel of another stream writes the same block while the function is being called, and so does
 // this thread before it launches that kernel: nobody's bytes are lost.
 bool function_beside_kernels(void *stream, void *beside)
@@ -380,6 +426,24 @@ bool managed_in_function_beside_load()
 bool managed_in_function_beside_load_with_attribute()
 {
     return is_touched_beside_load(true);
+}
+
+// Cases of their own, since a copy that gets no further would end in a hang.
+bool is_touched_before(Work work)
+{
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    return HOLDS(function_before(work, stream) && cudaStreamDestroy(stream) == 0);
+}
+
+bool managed_in_function_before_copies()
+{
+    return is_touched_before(copies_to_host);
+}
+
+bool managed_in_function_before_kernels()
+{
+    return is_touched_before(kernels);
 }
 
 bool managed_in_function()

@@ -571,6 +571,10 @@ void check_what_it_does_not()
                              "managed-made-beside-function", "managed-given-beside-first-function"})
         check("managed memory, touched in a function of a stream",
               [=] { return managed_in_function(test); });
+    check("... before copies to the host of other streams",
+          [] { return managed_in_function("managed-in-function-before-copies"); });
+    check("... before kernels of other streams",
+          [] { return managed_in_function("managed-in-function-before-kernels"); });
     for (const char *test :
          {"managed-in-function-beside-load", "managed-in-function-beside-load-with-attribute"})
         check("... while CUDA loads a kernel", [=] { return alone(test); });

@@ -24,9 +24,11 @@
 static struct streams {
     void *of[IBX_HOST_COPY_DEVICES];
     unsigned resets_seen;
-} functions;                                /* of the thread that calls functions */
-static _Thread_local struct streams beside; /* of one that fetches managed memory */
-static atomic_bool slots;                   /* the back end has slots */
+} functions; /* of the thread that calls functions */
+/* Of one that serves accesses to managed memory. The latter, which the back end may leave behind
+ * with a copy that is not made, are for copies from the device. */
+static _Thread_local struct streams beside, fetches;
+static atomic_bool slots; /* the back end has slots */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 static _Atomic size_t taken_bytes; /* by launches */
@@ -135,17 +137,30 @@ static int wait_for(void *stream)
     return ibx_frontend_request_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }
 
+/* A copy of a thread that serves accesses to managed memory. The back end makes it though streams
+ * that wait for a function take the GPU's queues, if it is told that the copy comes after nothing.
+ * An earlier one refuses the mark as an address that it does not know. */
+static int copy_alone(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    struct ibx_cuda_memcpy3d marked = *copy;
+    void **device = copy->kind == CUDA_MEMCPY_TO_DEVICE ? &marked.to.at : &marked.from.at;
+    *device = (void *)((uintptr_t)*device | IBX_EXT_ALONE);
+    if (!copy_row(&marked, 0, 0, stream)) /* complete, unlike copies without the mark */
+        return CUDA_SUCCESS;
+    const int rc = copy_row(copy, 0, 0, stream);
+    return rc ? rc : wait_for(stream);
+}
+
 int ibx_frontend_copy_beside(void *to, const void *from, size_t n, int kind, int device)
 {
     const struct ibx_cuda_memcpy3d copy = {.kind = kind,
                                            .from = {(void *)(uintptr_t)from, n, n, 1},
                                            .to = {to, n, n, 1},
                                            .extent = {n, 1, 1}};
+    struct streams *streams = kind == CUDA_MEMCPY_TO_DEVICE ? &beside : &fetches;
     void *stream;
-    int rc = ibx_frontend_plugin() ? stream_of(&beside, device, &stream) : CUDA_UNKNOWN;
-    if (!rc)
-        rc = copy_row(&copy, 0, 0, stream);
-    return rc ? rc : wait_for(stream);
+    const int rc = ibx_frontend_plugin() ? stream_of(streams, device, &stream) : CUDA_UNKNOWN;
+    return rc ? rc : copy_alone(&copy, stream);
 }
 
 static void note_failure(int rc)

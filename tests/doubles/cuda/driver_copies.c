@@ -105,6 +105,16 @@ static bool reads_early(const struct stream *stream, const struct ibx_cuda_memcp
 
 /* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
  * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
+static enum queue queue_of(const struct ibx_cuda_memcpy2d *c, enum maker maker)
+{
+    const bool from_device = c->src_type == IBX_CUDA_MEMORY_DEVICE,
+               to_device = c->dst_type == IBX_CUDA_MEMORY_DEVICE;
+    const bool is_short = !from_device && c->height == 1 && c->width < QUEUE_SHORT;
+    if (maker == KERNEL || (to_device && (from_device || is_short)))
+        return QUEUE_KERNELS;
+    return from_device ? QUEUE_TO_HOST : QUEUE_OTHER;
+}
+
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum maker maker)
 {
     const bool sync = maker == SYNC;
@@ -129,6 +139,7 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum mak
     *(sync ? &stats.copies_sync : &stats.copies_async) += 1;
     stats.unpinned_async += !sync && (!from_pinned || !to_pinned);
     job->sync = sync;
+    job->queue = queue_of(c, maker);
     job->to = to;
     job->from = from;
     job->to_pitch = c->dst_pitch;

@@ -51,6 +51,7 @@ struct allocation {
 
 struct context {
     int device;
+    bool second; /* of cuCtxCreate: its work has connections of its own */
 };
 
 extern pthread_mutex_t mutex;
@@ -166,6 +167,9 @@ int capture_spoilt(const void *stream);
 
 /* modules.c: whether it is a kernel that copies. */
 bool is_copy_kernel(const void *kernel);
+
+/* second_context.c: bytes of an element that the plugin's kernel copies; 0: it is another one. */
+size_t second_kernel_element(const void *kernel);
 
 /* An event is recorded in a stream, and a stream waits for one: that joins it to the capture of the
  * runtime's double. */

@@ -148,6 +148,22 @@ static int launch_wide(void *kernel, void *stream, void **arguments, void **extr
     return code ? code : wide ? cuLaunchHostFunc(stream, run_wide, wide) : INVALID_VALUE;
 }
 
+/* That of the plugin: its arguments are two addresses and a number of elements, of which those of
+ * 16 bytes are aligned. */
+static int launch_second(void *kernel, void *stream, void **arguments)
+{
+    const size_t element = second_kernel_element(kernel);
+    uint64_t values[3];
+    int code = stream_of_here(stream);
+    if (code || !values_of(arguments, NULL, values))
+        return code ? code : INVALID_VALUE;
+    if ((values[0] | values[1]) % element || !kernel_reaches(values[0]) ||
+        !kernel_reaches(values[1]))
+        ibx_double_inject("cuLaunchKernel", 1, ILLEGAL_ADDRESS, true);
+    return copy_plain("cuLaunchKernel", kernel_type_of(values[0]), values[0],
+                      kernel_type_of(values[1]), values[1], values[2] * element, stream, false);
+}
+
 /* The other kernel copies within the device: its arguments are two addresses and a length.
  */
 EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -157,6 +173,8 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
     uint64_t values[3];
     if (is_wide(kernel) && grid_x && block_x && block_x <= 1024)
         return launch_wide(kernel, stream, arguments, extra);
+    if (second_kernel_element(kernel))
+        return launch_second(kernel, stream, arguments);
     const bool sound = is_copy_kernel(kernel) && grid_x && grid_y && grid_z && block_x &&
                        block_x <= 1024 && block_y && block_z && !shared;
     if (!sound || !values_of(arguments, extra, values))

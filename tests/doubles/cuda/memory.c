@@ -21,7 +21,7 @@
 #define EXPORTS_MEMORY  103
 #define GPU_DIRECT_RDMA 116
 
-static struct context contexts[2] = {{0}, {1}};
+static struct context contexts[2] = {{.device = 0}, {.device = 1}};
 static __thread struct context *below[CONTEXTS]; /* the current one */
 static __thread unsigned depth;
 static bool peers[2]; /* whether kernels of the device reach memory of the other device */

@@ -92,19 +92,55 @@ static bool word_is(const struct job *job)
     }
 }
 
-/* While all work is held, markers without work before them are reached, as with CUDA. */
-static bool runnable(const struct stream *stream, const struct job *job)
+/* Whether what the job has to wait for in other streams is done. */
+static bool comes_now(const struct job *job)
 {
-    const bool works = job->height || job->function;
-    if ((held && works && !stream->urgent) || stream->held ||
-        (job->height && in_functions > CONNECTIONS))
-        return false;
     for (struct stream *s = streams; s; s = s->next) {
         if (s->number < job->count && (int)(s->done - job->needs[s->number]) < 0)
             return false;
     }
     return (!job->awaits || shared_event_done(job->awaits, job->times)) &&
            (!job->word || sticky_error || word_is(job));
+}
+
+/* Whether the stream waits for others' work, and has work of that kind behind that. */
+static bool waits_with(const struct stream *stream, enum queue queue)
+{
+    const struct job *job = stream->first;
+    if (!job || comes_now(job))
+        return false;
+    while (job && job->queue != queue)
+        job = job->next;
+    return job;
+}
+
+static bool is_of_second(const struct stream *stream)
+{
+    return stream->context && stream->context->second;
+}
+
+/* Whether streams that wait have all queues for such work, of any priority. A function is among
+ * what they wait for, or they would not wait for long. */
+static bool is_without_queue(const struct stream *stream, const struct job *job)
+{
+    static const unsigned most[QUEUES] = {
+        [QUEUE_TO_HOST] = QUEUE_TO_HOST_STREAMS, [QUEUE_KERNELS] = QUEUE_KERNELS_STREAMS};
+    unsigned waiting = 0;
+    if (!job->queue || !in_functions || is_of_second(stream))
+        return false;
+    for (const struct stream *s = streams; s; s = s->next)
+        waiting += s != stream && s->used && !is_of_second(s) && waits_with(s, job->queue);
+    return waiting >= most[job->queue];
+}
+
+/* While all work is held, markers without work before them are reached, as with CUDA. */
+static bool runnable(const struct stream *stream, const struct job *job)
+{
+    const bool works = job->height || job->function;
+    if ((held && works && !stream->urgent) || stream->held ||
+        (job->height && in_functions > CONNECTIONS && !is_of_second(stream)))
+        return false;
+    return comes_now(job) && !is_without_queue(stream, job);
 }
 
 static void run_job(const struct job *job, unsigned wait_us, bool broken)
@@ -549,7 +585,8 @@ bool in_use(const uint8_t *address, size_t n)
 void streams_forget(int device)
 {
     for (struct stream *s = streams; s; s = s->next) {
-        if (s->number >= FIXED && s->used && s->device == device && !pthread_detach(s->worker)) {
+        if (s->number >= FIXED && s->used && s->device == device && !is_of_second(s) &&
+            !pthread_detach(s->worker)) {
             s->used = false;
             s->gone = true;
             s->done = s->submitted;

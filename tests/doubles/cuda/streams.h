@@ -7,6 +7,14 @@
 
 #define FIXED       3 /* the legacy stream of device 0, the one per thread, and that of device 1 */
 #define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
+/* The queues of a context for the kinds of work, as driver 580 has them on an H200. If so many
+ * streams wait with work of a kind behind that, no other stream's work of that kind begins. A
+ * second context has queues of its own. */
+enum queue { QUEUE_OTHER, QUEUE_TO_HOST, QUEUE_KERNELS, QUEUES };
+#define QUEUE_TO_HOST_STREAMS 4
+#define QUEUE_KERNELS_STREAMS 8
+#define QUEUE_SHORT                                                                                \
+    (32u << 10) /* bytes: a shorter copy to the device, unless it has rows, is one of KERNELS */
 
 /* The state of an event that other processes may have, in memory that they share. */
 struct shared_event {
@@ -16,6 +24,7 @@ struct shared_event {
 
 struct job {
     bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
+    enum queue queue;
     struct job *next;
     uint8_t *to;
     const uint8_t *from;

@@ -5,6 +5,7 @@
 #include "tests/fixtures/unit.h"
 
 #include "frontend-glue/clients/virtual_memory.h"
+#include "frontend-glue/session/extensions.h"
 
 #define BASE   0x700000000000u /* of an allocation */
 #define SIZE   65536u
@@ -134,6 +135,39 @@ static void test_bounds(NO_STATE)
     }
 }
 
+/* The mark of a copy that comes after nothing: only between host and device, without rows, in a
+ * stream that the client has made. Elsewhere it is part of the address, which is nowhere then. */
+static void test_mark(NO_STATE)
+{
+    for (unsigned kind = IBX_FRAME_H2D; kind <= IBX_FRAME_D2H; kind++) {
+        const bool to_device = kind == IBX_FRAME_H2D;
+        const struct ibx_frame marked = {.call = IBX_FRAME_MEMCPY_ASYNC,
+                                         .kind = (enum ibx_frame_kind)kind,
+                                         .dst = to_device ? BASE | IBX_EXT_ALONE : 0,
+                                         .src = to_device ? 0 : BASE | IBX_EXT_ALONE,
+                                         .stream = STREAM,
+                                         .dpitch = 16,
+                                         .spitch = 16,
+                                         .out = to_device ? 0 : 16,
+                                         .width = 16,
+                                         .height = 1};
+        struct ibx_frame f = marked;
+        assert_true(ibx_copies_sound(&x, &f) && x.copy.alone);
+        assert_int_equal(to_device ? f.dst : f.src, BASE);
+        assert_true(sound(marked.kind, BASE, 16, STREAM));
+        assert_false(x.copy.alone);
+        for (unsigned i = 0; i < 5; i++) {
+            f = marked;
+            f.stream = i < 3 ? i : STREAM;
+            f.height = i == 3 ? 2 : 1;
+            f.call = i == 4 ? IBX_FRAME_MEMCPY : f.call;
+            assert_false(ibx_copies_sound(&x, &f));
+            assert_false(x.copy.alone);
+        }
+    }
+    assert_false(sound(IBX_FRAME_D2D, BASE | IBX_EXT_ALONE, 16, STREAM));
+}
+
 /* Of rows, what is between them counts, too; what would be behind the last one does not. */
 static void test_rows(NO_STATE)
 {
@@ -198,9 +232,8 @@ static void test_streams(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_bounds, begin),
-        cmocka_unit_test_setup(test_rows, begin),
-        cmocka_unit_test_setup(test_memory, begin),
+        cmocka_unit_test_setup(test_bounds, begin),  cmocka_unit_test_setup(test_mark, begin),
+        cmocka_unit_test_setup(test_rows, begin),    cmocka_unit_test_setup(test_memory, begin),
         cmocka_unit_test_setup(test_streams, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

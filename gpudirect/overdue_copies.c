@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies that come after no work, and that the GPU may not begin nevertheless. Each kind of work
+ * has a few queues in a context, which streams share. On an H200, copies to the host of four
+ * streams that wait keep all others of that kind out, of any priority. If they wait for a function
+ * of a program, and that for the copy, nothing gets on. So after a while such a copy from the
+ * device is overdue: the GPU keeps its chunks until it makes it, and a kernel of another context
+ * (second_context.h) copies the bytes into other chunks. As long as there are overdue copies, all
+ * that are alone are made so. A copy to the device cannot be left behind like that, since it would
+ * overwrite what comes after it.
+ */
+#include "gpudirect/staging_internal.h"
+#include "gpudirect/second_context.h"
+
+#include "common/clock.h"
+
+#include <string.h>
+#include <time.h>
+
+#define FIRST_MS 100u /* until a copy is overdue, which then costs a context ... */
+#define NEXT_MS  2u   /* ... and once there is that context */
+#define NAP_NS   20000u
+#define SHORT    ((size_t)64 << 10) /* bytes: longer copies to the device have other queues */
+#define SPIN_NS  200000u /* for so long it is asked for without naps: most copies end by then */
+
+/* Whether the event is done; another error counts as done, too: the copy is not made any more. */
+static bool is_done(const struct ibx_staging *st, void *event)
+{
+    return st->cuda->event_query(event) != IBX_CUDA_NOT_READY;
+}
+
+static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
+{
+    const uint64_t began = ibx_now_ns(), deadline = began + ms * 1000000ull;
+    uint64_t now = began;
+    while (!is_done(st, event)) {
+        if (now >= deadline)
+            return false;
+        if (now - began > SPIN_NS)
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        now = ibx_now_ns();
+    }
+    return true;
+}
+
+/* The slots under way keep their chunks and events; all slots are without either then. */
+static int put_aside(struct ibx_staging *st)
+{
+    struct ibx_overdue *overdue = &st->overdue;
+    int rc = 0;
+    overdue->context = st->context;
+    for (unsigned i = 0; i < st->count && !rc; i++) {
+        struct ibx_staging_slot *slot = &st->slots[i];
+        const bool under_way = slot->state.now == SLOT_DMA;
+        if (under_way)
+            overdue->copies[overdue->count++] = (struct ibx_overdue_copy){slot->chunk, slot->event};
+        else
+            ibx_pinned_give(st->quota, slot->chunk);
+        if (under_way)
+            rc = ibx_state_move(&slot->state, SLOT_FREE);
+        else
+            st->cuda->event_destroy(slot->event);
+    }
+    for (unsigned i = st->count; i < st->events; i++)
+        st->cuda->event_destroy(st->slots[i].event);
+    st->events = st->left = st->count = 0;
+    return rc ? rc : IBX_STAGING_OVERDUE;
+}
+
+int ibx_staging_await_alone(struct ibx_staging *st)
+{
+    const struct ibx_cuda *cuda = st->cuda;
+    void *event = st->slots[0].event;
+    const unsigned ms = ibx_second_context_is_there(cuda) ? NEXT_MS : FIRST_MS;
+    if (!is_done_by(st, event, ms) && ibx_second_context_make(cuda) && !is_done(st, event))
+        return put_aside(st);
+    return cuda->event_synchronize(event);
+}
+
+int ibx_staging_dma_aside(struct ibx_staging *st, struct ibx_staging_slot *slot, bool to_device)
+{
+    const uint64_t device = st->copy.device + slot->at;
+    const uint64_t chunk = (uintptr_t)ibx_pinned_payload(slot->chunk);
+    int rc = ibx_second_context_copy(st->cuda, to_device ? device : chunk,
+                                     to_device ? chunk : device, slot->length);
+    if (rc)
+        return rc;
+    if (to_device)
+        return ibx_state_move(&slot->state, SLOT_FREE);
+    rc = ibx_state_move(&slot->state, SLOT_DMA);
+    return rc ? rc : ibx_state_move(&slot->state, SLOT_FILLED);
+}
+
+/* The driver makes short copies to the device in the queues that kernels use, of which eight
+ * streams that wait with kernels leave none; but not if they have two rows that are apart. An odd
+ * number of bytes, which only variables have, goes as it is. */
+int ibx_staging_to_device_alone(struct ibx_staging *st, uint8_t *chunk, uint64_t to, size_t n)
+{
+    const size_t half = n / 2;
+    if (n % 2 || n >= SHORT)
+        return st->cuda->memcpy_to_device_async(to, chunk, n, st->copy.stream);
+    memmove(chunk + SHORT, chunk + half, half);
+    const struct ibx_cuda_memcpy2d rows = {.src_type = IBX_CUDA_MEMORY_HOST,
+                                           .src_host = chunk,
+                                           .src_pitch = SHORT,
+                                           .dst_type = IBX_CUDA_MEMORY_DEVICE,
+                                           .dst_device = to,
+                                           .dst_pitch = half,
+                                           .width = half,
+                                           .height = 2};
+    return st->cuda->memcpy_2d_async(&rows, st->copy.stream);
+}
+
+static void give_chunks(struct ibx_staging *st)
+{
+    for (unsigned i = 0; i < st->overdue.count; i++)
+        ibx_pinned_give(st->quota, st->overdue.copies[i].chunk);
+    st->overdue.count = 0;
+}
+
+static void end(struct ibx_staging *st)
+{
+    const bool entered = st->overdue.count && !st->cuda->ctx_push_current(st->overdue.context);
+    void *popped;
+    for (unsigned i = 0; i < st->overdue.count && entered; i++)
+        st->cuda->event_destroy(st->overdue.copies[i].event);
+    if (entered)
+        st->cuda->ctx_pop_current(&popped);
+    give_chunks(st);
+}
+
+bool ibx_staging_has_overdue(struct ibx_staging *st)
+{
+    const struct ibx_overdue *overdue = &st->overdue;
+    if (!overdue->count)
+        return false;
+    for (unsigned i = 0; i < overdue->count; i++)
+        if (!is_done(st, overdue->copies[i].event))
+            return true;
+    end(st);
+    return false;
+}
+
+void ibx_staging_overdue_forget(struct ibx_staging *st, const void *context)
+{
+    if (!context || st->overdue.context == context)
+        give_chunks(st);
+}
+
+void ibx_staging_overdue_end(struct ibx_staging *st)
+{
+    const int mode =
+        st->overdue.count ? ibx_cuda_capture_relax(st->cuda) : IBX_CUDA_CAPTURE_RELAXED;
+    for (unsigned i = 0; i < st->overdue.count; i++)
+        st->cuda->event_synchronize(st->overdue.copies[i].event);
+    ibx_cuda_capture_restore(st->cuda, mode);
+    end(st);
+}

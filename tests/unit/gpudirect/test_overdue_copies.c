@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Copies that come after nothing, in streams that the GPU does not get to. */
+#include "gpudirect/staging.h"
+#include "gpudirect/second_context.h"
+#include "tests/fixtures/cuda_unit.h"
+#include "tests/fixtures/random_fill.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#define CHUNKS        24u
+#define SIZE          ((size_t)5 * IBX_PINNED_CHUNK)
+#define NON_BLOCKING  1u
+#define OUT_OF_MEMORY 2 /* CUresult */
+
+static struct ibx_quota quota = {.most = CHUNKS};
+static struct ibx_staging *staging;
+static uint64_t device;
+static uint8_t *expected, *got;
+static void *stream;
+
+static bool to_device;
+
+static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
+                     size_t n)
+{
+    (void)chunk;
+    memcpy(to_device ? local : got + offset, to_device ? got + offset : local, n);
+    *(uint32_t *)context |= 1u << slot;
+    return 0;
+}
+
+static int wire_arrived(void *context, bool wait, uint32_t *slots)
+{
+    (void)wait;
+    *slots = *(uint32_t *)context;
+    *(uint32_t *)context = 0;
+    return 0;
+}
+
+static int begin(size_t at, size_t n)
+{
+    const struct ibx_gpu_copy copy = {
+        .device = device + at, .width = n, .height = 1, .stream = stream, .alone = true};
+    assert_true(ibx_staging_begin(staging, n));
+    return ibx_staging_from_device(staging, &copy, true);
+}
+
+static void deliver(size_t at, size_t n)
+{
+    uint32_t arrived = 0;
+    const struct ibx_staging_wire wire = {&arrived, wire_move, wire_arrived, NULL, 1};
+    memset(got, 0, SIZE);
+    assert_int_equal(ibx_staging_deliver(staging, &wire, n), 0);
+    ibx_staging_end(staging);
+    assert_memory_equal(got, expected + at, n);
+}
+
+/* Writes other bytes there. */
+static void send(void *in, size_t at, size_t n)
+{
+    uint32_t arrived = 0;
+    const struct ibx_staging_wire wire = {&arrived, wire_move, wire_arrived, NULL, 1};
+    const struct ibx_gpu_copy copy = {
+        .device = device + at, .width = n, .height = 1, .stream = in, .alone = true};
+    random_fill(got, n, at + n);
+    memcpy(expected + at, got, n);
+    to_device = true;
+    assert_true(ibx_staging_begin(staging, n));
+    assert_int_equal(ibx_staging_to_device(staging, &wire, &copy), 0);
+    ibx_staging_end(staging);
+    to_device = false;
+    assert_on_device(device, expected, SIZE);
+}
+
+static void open_scene(int number)
+{
+    cuda_application_use(number);
+    assert_int_equal(app->mem_alloc(&device, SIZE), 0);
+    assert_true(app->poke(device, expected, SIZE));
+    assert_int_equal(app->stream_create(&stream, NON_BLOCKING), 0);
+    assert_int_equal(ibx_pinned_open(cuda, CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    ibx_staging_set_quota(staging, &quota);
+}
+
+static void close_scene(void)
+{
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    assert_int_equal(ibx_quota_left(&quota), CHUNKS);
+    app->mem_free(device);
+}
+
+static const struct {
+    size_t at, n;
+} parts[] = {{0, 65536}, {1, 1},    {12, 4},       {5, 77777},
+             {16, 4096}, {7, 4097}, {3, SIZE - 3}, {0, SIZE}};
+#define PARTS (sizeof(parts) / sizeof(parts[0]))
+
+/* The bytes come nevertheless, in any number and from any address, and the GPU keeps the chunks
+ * until it has used them. Then copies go the usual way again. */
+static void test_comes_from_a_second_context(void **state)
+{
+    (void)state;
+    open_scene(0);
+    for (size_t i = 0; i < PARTS; i++) {
+        app->hold_stream(stream);
+        assert_int_equal(begin(parts[i].at, parts[i].n), IBX_STAGING_OVERDUE);
+        const unsigned kept = ibx_pinned_taken();
+        assert_true(kept && ibx_staging_has_overdue(staging));
+        assert_true(ibx_second_context_is_there(cuda));
+        assert_int_equal(ibx_quota_left(&quota), CHUNKS - kept);
+        for (int again = 0; again < 2; again++) {
+            assert_int_equal(begin(parts[i].at, parts[i].n), 0);
+            deliver(parts[i].at, parts[i].n);
+            assert_int_equal(ibx_pinned_taken(), kept);
+        }
+        app->release_stream(stream);
+        while (ibx_staging_has_overdue(staging))
+            sched_yield();
+        assert_int_equal(ibx_pinned_taken(), 0);
+        assert_int_equal(begin(parts[i].at, parts[i].n), 0);
+        deliver(parts[i].at, parts[i].n);
+    }
+    close_scene();
+}
+
+/* Copies to the device are made by the second context as long as there are overdue ones. */
+static void test_goes_by_a_second_context(void **state)
+{
+    void *other;
+    (void)state;
+    open_scene(0);
+    assert_int_equal(app->stream_create(&other, NON_BLOCKING), 0);
+    for (size_t i = 0; i < PARTS; i++)
+        send(other, parts[i].at, parts[i].n);
+    app->hold_stream(stream);
+    app->hold_stream(other);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    for (size_t i = 0; i < PARTS; i++)
+        send(other, parts[i].at, parts[i].n);
+    assert_int_equal(begin(0, SIZE), 0);
+    deliver(0, SIZE);
+    app->release_stream(stream);
+    app->release_stream(other);
+    close_scene();
+}
+
+static void *release(void *argument)
+{
+    (void)argument;
+    cuda_application_use(0);
+    app->release_stream(stream);
+    return NULL;
+}
+
+/* Its end waits for what the GPU still has. */
+static void test_ends_while_overdue(void **state)
+{
+    pthread_t thread;
+    (void)state;
+    open_scene(0);
+    const unsigned long events = cuda_stats().events;
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    close_scene();
+    pthread_join(thread, NULL);
+    assert_int_equal(cuda_stats().events, events);
+}
+
+/* A reset ends the work that had the chunks, and not the second context. */
+static void test_reset_while_overdue(void **state)
+{
+    (void)state;
+    open_scene(0);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    app->release_stream(stream);
+    ibx_staging_drop_events(staging);
+    app->primary_reset(0);
+    ibx_staging_forget(staging, NULL);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    close_scene();
+    open_scene(0);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    assert_int_equal(begin(0, SIZE), 0);
+    deliver(0, SIZE);
+    app->release_stream(stream);
+    close_scene();
+}
+
+/* Where the driver makes no second context, the copy waits for its stream, as others do. */
+static void test_no_second_context(void **state)
+{
+    pthread_t thread;
+    (void)state;
+    open_scene(1);
+    app->inject("cuCtxCreate", 1, OUT_OF_MEMORY, false);
+    assert_false(ibx_second_context_make(cuda));
+    app->hold_stream(stream);
+    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    assert_int_equal(begin(0, SIZE), 0);
+    deliver(0, SIZE);
+    pthread_join(thread, NULL);
+    assert_false(ibx_second_context_is_there(cuda) || ibx_staging_has_overdue(staging));
+    close_scene();
+}
+
+static int set_up(void **state)
+{
+    expected = malloc(SIZE);
+    got = malloc(SIZE);
+    random_fill(expected, SIZE, 1);
+    return expected && got ? find_cuda(state) : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comes_from_a_second_context),
+        cmocka_unit_test(test_goes_by_a_second_context),
+        cmocka_unit_test(test_ends_while_overdue),
+        cmocka_unit_test(test_reset_while_overdue),
+        cmocka_unit_test(test_no_second_context),
+    };
+    return cmocka_run_group_tests_name("overdue-copies", tests, set_up, NULL);
+}
