@@ -21,7 +21,7 @@
 #define NEXT_MS  2u   /* ... and once there is that context */
 #define NAP_NS   20000u
 #define SHORT    ((size_t)64 << 10) /* bytes: longer copies to the device have other queues */
-#define SPIN_NS  200000u /* for so long it is asked for without naps: most copies end by then */
+#define SPIN_NS  1000000u /* for so long it is asked for without naps: most copies end by then */
 
 /* Whether the event is done; another error counts as done, too: the copy is not made any more. */
 static bool is_done(const struct ibx_staging *st, void *event)
