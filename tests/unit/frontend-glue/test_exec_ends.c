@@ -223,7 +223,8 @@ static int begin(void **state)
     giving = functions_gone = 0;
     queries = destroyed = events = 0;
     naps = 0;
-    nap_ns = slept_ns = 0;
+    nap_ns = 0;
+    slept_ns = 0;
     execs = (struct ibx_quota){.most = 100};
     return 0;
 }
