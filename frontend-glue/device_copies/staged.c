@@ -193,15 +193,16 @@ static int run_to_device(struct gpu_session *x)
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
-/* A copy that is overdue keeps its chunks: it is begun again with others. */
+/* A copy that is overdue keeps its chunks: it is begun again with others, as often as the GPU has
+ * made the overdue ones by then and does not begin this one either. */
 static int begin_from_device(struct gpu_session *x, bool ahead, bool fabric)
 {
-    const int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, ahead);
-    if (rc != IBX_STAGING_OVERDUE)
-        return rc;
-    return ibx_copies_take_chunks(x, x->copy.bytes, fabric)
-               ? ibx_staging_from_device(x->staging, &x->copy.gpu, ahead)
-               : IBX_STAGING_REFUSED;
+    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, ahead);
+    while (rc == IBX_STAGING_OVERDUE)
+        rc = ibx_copies_take_chunks(x, x->copy.bytes, fabric)
+                 ? ibx_staging_from_device(x->staging, &x->copy.gpu, ahead)
+                 : IBX_STAGING_REFUSED;
+    return rc;
 }
 
 static int run_to_client(struct gpu_session *x)
