@@ -103,8 +103,6 @@ static bool reads_early(const struct stream *stream, const struct ibx_cuda_memcp
            is_pinned(from) && !is_pinned(to) && only_others_before(stream);
 }
 
-/* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
- * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
 static enum queue queue_of(const struct ibx_cuda_memcpy2d *c, enum maker maker)
 {
     const bool from_device = c->src_type == IBX_CUDA_MEMORY_DEVICE,
@@ -115,6 +113,8 @@ static enum queue queue_of(const struct ibx_cuda_memcpy2d *c, enum maker maker)
     return from_device ? QUEUE_TO_HOST : QUEUE_OTHER;
 }
 
+/* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
+ * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, enum maker maker)
 {
     const bool sync = maker == SYNC;
