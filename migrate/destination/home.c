@@ -55,7 +55,7 @@ static int check_not_taken_back(const char *folder, const struct ibx_record *awa
     return ibx_journal_noted_back(folder, away)
                ? ibx_error_set(err, -EBUSY,
                                "a rollback has begun and has not recorded its end, so that the VM "
-                               "may run in it: ib-migrate recover %s finds out",
+                               "may run here in its memory: ib-migrate recover %s finds out",
                                ibx_journal_options(away->qmp).text)
                : 0;
 }
@@ -144,6 +144,8 @@ static int touch(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_migration_reload(d->options->folder, away, err); /* it may have changed meanwhile */
+    if (!rc) /* before the mark, which would forbid that rollback to be repeated */
+        rc = check_not_taken_back(d->options->folder, away, err);
     if (!rc)
         rc = ibx_journal_touch_base(d->options->folder, away, err);
     close(lock);

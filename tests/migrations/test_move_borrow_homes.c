@@ -254,26 +254,44 @@ static void test_one_at_a_time_has_the_memory_at_home(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
 }
 
-/* A return has begun when the tool at home is killed, and a rollback there is killed when it has
- * continued the VM: no QEMU may take the memory in which it runs. */
-static void test_killed_rollback_has_the_memory_at_home(void)
+/* A return has come to `state` when the tool at home is killed, and a rollback there is killed at
+ * `where`. The return goes on, and is refused. */
+static void rollback_is_killed_in_a_return(const char *state, const char *where)
 {
     struct mover rollback = {0};
     borrowed(&(struct vm_options){.append = "mib=4"}, TCP, (const char *[]){"--fill", NULL});
     mover_await(&receiver, "filling", 100);
-    bring_to("source:recorded");
+    const struct mover *stopped = bring_to(state);
     mover_kill(&receiver, SIGSTOP); /* it does not answer */
     mover_kill(&sender, SIGKILL);
-    mover_stop_next("rollback:continued");
+    mover_stop_next(where);
     mover_start(&rollback, (const char *[]){"rollback", "--yes", "--qmp", vms[0].tool, "--set",
                                             "timeout_ms=1000", NULL});
     mover_await_stop(&rollback);
     mover_kill(&rollback, SIGKILL);
     mover_kill(&receiver, SIGCONT);
-    mover_kill(&bringer, SIGCONT);
+    kill(stopped->pid, SIGCONT);
     mover_ends(&bringer, 1);
-    mover_must_print(&bringer, "a rollback has begun and has not recorded its end");
+    mover_must_print(&bringer, "a rollback has begun and has not recorded its end, so "
+                               "that the VM may run here in its memory");
     assert_int_equal(vm_beats(&home), 0);
+}
+
+/* The rollback has continued the VM: no QEMU may take the memory in which it runs. */
+static void test_killed_rollback_has_the_memory_at_home(void)
+{
+    rollback_is_killed_in_a_return("source:recorded", "rollback:continued");
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+}
+
+/* The rollback has not continued the VM, and home had accepted the return before. The memory is
+ * unchanged, so the VM can still be restarted in it when its borrower is gone. */
+static void test_killed_rollback_can_be_repeated_beside_a_return(void)
+{
+    rollback_is_killed_in_a_return("destination:named", "rollback:noted");
+    mover_kill(&receiver, SIGKILL);
+    vm_end(&vms[1]);
     MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
 }
@@ -463,6 +481,7 @@ int main(void)
         VM_TEST(test_home_that_others_have_looked_at_before_a_recovery),
         VM_TEST(test_one_at_a_time_has_the_memory_at_home),
         VM_TEST(test_killed_rollback_has_the_memory_at_home),
+        VM_TEST(test_killed_rollback_can_be_repeated_beside_a_return),
         VM_TEST(test_memory_is_locked_while_pages_come),
         VM_TEST(test_home_where_the_note_has_a_squatter),
         VM_TEST(test_pages_that_others_have_looked_at),
