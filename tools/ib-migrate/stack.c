@@ -3,6 +3,7 @@
  * were too small, the process would be killed somewhere in the middle of a migration. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include <alloca.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -10,7 +11,7 @@
 
 #define STACK_KIB       1024u /* of each thread */
 #define STACK_LEAST_KIB 256u  /* with less, migrations were seen to end by SIGSEGV */
-#define STEP_BYTES      16384u
+#define STEP_BYTES      4096u /* no page is smaller */
 
 /* glibc has taken that of threads from the limit before main(). */
 static void set_threads(size_t bytes)
@@ -25,13 +26,13 @@ static void set_threads(size_t bytes)
     pthread_attr_destroy(&attributes);
 }
 
-/* The stack of the first thread is this large from now on. Returns 0; a call whose result is used
- * has a frame of its own. */
-__attribute__((noinline)) static int grow(size_t bytes)
+/* The stack of the first thread is this large from now on. Not by recursion, which clang turns into
+ * a loop in one frame. */
+__attribute__((noinline)) static void grow(size_t bytes)
 {
-    volatile char step[STEP_BYTES];
-    step[0] = 0;
-    return (bytes > STEP_BYTES ? grow(bytes - STEP_BYTES) : 0) | step[0];
+    volatile char *room = alloca(bytes);
+    for (size_t at = bytes; at >= STEP_BYTES; at -= STEP_BYTES)
+        room[at - STEP_BYTES] = 0;
 }
 
 /* The kernel adds to the first thread's stack as it is used, and counts that as address space. So
@@ -47,7 +48,8 @@ static int take_address_space(rlim_t most, struct ibx_error *err)
     if (room == MAP_FAILED)
         return ibx_error_set(err, -ENOMEM, "no memory for a stack of %zu KiB", bytes >> 10);
     munmap(room, bytes);
-    return grow(bytes);
+    grow(bytes);
+    return 0;
 }
 
 int ibx_cli_make_room_for_stacks(struct ibx_error *err)
