@@ -301,7 +301,7 @@ void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram 
 int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* ibx_guest_ram_reopen_unmapped() with the files of the record, for the source: for reading only if
- * it may do no more. -ENOENT: the file of a block that is left is gone. */
+ * it may do no more. -ENOENT: the file of an unmapped block is gone. */
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* -ESTALE: a file of the record has its name and was cut short, so that its VM cannot be continued.
@@ -391,7 +391,7 @@ static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
     return ibx_journal_is_migrated_on(record->vm_status);
 }
 /* Behind the advice to roll back: nobody may have been there to learn of a rollback. */
-#define IBX_JOURNAL_UNLESS_DONE ", unless ib-migrate status there says that this was done"
+#define IBX_JOURNAL_UNLESS_DONE " (unless ib-migrate status there says that this was done)"
 #define IBX_JOURNAL_UNLESS_ON   ", unless it runs where another client of QEMU has migrated it"
 /* Source of a return: whether the VM can no longer be restarted here, because it has run at home or
  * may have. Pages that were not here at the stop are only in its memory there, which has changed.

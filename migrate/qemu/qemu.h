@@ -198,7 +198,7 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
  * also after a failure. -ESTALE: the process has something else there. */
 int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err);
 /* The same where another client of QEMU may have removed a backend since (object-del): if nothing
- * of its file is mapped any more, the block is `left`, and its file is opened as by
+ * of its file is mapped any more, the block is `unmapped`, and its file is opened as by
  * ibx_guest_file_open(); fd stays -1 if that file is gone (see below). `files`: of each block. */
 struct ibx_guest_file;
 int ibx_guest_ram_reopen_unmapped(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,

@@ -88,6 +88,24 @@ static void epochs_only_rise(NO_STATE)
     assert_int_equal(only().epoch, INT64_MAX);
 }
 
+/* What else may be true of the source is in brackets: the condition behind it is that of the
+ * restart. */
+static void advice_to_roll_back_has_one_reading(NO_STATE)
+{
+    char text[IBX_ERROR_MAX];
+    for (unsigned returns = 0; returns < 2; returns++) {
+        struct ibx_record r = sample(false, 1);
+        r.state = IBX_JOURNAL_BROKEN;
+        r.base[0] = returns ? 1 : 0;
+        snprintf(r.vm_status, sizeof(r.vm_status), "%s", returns ? "" : IBX_JOURNAL_MIGRATED_ON);
+        ibx_journal_describe(&r, text, sizeof(text));
+        text_has(text, returns ? "from where it stopped (unless ib-migrate status there says that "
+                                 "this was done), if it had all of its pages there, else"
+                               : "from where it stopped (unless ib-migrate status there says that "
+                                 "this was done), unless it runs where");
+    }
+}
+
 /* Where libvirt drives, rollback continues no VM. */
 static void libvirt_restarts_a_vm(NO_STATE)
 {
@@ -187,6 +205,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
+        TEST(advice_to_roll_back_has_one_reading),
         TEST(libvirt_restarts_a_vm),
         TEST(states_have_names_and_meanings),
     };
