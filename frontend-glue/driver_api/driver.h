@@ -28,6 +28,7 @@
 #define IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
 
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/session/textures.h"
 
 /* CUDA's header has the prototypes of what is exported. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -141,10 +142,6 @@ struct ibx_driver_array {
     size_t width, height, depth;
     unsigned format, channels, flags;
 };
-/* Converts CUarray_format to cudaChannelFormatDesc, and back. False: there is no such format. */
-bool ibx_driver_channel(struct ibx_cuda_channel *channel, unsigned format, unsigned channels);
-bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format,
-                       unsigned *channels);
 /* Bytes of an element of an array; 0: *rc is the error. *known: this library knows the array;
  * otherwise only the back end does. */
 size_t ibx_driver_element(const void *array, bool *known, int *rc);

@@ -4,6 +4,7 @@
  * arrays: the client moves the bytes to and from device memory by the usual copies.
  */
 #include "frontend-glue/extensions/graphs.h"
+#include "frontend-glue/session/textures.h"
 
 #define CAPTURE_UNSUPPORTED 900 /* cudaError_t */
 
@@ -437,15 +438,19 @@ static int create_texture(struct extension_request *e)
     unsigned long long texture = 0;
     ibx_resource_get(&e->in, &resource);
     ibx_layout_get(&e->in, IBX_LAYOUT_TEXTURE, &how);
-    const bool viewed = ibx_get_u8(&e->in);
-    if (viewed)
+    const unsigned bits = ibx_get_u8(&e->in);
+    const struct ibx_cuda_view *as = bits & IBX_TEXTURE_HAS_VIEW ? &view : NULL;
+    if (as)
         ibx_layout_get(&e->in, IBX_LAYOUT_VIEW, &view);
-    if (!whole(e) || !is_resource(e, &resource))
+    if (!whole(e) || bits & ~(IBX_TEXTURE_HAS_VIEW | IBX_TEXTURE_BY_DRIVER) ||
+        !is_resource(e, &resource))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, make);
     if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
         return CUDA_MEMORY_ALLOCATION;
-    int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
+    int rc = bits & IBX_TEXTURE_BY_DRIVER
+                 ? ibx_extension_driver_texture(e, &texture, &resource, &how, as)
+                 : make(&texture, &resource, &how, as);
     if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
         ibx_back_end_undo("cudaDestroyTextureObject", texture);
         rc = CUDA_MEMORY_ALLOCATION;

@@ -5,6 +5,7 @@
  *
  *   extensions.c     the dispatch; streams, launches, functions of the client
  *   arrays.c         arrays, textures and surfaces
+ *   driver_textures.c  textures that only the driver makes
  *   graphs.c, nodes.c, node_parameters.c  graphs
  *   copies.c         copies between host and device in graphs
  *   ipc.c            memory and events of other processes
@@ -165,6 +166,12 @@ int ibx_extension_held(struct extension_request *e, uint64_t memory, uint64_t n,
                        int (*work)(struct extension_request *e, void *of), void *of);
 /* Whether it is a pool that the client may use. */
 bool ibx_extension_is_pool(const struct extension_request *e, const void *pool);
+
+/* driver_textures.c: cudaCreateTextureObject of a resource that was checked, by the driver. */
+int ibx_extension_driver_texture(const struct extension_request *e, unsigned long long *texture,
+                                 const struct ibx_cuda_resource *resource,
+                                 const struct ibx_cuda_texture *how,
+                                 const struct ibx_cuda_view *view);
 
 #define IBX_POSIX_FILE 1 /* cudaMemHandleTypePosixFileDescriptor */
 

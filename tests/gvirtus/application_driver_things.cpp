@@ -252,6 +252,74 @@ bool tells(Object texture, const DriverResource &of, const DriverTexture &how)
     return HOLDS(!std::memcmp(&how_told, &how, sizeof(how)));
 }
 
+// Makes one and destroys it. It is the driver's where `of_driver`: the double's handles tell.
+bool made_by(bool of_driver, const DriverResource &of, const DriverTexture &how)
+{
+    Object texture = 0;
+    DriverTexture none;
+    REQUIRE(create_texture(&texture, of, how) == 0 && tells(texture, of, how));
+    REQUIRE(texture == (of_driver ? 1050u : 1000u) + static_cast<unsigned>(of.kind));
+    REQUIRE(cu("cuTexObjectDestroy", texture) == 0);
+    return HOLDS(cu("cuTexObjectGetTextureDesc", &none, texture) == 1);
+}
+
+// Memory of integers, in rows and in one row.
+bool linear_integers_of_memory(Address memory, DriverTexture how)
+{
+    DriverResource of;
+    of.kind = OF_ROWS;
+    for (const unsigned format : {0x01u, 0x02u, 0x03u, 0x08u, 0x09u, 0x0au})
+        for (const unsigned channels : {1u, 2u, 4u}) {
+            how.flags = format == 0x03 || format == 0x0a ? 0 : 1; // 32 bits always are integers
+            of.of.memory = {memory, format, channels, {32, 8, 512}};
+            REQUIRE(made_by(true, of, how));
+        }
+    of.kind = OF_LINEAR;
+    of.of.memory = {memory, 0x02, 2, {4096, 0, 0}};
+    how.flags = 1;
+    return HOLDS(made_by(true, of, how));
+}
+
+// Integers that are read as such with a linear filter: CUDA's runtime refuses such a texture, and
+// the driver makes it.
+bool linear_integers(void *of_floats, void *of_bytes, Address memory)
+{
+    struct {
+        std::size_t width, height, depth;
+        unsigned format, channels, flags;
+    } levels = {16, 8, 0, 0x02, 1, 0};
+    ibx_cuda_view view = {};
+    Object texture = 0;
+    DriverResource of;
+    DriverTexture how;
+    void *mipmap = nullptr;
+    how.filter = 1;
+    of.of.array = of_bytes;
+    for (const unsigned flags : {0u, 1u, 0x73u}) {
+        how.flags = flags;
+        REQUIRE(made_by(flags != 0, of, how));
+    }
+    view.levels_and_layers[2] = 7, view.levels_and_layers[3] = 9;
+    REQUIRE(cu("cuTexObjectCreate", &texture, &of, &how,
+               static_cast<const ibx_cuda_view *>(&view)) == 0);
+    REQUIRE(texture == 1150 && cu("cuTexObjectGetResourceViewDesc", &view, texture) == 0);
+    REQUIRE(cu("cuTexObjectDestroy", texture) == 0);
+    stub_remote()->inject("cuTexObjectCreate", 1, 2, false);
+    REQUIRE(create_texture(&texture, of, how) == 2 && made_by(true, of, how));
+    of.of.array = of_floats;
+    how.flags = 0x02;
+    REQUIRE(made_by(false, of, how));
+    how.flags = 1;
+    REQUIRE(linear_integers_of_memory(memory, how));
+    REQUIRE(cu("cuMipmappedArrayCreate", &mipmap, &levels, 2u) == 0);
+    of.kind = OF_MIPMAP;
+    of.of.array = mipmap;
+    REQUIRE(made_by(true, of, how));
+    how.filter = 4, how.mipmap_filter = 1; // between the levels alone: the runtime takes it
+    REQUIRE(made_by(false, of, how));
+    return HOLDS(cu("cuMipmappedArrayDestroy", mipmap) == 0);
+}
+
 } // namespace
 
 bool driver_textures()
@@ -276,6 +344,7 @@ bool driver_textures()
         REQUIRE(create_texture(&other, of, how) == 0 && tells(other, of, how));
         REQUIRE(cu("cuTexObjectDestroy", other) == 0);
     }
+    REQUIRE(linear_integers(array, bytes, memory));
     // Memory, in one row and in several.
     of = DriverResource();
     of.kind = OF_LINEAR;
@@ -297,8 +366,12 @@ bool driver_textures()
     REQUIRE(cu("cuSurfObjectGetResourceDesc", &told, surface) == 0 && told.of.array == array);
     REQUIRE(cu("cuSurfObjectDestroy", surface) == 0);
     REQUIRE(cu("cuSurfObjectGetResourceDesc", &told, surface) == 1);
+    of.of.array = bytes;
+    how.filter = 1, how.flags = 1;
+    REQUIRE(create_texture(&other, of, how) == 0 && other == 1050);
     REQUIRE(cu("cuCtxDestroy_v2", context) == 0 && driver_has_context(&context));
     REQUIRE(cu("cuTexObjectGetResourceDesc", &told, texture) == 1);
+    REQUIRE(cu("cuTexObjectGetResourceDesc", &told, other) == 1);
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 

@@ -79,4 +79,13 @@ static inline bool ibx_frontend_bytes_of(size_t width, size_t height, size_t *n)
     return !__builtin_mul_overflow(width, height, n) && *n <= PTRDIFF_MAX;
 }
 
+/* ----------------------------------------------------------------------------------- textures.c */
+
+/* cudaCreateTextureObject. `by`: 0, or IBX_TEXTURE_BY_DRIVER, with which back ends that do not know
+ * it answer CUDA_INVALID_VALUE. */
+int ibx_frontend_create_texture(unsigned long long *texture,
+                                const struct ibx_cuda_resource *resource,
+                                const struct ibx_cuda_texture *how,
+                                const struct ibx_cuda_view *view, unsigned by);
+
 #endif

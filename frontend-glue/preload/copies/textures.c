@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Textures and surfaces, as extension requests. Their descriptions are kept here. */
+#include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
+#include "frontend-glue/session/textures.h"
 
 #include <stdlib.h>
 
@@ -68,8 +70,10 @@ static int make(const struct extension_request *e, struct object *made, unsigned
     return CUDA_SUCCESS;
 }
 
-int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
-                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
+int ibx_frontend_create_texture(unsigned long long *texture,
+                                const struct ibx_cuda_resource *resource,
+                                const struct ibx_cuda_texture *how,
+                                const struct ibx_cuda_view *view, unsigned by)
 {
     struct extension_request e;
     if (!texture || !resource || !how)
@@ -79,7 +83,7 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
     ibx_frontend_request_begin(&e, IBX_EXT_CREATE_TEXTURE, "cudaCreateTextureObject");
     ibx_resource_put(&e.body, resource);
     ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
-    ibx_put_u8(&e.body, view != NULL);
+    ibx_put_u8(&e.body, (uint8_t)(by | (view ? IBX_TEXTURE_HAS_VIEW : 0)));
     if (view)
         ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
     struct object *made = object_of(THING_TEXTURE, resource);
@@ -90,6 +94,12 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
             copy_view(&made->view, view);
     }
     return make(&e, made, texture);
+}
+
+int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
+{
+    return ibx_frontend_create_texture(texture, resource, how, view, 0);
 }
 
 int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)

@@ -9,6 +9,7 @@
 
 #define ON_DEVICE     3
 #define INVALID_VALUE 1
+#define BAD_FILTER    26
 #define UNSUPPORTED   900
 
 struct array {
@@ -258,18 +259,34 @@ EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 
 /* ------------------------------------------------------------------ textures, surfaces */
 
+enum { WORD_FILTER = 3, WORD_READ, WORD_MIPMAP_FILTER = 12 };
+
 /* Whether the words of the texture are 1 to 18, or the words that are flags have the values that
- * the driver API gives them. */
+ * the driver API gives them. A filter may be linear (1), too. */
 static bool is_texture(const struct ibx_cuda_texture *how)
 {
     static const bool flags[18] = {[4] = true, [5] = true, [10] = true, [16] = true, [17] = true};
+    static const bool filters[18] = {[WORD_FILTER] = true, [WORD_MIPMAP_FILTER] = true};
     bool words = true, of_driver = true;
     for (int i = 0; i < 18; i++) {
         words = words && how->words[i] == i + 1;
-        of_driver = of_driver &&
-                    (flags[i] ? how->words[i] == 0 || how->words[i] == 1 : how->words[i] == i + 1);
+        of_driver = of_driver && ((flags[i] && how->words[i] == 0) ||
+                                  ((flags[i] || filters[i]) && how->words[i] == 1) ||
+                                  (!flags[i] && how->words[i] == i + 1));
     }
     return words || of_driver;
+}
+
+/* As CUDA's runtime (H200, driver 580): integers that are read as such have no linear filter. */
+static bool is_refused_filter(const struct ibx_cuda_resource *resource,
+                              const struct ibx_cuda_texture *how)
+{
+    const struct ibx_cuda_channel *channel = &resource->of.memory.channel;
+    if (resource->kind == IBX_RESOURCE_ARRAY)
+        channel = &array_of(resource->of.array)->channel;
+    else if (resource->kind == IBX_RESOURCE_MIPMAP)
+        channel = &array_of(mipmap_of(resource->of.array)->levels[0])->channel;
+    return how->words[WORD_FILTER] == 1 && how->words[WORD_READ] == 0 && channel->kind < 2;
 }
 
 /* A view's layers are 7 and 9. */
@@ -280,6 +297,8 @@ EXPORT int cudaCreateTextureObject(unsigned long long *texture,
 {
     if (!is_texture(how))
         return returns(INVALID_VALUE);
+    if (is_refused_filter(resource, how))
+        return returns(BAD_FILTER);
     if (view && (view->levels_and_layers[2] != 7 || view->levels_and_layers[3] != 9))
         return returns(INVALID_VALUE);
     if (resource->kind == IBX_RESOURCE_ARRAY)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Extension requests that name rows of memory. The rows count from the first byte to the end of
  * the last row, with the row length that CUDA uses. */
+#include "frontend-glue/session/textures.h"
 #include "tests/fixtures/extensions.h"
 
 #include <setjmp.h>
@@ -117,8 +118,9 @@ static void test_rows_of_blocks(void **state)
     assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_ARRAY, array, NULL), 0);
 }
 
-/* Makes a texture of rows of alice's memory, and destroys it. */
-static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t rows, size_t pitch)
+/* Makes a texture of rows of alice's memory, and destroys it. `bits`: IBX_TEXTURE_*. */
+static int texture_by(unsigned bits, const struct ibx_cuda_channel *channel, size_t width,
+                      size_t rows, size_t pitch)
 {
     const struct ibx_cuda_resource resource = {
         .kind = IBX_RESOURCE_PITCH_2D,
@@ -128,14 +130,23 @@ static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t 
     uint8_t bytes[256];
     for (int i = 0; i < 18; i++) /* as the simulated driver expects it */
         how.words[i] = i + 1;
+    if (bits) {
+        how.words[IBX_WORD_FILTER] = IBX_FILTER_LINEAR;
+        how.words[IBX_WORD_READ] = IBX_READ_ELEMENTS;
+    }
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CREATE_TEXTURE);
     ibx_resource_put(&w, &resource);
     ibx_layout_put(&w, IBX_LAYOUT_TEXTURE, &how);
-    ibx_put_u8(&w, 0);
+    ibx_put_u8(&w, (uint8_t)bits);
     const int rc = ext_run(&alice, &w, &made);
     if (!rc)
         assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_TEXTURE, made, NULL), 0);
     return rc;
+}
+
+static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t rows, size_t pitch)
+{
+    return texture_by(0, channel, width, rows, pitch);
 }
 
 /* The lower right part of an image: another tenant's memory may start where the last row ends. */
@@ -161,6 +172,25 @@ static void test_textures_before_others(void **state)
     }
 }
 
+/* The same for textures that the driver makes. It gets no elements but those that were checked. */
+static void test_textures_of_driver_before_others(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_channel pairs = {16, 16, 0, 0, 1};
+    const size_t apart = (size_t)(bob.memory - alice.memory), row = 64 * 4;
+    const unsigned driver = IBX_TEXTURE_BY_DRIVER;
+    assert_int_equal(texture_by(driver, &pairs, 64, 2, apart - row), 0);
+    assert_int_equal(texture_by(driver, &pairs, 64, 2, apart - row + 1), CUDA_INVALID_VALUE);
+    assert_int_equal(texture_by(driver, &pairs, SIZE_MAX / 64 * 64, 1, 64), CUDA_INVALID_VALUE);
+    const struct ibx_cuda_channel others[] = {
+        {16, 8, 0, 0, 1}, {16, 0, 16, 0, 1}, {16, 16, 16, 0, 1},  {64, 0, 0, 0, 1},
+        {0, 0, 0, 0, 1},  {16, 16, 0, 0, 3}, {16, 16, 16, 32, 1}, {-16, 0, 0, 0, 1}};
+    for (unsigned i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_int_equal(texture_by(driver, &others[i], 1, 1, 64), CUDA_INVALID_VALUE);
+    assert_int_equal(texture_by(driver | 4, &pairs, 1, 1, 64), CUDA_INVALID_VALUE);
+    assert_int_equal(texture_by(4, &pairs, 1, 1, 64), CUDA_INVALID_VALUE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +198,7 @@ int main(void)
         cmocka_unit_test(test_columns_of_elements),
         cmocka_unit_test(test_rows_of_blocks),
         cmocka_unit_test(test_textures_before_others),
+        cmocka_unit_test(test_textures_of_driver_before_others),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -98,6 +98,8 @@ static uint64_t alices[THINGS], bobs[THINGS], gone[THINGS];
 #define TEXTURES                                                                                   \
     "i1 i2 i3 i4 i5 i6 i7 i8 i9 i10 i11 i12 i13 i14 i15 i16 i17 i18 b0" /* as the double's */
 
+#define DRIVERS_TEXTURES "i1 i2 i3 i1 i0 i0 i7 i8 i9 i10 i0 i12 i13 i14 i15 i16 i0 i0 b2"
+
 /* Words: names of things (with =: any client may name it there), numbers of 8 (q), 4 (i), 2 (h)
  * and 1 (b) bytes, and so many zeros (0). ?: so many
  * calls of CUDA ask about an array or a node of the client's own, before the rest is checked. !: it
@@ -133,6 +135,10 @@ static const struct {
     {IBX_EXT_CREATE_TEXTURE, "i1 mipmap " TEXTURES},
     {IBX_EXT_CREATE_TEXTURE, "i2 device i8 i0 i0 i0 i2 q64 " TEXTURES},
     {IBX_EXT_CREATE_TEXTURE, "i3 device i8 i0 i0 i0 i2 q64 q4 q64 " TEXTURES},
+    {IBX_EXT_CREATE_TEXTURE, "i0 array " DRIVERS_TEXTURES},
+    {IBX_EXT_CREATE_TEXTURE, "i1 mipmap " DRIVERS_TEXTURES},
+    {IBX_EXT_CREATE_TEXTURE, "i2 device i8 i0 i0 i0 i1 q64 " DRIVERS_TEXTURES},
+    {IBX_EXT_CREATE_TEXTURE, "i3 device i8 i0 i0 i0 i1 q64 q4 q64 " DRIVERS_TEXTURES},
     {IBX_EXT_CREATE_SURFACE, "i0 array"},
     {IBX_EXT_DESTROY_SURFACE, "surface"},
     {IBX_EXT_MALLOC_ASYNC, "q64 stream"},

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much a tenant's clients may make the back end hold by extension requests. */
+#include "frontend-glue/session/textures.h"
 #include "frontend-glue/tenants/math_limits.h"
 #include "tests/fixtures/extensions.h"
 
@@ -265,7 +266,18 @@ static void test_textures_have_a_limit(void **state)
     assert_int_equal(ext_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
     assert_int_equal(ext_run(&alice, &w, &first), 0);
+    /* Those that the driver makes count, too. */
+    const struct ibx_cuda_texture linear = {
+        .words = {1, 2, 3, 1, 0, 0, 7, 8, 9, 10, 0, 12, 13, 14, 15, 16, 0, 0}};
+    w = ext_body(bytes, sizeof(bytes), IBX_EXT_CREATE_TEXTURE);
+    ibx_resource_put(&w, &resource);
+    ibx_layout_put(&w, IBX_LAYOUT_TEXTURE, &linear);
+    ibx_put_u8(&w, IBX_TEXTURE_BY_DRIVER);
+    assert_int_equal(ext_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, &first), 0);
+    assert_int_equal(ext_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_TEXTURE, first, NULL), 0);
     atomic_store(&ext_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
