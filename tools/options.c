@@ -196,6 +196,29 @@ static const char *names_of(const struct ibx_tool *tool, unsigned bits, char *te
     return text;
 }
 
+/* Ends the process because of an argument for which the command has no place. If the command takes
+ * a URI, or a host, by an option that was not given yet, names the option: other commands take
+ * theirs without one. */
+static _Noreturn void too_many(const struct line *line, const char *text)
+{
+    const struct ibx_tool *tool = line->tool;
+    const struct ibx_tool_command *command = tool->commands ? &tool->commands[line->command] : NULL;
+    const char *value = strstr(text, "://") ? "URI" : "HOST";
+    for (unsigned i = 0; command && !command->uri && i < IBX_TOOL_OPTIONS_MAX; i++) {
+        const struct ibx_tool_option *option = &tool->options[i];
+        if (!option->name && !option->help)
+            break;
+        if (!option->name || !option->value || strcmp(option->value, value) != 0 ||
+            !(option->commands & 1u << line->command))
+            continue;
+        if (line->given[i])
+            break;
+        ibx_tool_bad_usage(tool, "\"%s\" is one argument too many: \"%s\" takes a %s by --%s", text,
+                           command->name, value, option->name);
+    }
+    ibx_tool_bad_usage(tool, "\"%s\" is one argument too many", text);
+}
+
 static void take_argument(struct line *line, const char *text)
 {
     const struct ibx_tool_command *commands = line->tool->commands;
@@ -211,7 +234,7 @@ static void take_argument(struct line *line, const char *text)
         return;
     }
     if (!commands || line->uri || !commands[line->command].uri)
-        ibx_tool_bad_usage(line->tool, "\"%s\" is one argument too many", text);
+        too_many(line, text);
     line->uri = text;
 }
 

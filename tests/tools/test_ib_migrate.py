@@ -91,6 +91,11 @@ def wrong_usage_exits_2(scene):
     for line, words in (
             ("send --max-bandwidth 1G", 'not go with "send", but with receive, set, recover, '),
             ("receive --qmp Q tcp://a:1", '"tcp://a:1" is one argument too many'),
+            ("receive --qmp Q tcp://a:1", 'too many: "receive" takes a URI by --listen\n'),
+            ("run --qmp Q b", 'too many: "run" takes a HOST by --to\n'),
+            ("run --qmp Q --to b c", '"c" is one argument too many\n'),
+            ("status --qmp Q tcp://a:1", '"tcp://a:1" is one argument too many\n'),
+            ("send --qmp Q tcp://a:1 tcp://b:1", '"tcp://b:1" is one argument too many\n'),
             ("recover --qmp Q --listen tcp://a:1 tcp://b:1", '"tcp://b:1" with --listen'),
             ("check --qmp unix:/run/Q,server=on,wait=off", 'give the path alone, "/run/Q"'),
             ("check --qmp tcp:127.0.0.1:4444", "start QEMU with -qmp unix:"),
