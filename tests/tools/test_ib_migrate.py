@@ -281,6 +281,30 @@ def a_monitor_that_is_not_there_is_one_sentence(scene):
 
 
 @case
+def a_vm_that_has_left_is_not_to_be_started_again(scene):
+    """send once more, after send --quit: the monitor is gone because the VM is elsewhere."""
+    os.makedirs(scene.path("state"), mode=0o700)
+    missing = scene.path("missing")
+    with subprocess.Popen("true") as ended:
+        pass
+    went = {"role": "source", "qmp": missing, "pid": ended.pid, "pid-started": 1,
+            "written": 1700000000}
+    for number, state, words in ((1, "done", "db1 went to node-b with all of its pages"),
+                                 (2, "moved", "db1 runs at node-b and not here")):
+        put_record(scene, id=f"{number:02}" * 16, number=number, state=state, **went)
+        for line in ("send tcp://127.0.0.1:1", "check", "run --to node-b"):
+            err = fails(scene, line, "--qmp", missing)
+            says(err, words)
+            says(err, missing)
+            assert "start QEMU" not in err, err
+    # Not said of a QEMU that is to receive a VM, nor where the VM stayed.
+    says(fails(scene, "receive --listen tcp://127.0.0.1:0", "--qmp", missing), "start QEMU")
+    says(fails(scene, "check --destination", "--qmp", missing), "start QEMU")
+    put_record(scene, id="03" * 16, number=3, state="kept", **went)
+    says(fails(scene, "send tcp://127.0.0.1:1", "--qmp", missing), "start QEMU")
+
+
+@case
 def a_failure_is_told_as_json_too(scene):
     missing = scene.path("missing")
     for command in ("send", "recover"):

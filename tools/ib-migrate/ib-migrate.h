@@ -146,7 +146,8 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
 /* Whether the record was read from its copy, since it is damaged; `text` says so. */
 bool ibx_cli_copied(const struct migrate_args *args, const struct ibx_record *record, char *text,
                     size_t size);
-/* -EBUSY names another ib-migrate that uses the monitor of --qmp, which serves one client. */
+/* -EBUSY names another ib-migrate that uses the monitor of --qmp, which serves one client. -ENOENT
+ * says where the VM went if its QEMU has ended, unless one is to be received. */
 int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err);
 /* Asks the ib-migrate that works on a migration for its status. Returns a new reference, or NULL
  * with `err`; -ENOENT or -ECONNREFUSED: none works on it. */

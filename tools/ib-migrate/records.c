@@ -158,6 +158,24 @@ static int at_work(const struct migrate_args *args, const struct ibx_record *rec
                              : "");
 }
 
+/* -ENOENT says where the VM of --qmp went, if its QEMU has ended since. Otherwise the error would
+ * be the missing monitor, with the advice to start a QEMU: a second running copy of the VM would
+ * destroy its disks. A QEMU that is to receive a VM has to be started all the same. */
+static int check_left(const struct migrate_args *args, const struct found *found,
+                      struct ibx_error *err)
+{
+    const bool receives = args->destination || (args->listen && !args->to);
+    const struct ibx_record *last = found->records; /* the newest one */
+    char sentence[IBX_ERROR_MAX];
+    if (receives || !found->record_count || !last->source || !access(args->qmp, F_OK) ||
+        errno != ENOENT || !ibx_journal_qemu_gone(last) ||
+        (last->state != IBX_JOURNAL_DONE && last->state != IBX_JOURNAL_MOVED &&
+         last->state != IBX_JOURNAL_MAY_RUN))
+        return 0;
+    ibx_cli_vm_state(last, sentence, sizeof(sentence));
+    return ibx_error_set(err, -ENOENT, "no QEMU has the QMP socket %s: %s", args->qmp, sentence);
+}
+
 int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err)
 {
     struct found found;
@@ -183,6 +201,8 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
             rc = at_work(args, &found.records[i], err);
         json_decref(status);
     }
+    if (!rc)
+        rc = check_left(args, &found, err);
     found_free(&found);
     return rc;
 }
