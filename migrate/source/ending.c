@@ -234,12 +234,12 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     const bool disown = may_wait(s, sent);
     ibx_source_move(s, SOURCE_KEPT, &why);
     s->status.record.settings[0] = '\0'; /* they have been put back */
-    if (disown) {
+    if (disown)
         s->status.record.epoch++;
-        ibx_source_link_disown(&s->link, err->message);
-    }
-    record_stay(s);
+    record_stay(s); /* first, since a connection may take its time, and the VM runs by now */
     ibx_watchdog_release(&s->vm.watchdog);
+    if (disown)
+        ibx_source_link_disown(&s->link, err->message);
     if (loads && aborted)
         say_what_changed(s, err);
     else if (s->shut_down && !shut_down)
