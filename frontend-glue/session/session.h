@@ -14,6 +14,7 @@
  *   calls.c         the table of GVirtuS's calls
  *   math_calls.c    functions of cuBLAS and others; math_descriptors.c: cuBLASLt's descriptors
  *   extensions.c  encodes the structures in extension requests
+ *   textures.c    converts formats of textures between the runtime and the driver
  *   frames.c        the frames of GVirtuS's own wire
  *   deferred_replies.c  replies to requests that were answered before the server has run them
  *   held_replies.c      replies of a server that are sent together
