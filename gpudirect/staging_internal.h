@@ -18,8 +18,7 @@
  *   [*] -> FREE -> MOVING -> FILLED -> DMA -> FREE -> [*]   to the device
  *   FREE -> DMA -> FILLED -> MOVING -> FILLED -> FREE       from the device, by one or more moves
  *   MOVING -> FREE                                          the copy has failed
- *   DMA -> FREE                                             the copy is overdue: another has the
- * chunk
+ *   DMA -> FREE                                             an overdue copy has the chunk now
  */
 enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_FILLED, SLOT_DMA };
 
