@@ -20,7 +20,7 @@
 static bool run_in_background(const struct ibx_session *session,
                               const struct ibx_frontend_copy *copy)
 {
-    if (!copy->async || !copy->pinned || copy->lasting || copy->told ||
+    if (!copy->async || !copy->pinned || copy->lasting || copy->checked ||
         copy->stream <= IBX_ASYNC_COPY_STREAM_SPECIAL ||
         (copy->n < BACKGROUND_LEAST && !ibx_async_copy_pending(copy->stream)))
         return false;
@@ -77,7 +77,7 @@ static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code
 {
     uint8_t body[SHORT_COPY + 36];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
-    if (!copy->to_device || copy->rows || copy->n > SHORT_COPY || copy->told ||
+    if (!copy->to_device || copy->rows || copy->n > SHORT_COPY || copy->checked ||
         ibx_async_copy_any() || may_change(copy))
         return false;
     ibx_put_u64(&w, copy->device);

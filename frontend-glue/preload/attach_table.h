@@ -59,11 +59,12 @@ struct ibx_frontend_copy {
     uint64_t stream;
     bool lasting; /* `host` is in memory from allocate() */
     bool pinned;  /* `host` is in such memory or in other page-locked memory */
-    bool told; /* asynchronous, and copy() returns what CUDA says: the device's side may be none */
-    bool settle; /* asynchronous, but copy() returns only when the copy is complete */
-    bool alone;  /* asynchronous, and ordered with no other request of this process: those may wait
-                    for work that waits for this copy */
-    bool whole;  /* in one frame, as without the preload, even if parts would be faster */
+    bool checked; /* asynchronous, and copy() returns what CUDA says: the device's side may be none
+                   */
+    bool settle;  /* asynchronous, but copy() returns only when the copy is complete */
+    bool alone;   /* asynchronous, and ordered with no other request of this process: those may wait
+                     for work that waits for this copy */
+    bool whole;   /* in one frame, as without the preload, even if parts would be faster */
     /* cudaMemcpy2D: rows is not 0, both pitches are at least n, and their products with rows are at
      * most PTRDIFF_MAX. The bytes between two rows of the host memory are not changed. */
     size_t rows, host_pitch, device_pitch;

@@ -44,7 +44,8 @@ struct rows {
     const void *from;
     size_t to_pitch, from_pitch, width, height;
     int kind;
-    bool ours; /* the host's side is known to be page-locked memory that was allocated here */
+    bool ours;  /* the host's side is known to be page-locked memory that was allocated here, */
+    bool known; /* ... and the device's side to be device memory */
 };
 
 static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
@@ -79,7 +80,7 @@ static int check_row(struct rows *r)
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     const void *device = to_device ? r->to : r->from, *host = to_device ? r->from : r->to;
     if ((to_device || kind == CUDA_MEMCPY_FROM_DEVICE) && ibx_frontend_plugin() &&
-        ibx_frontend_copy_is_plain(device, host, r->width, &r->ours))
+        ibx_frontend_copy_is_plain(device, host, r->width, &r->ours, &r->known))
         return CUDA_SUCCESS;
     r->kind = kind_of(r->to, r->from, kind);
     if (is_no_kind(kind))
@@ -154,7 +155,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
     }
     reach_what_is_copied(r);
     enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
-    copy.told = async && ibx_frontend_only_host(to_device ? r->to : r->from);
+    copy.checked = async && !r->known && ibx_frontend_only_host(to_device ? r->to : r->from);
     copy.lasting = memory == HOST_ALLOCATED;
     copy.pinned = memory != HOST_PAGEABLE;
     /* Registered memory that has moved is in memory from allocate(), too. What else has moved with
@@ -268,7 +269,7 @@ static int wait_for_host_side(int rc, int made, int asked)
 
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
-    struct rows all = {to, from, n, n, n, 1, kind, false};
+    struct rows all = {to, from, n, n, n, 1, kind, false, false};
     int rc = check_row(&all);
     if (rc)
         return ibx_frontend_fail(rc);
@@ -372,7 +373,7 @@ static int copy_in_stream(const struct rows *r, void *stream)
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
-    struct rows all = {to, from, n, n, n, 1, kind, false};
+    struct rows all = {to, from, n, n, n, 1, kind, false, false};
     if (is_nothing_in_capture(&all, stream))
         return CUDA_SUCCESS;
     const int rc = check_row(&all);
@@ -423,7 +424,7 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                  size_t height, int kind)
 {
     const int real = kind_of(to, from, kind);
-    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false};
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false, false};
     const int rc = check_rows(&rows, kind);
     return rc ? rc : copy_rows(&rows);
 }
@@ -461,7 +462,7 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
                       size_t height, int kind, void *stream)
 {
     const int real = kind_of(to, from, kind);
-    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false};
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false, false};
     if (is_nothing_in_capture(&rows, stream))
         return CUDA_SUCCESS;
     int rc = check_rows(&rows, kind);
@@ -598,7 +599,7 @@ int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_devi
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
     const struct ibx_cuda_memcpy3d copy =
-        planes_of(&(struct rows){to, from, n, n, n, 1, CUDA_MEMCPY_ON_DEVICE, false});
+        planes_of(&(struct rows){to, from, n, n, n, 1, CUDA_MEMCPY_ON_DEVICE, false, false});
     if (!rc && ibx_frontend_copy_is_on_host(&copy) && ibx_frontend_captures(stream))
         return ibx_frontend_capture_copy(&copy, stream);
     if (!rc && (ibx_frontend_captures(stream) || has_to_be_gvirtus(to, from)))

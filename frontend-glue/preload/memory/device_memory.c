@@ -96,7 +96,7 @@ bool ibx_frontend_only_device(const void *address)
 
 bool ibx_frontend_only_host(const void *address)
 {
-    return !ibx_frontend_given_out(address) && is_mapped(address);
+    return is_unknown(NULL, address) && is_mapped(address);
 }
 
 int ibx_frontend_device_of(const void *address)
@@ -184,7 +184,8 @@ static bool goes_beyond(const struct range *range, uintptr_t address, size_t n)
 
 /* Each lock takes two instructions that other processors are told of: that is as much as the rest
  * of a look at short lists. */
-bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours)
+bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours,
+                                bool *known)
 {
     const uintptr_t at = (uintptr_t)device, host_at = (uintptr_t)host;
     if (ibx_frontend_is_managed(device) || ibx_frontend_is_managed(host))
@@ -196,6 +197,7 @@ bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, 
                        !ibx_frontend_host_found(device) && !(there && goes_beyond(there, at, n)) &&
                        !(here && n > here->n - (host_at - here->begin));
     *ours = plain && here && here->allocated;
+    *known = plain && there;
     ibx_frontend_ranges_unlock();
     return plain;
 }

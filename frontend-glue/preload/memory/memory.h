@@ -180,8 +180,10 @@ uint8_t *ibx_registered_shared(const void *address, size_t n);
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 /* Whether one look at the lists settles a copy of n bytes that its kind calls one between device
  * and host memory, as nearly all are: that is its kind, and neither side is shorter. *ours: as
- * ibx_frontend_host_ours() says. False: each function has to be asked. */
-bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours);
+ * ibx_frontend_host_ours() says; *known: as ibx_frontend_given_out() says of the device's side.
+ * False: each function has to be asked. */
+bool ibx_frontend_copy_is_plain(const void *device, const void *host, size_t n, bool *ours,
+                                bool *known);
 /* Whether one side of the copy is host memory; its kind is resolved then. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 /* Whether both sides of a copy are host memory, whatever its kind says: of this process, or of the
@@ -196,7 +198,7 @@ bool ibx_frontend_is_device(const void *address);
 /* Whether this process can read the 8 (aligned) bytes there. */
 bool ibx_frontend_is_readable(const void *address);
 /* Whether it was returned as device memory; _only_device(): and nothing is mapped there in this
- * process. _only_host(): it was not, and something is mapped there. */
+ * process. _only_host(): it was not, nor is it managed memory, and something is mapped there. */
 bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);
 bool ibx_frontend_only_host(const void *address);
