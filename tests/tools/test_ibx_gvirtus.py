@@ -280,7 +280,8 @@ def struck(home, mode, number, *args):
     mark = home.scene.path("mark")
     if os.path.exists(mark):
         os.unlink(mark)
-    status = home.run(*args, "--library", PLUGIN, CRASH_AT=str(number), CRASH_MODE=mode,
+    library = ("--library", PLUGIN) if args[0] == "install" else ()
+    status = home.run(*args, *library, CRASH_AT=str(number), CRASH_MODE=mode,
                       CRASH_MARK=mark, LD_PRELOAD=CRASH, ASAN_OPTIONS="verify_asan_link_order=0")
     return os.path.exists(mark), status
 
@@ -569,6 +570,7 @@ def usage(scene):
                         (("instal",), 'no command "instal"'),
                         (("install", "--all"), "--all"), (("show", "--uri", "rdma://h:1"), "--uri"),
                         (("remove", "--slot", "ib"), "--slot"),
+                        (("remove", "--library", PLUGIN), "--library"),
                         (("install", "--frob"), "unrecognized option '--frob'"),
                         (("install", "--uri"), "option '--uri' requires an argument")):
         equal(home.run(*args), 2)

@@ -229,7 +229,7 @@ int main(int argc, char **argv)
         {"library", "FILE",
          "The plugin to install; for show: the one that the preload library came with [the one of "
          "this program's installation]",
-         0, TEXT(library)},
+         ONLY(INSTALL) | ONLY(SHOW), TEXT(library)},
         {"config", "FILE", "properties.json [GVIRTUS_CONFIG, DIR/etc/properties.json]",
          TEXT(config)},
         {"properties", "FILE", "gvirtus.properties [beside properties.json]", TEXT(properties)},
