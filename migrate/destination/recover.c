@@ -53,11 +53,10 @@ static int find(struct destination *d, struct ibx_error *err)
     const struct ibx_record *record = &d->status.record;
     if (!record->block_count)
         return find_by_monitor(d, err);
-    if (!ibx_journal_qemu_lives(record))
-        return ended(d, err);
     int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_journal_reopen_to_fill(record, &d->ram.guest, err);
+    /* Only then: it may end meanwhile, and its number be another process's. */
     return ibx_journal_qemu_lives(record) ? rc : ended(d, err);
 }
 
