@@ -255,6 +255,34 @@ static void test_a_page_that_the_map_does_not_have(NO_STATE)
     ibx_destination_stream_fini(&destination.stream);
 }
 
+/* The map of the stop is all that a return has to tell what home holds, and a tool that takes over
+ * must not fetch pages that were here before. A later link brings the map again, when holes at home
+ * may have become pages of zeros. */
+static void test_the_map_and_pages_of_before_are_noted(NO_STATE)
+{
+    static const unsigned states[] = {DESTINATION_READY, DESTINATION_FILLING};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        const struct at at = {.state = states[i], .link = LINK_OPEN, .stream = STREAM_TAKING};
+        struct ibx_error err = {0};
+        struct message_context context = {&destination, &err};
+        uint64_t base = 0, arrived[2] = {0}, had = 1;
+        begin(&at);
+        struct destination_ram *ram = &destination.ram;
+        const struct ibx_migrate_any end = summed_up(&ram->map, IBX_MIGRATE_MAP_END, 0);
+        ram->base = (struct ibx_note){.memory = &base, .bytes = sizeof(base)};
+        ram->arrived = (struct ibx_note){.memory = arrived, .bytes = sizeof(arrived)};
+        ram->had = (struct ibx_page_map){.pages = 64, .bits = &had};
+        assert_int_equal(ibx_destination_on_message(&context, &end), 0);
+        assert_int_equal(base, i ? 0 : ram->map.bits[0]);
+        assert_int_equal(arrived[0], 1);
+        assert_int_equal(arrived[1], 1);
+        ibx_page_map_fini(&ram->map);
+        ibx_destination_early_fini(&destination.early);
+        ibx_destination_warm_fini(&destination.warm);
+        ibx_destination_stream_fini(&destination.stream);
+    }
+}
+
 /* A source cannot confirm what it has not been told. */
 static void test_confirmed_too_early(NO_STATE)
 {
@@ -368,6 +396,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_a_page_that_the_map_does_not_have),
+        cmocka_unit_test(test_the_map_and_pages_of_before_are_noted),
         cmocka_unit_test(test_confirmed_too_early),
         cmocka_unit_test(test_committed_as_it_was),
         cmocka_unit_test(test_the_watchdog_learns_of_the_commit),
