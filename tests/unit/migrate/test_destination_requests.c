@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a destination answers to tools that ask it about its migration, and what it does then: by
  * the answer a VM may be continued at its source. */
+#include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
@@ -11,6 +13,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,6 +24,84 @@ static struct ibx_options transport;
 static struct destination destination;
 static bool asks_to_verify;
 static const struct ibx_receive_options options = {.folder = "/nonexistent"};
+static struct ibx_guest_block blocks[] = {{.id = "ram0", .size = 4096, .page_size = 4096},
+                                          {.id = "ram1", .size = 4096, .page_size = 4096}};
+
+/* ------------------------------------------------------------ replaced functions */
+
+/* What QEMU and this host say is not looked at here. */
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err);
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    (void)qmp, (void)deadline_ns, (void)err;
+    snprintf(status, size, "inmigrate");
+    return 0;
+}
+
+int __wrap_ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                              enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                              uint64_t deadline_ns, struct ibx_error *err);
+int __wrap_ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                              enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                              uint64_t deadline_ns, struct ibx_error *err)
+{
+    (void)qmp, (void)ram, (void)role, (void)blockers, (void)deadline_ns, (void)err;
+    return 0;
+}
+
+void __wrap_ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
+                                           struct ibx_blockers *blockers);
+void __wrap_ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
+                                           struct ibx_blockers *blockers)
+{
+    (void)ram, (void)links, (void)blockers;
+}
+
+void __wrap_ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram,
+                                         struct ibx_blockers *blockers);
+void __wrap_ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram,
+                                         struct ibx_blockers *blockers)
+{
+    (void)ram, (void)blockers;
+}
+
+void __wrap_ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
+void __wrap_ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
+{
+    (void)qmp, (void)on;
+}
+
+static const struct ibx_control_socket_ops *operator_ops;
+
+int __wrap_ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
+                                   void *context, const char *other,
+                                   struct ibx_control_socket **server, struct ibx_error *err);
+int __wrap_ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
+                                   void *context, const char *other,
+                                   struct ibx_control_socket **server, struct ibx_error *err)
+{
+    (void)path, (void)other, (void)server, (void)err;
+    assert_ptr_equal(context, &destination);
+    operator_ops = ops;
+    return 0;
+}
+
+static unsigned joined; /* page connections that were taken */
+
+int __wrap_ibx_destination_link_join(struct destination_link *link, struct ibx_conn *conn,
+                                     unsigned at, struct ibx_error *err);
+int __wrap_ibx_destination_link_join(struct destination_link *link, struct ibx_conn *conn,
+                                     unsigned at, struct ibx_error *err)
+{
+    (void)link, (void)at, (void)err;
+    joined++;
+    ibx_close(conn);
+    return 0;
+}
+
+/* ------------------------------------------------------------ steps */
 
 static int begin_all(void **state)
 {
@@ -75,9 +156,8 @@ struct asking {
 
 static void *ask_main(void *argument)
 {
-    static struct ibx_guest_block block = {.id = "ram0", .size = 4096, .page_size = 4096};
-    static const struct ibx_guest_ram ram = {.blocks = &block,
-                                             .count = 1,
+    static const struct ibx_guest_ram ram = {.blocks = blocks,
+                                             .count = COUNT(blocks),
                                              .machine = "pc",
                                              .uuid = "00000000-0000-0000-0000-000000000000"};
     static struct ibx_migrate_hello hello;
@@ -118,6 +198,34 @@ static const struct ibx_migrate_answer *ask(enum ibx_migrate_purpose purpose, co
         fail_msg("%d: %s", a.rc, a.err.message);
     return &a.answer;
 }
+
+/* Makes a page connection. */
+static void joins(const char *key, uint64_t epoch, uint8_t id)
+{
+    const char *uri = ibx_acceptor_uri(destination.link.acceptor);
+    struct ibx_options own = transport;
+    struct ibx_page_connections *begun = NULL;
+    struct ibx_conn *conn = NULL;
+    struct ibx_domain *domain = NULL;
+    struct ibx_error err = {0};
+    struct ibx_event event;
+    snprintf(own.name, sizeof(own.name), "%s", key);
+    assert_int_equal(ibx_page_connections_begin(uri, &own, 1, &begun), 0);
+    const struct ibx_page_server_config config = {.uri = uri,
+                                                  .options = &own,
+                                                  .join = {.id = {id}, .epoch = epoch},
+                                                  .links = 1,
+                                                  .begun = begun};
+    if (ibx_page_connections_take(&config, &conn, &domain, &err))
+        fail_msg("%s", err.message);
+    do { /* until the other end has closed it */
+        poll(NULL, 0, 1);
+        assert_int_equal(ibx_destination_check_requests(&destination, &err), 0);
+    } while (ibx_poll(conn, &event, 1) != 1 || event.type != IBX_EVENT_CLOSED);
+    ibx_close(conn);
+}
+
+/* ------------------------------------------------------------ tests */
 
 /* A COMMIT of a source that has died may still be on its way to a destination that has said that
  * the VM has not run there: then it must not be taken any more. */
@@ -197,6 +305,84 @@ static void test_a_source_resumes_and_compares_otherwise(NO_STATE)
     }
 }
 
+/* The engine has as many workers as it had page connections. */
+static void test_a_source_resumes_with_fewer_connections(NO_STATE)
+{
+    begin(DESTINATION_FILLING);
+    destination.ram.engine = (struct ibx_fault *)&destination;
+    destination.link.count = 2;
+    const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1);
+    assert_false(answer->accepted);
+    text_has(answer->reasons[0], "another number of page connections");
+    destination.ram.engine = NULL;
+    destination.link.state.now = LINK_NONE;
+    end();
+}
+
+/* Nothing that was sent or decoded over the last link counts over the next one. */
+static void test_a_source_is_back(NO_STATE)
+{
+    static const uint8_t key[IBX_DIGEST_KEY], page[4096] = {1};
+    static _Atomic uint64_t tags[1], uncompared;
+    const struct ibx_guest_ram ram = {.blocks = blocks, .count = 1};
+    uint8_t entry[IBX_DIGEST_ENTRY];
+    struct ibx_error err = {0};
+    begin(DESTINATION_FILLING);
+    destination.link.state.now = LINK_NONE;
+    struct ibx_page_map *map = &destination.ram.map;
+    assert_int_equal(ibx_page_map_init_ram(map, &ram, &err), 0);
+    ibx_page_map_set(map, 0, 1);
+    map->next = 1;
+    struct ibx_page_tags **of = &destination.ram.page_tags;
+    assert_int_equal(ibx_page_tags_create(map, tags, key, 1, of, &err), 0);
+    ibx_page_tags_count(*of, &uncompared);
+    assert_int_equal(ibx_page_tags_note(*of, 0, 0, 1, page, &err), 0);
+    assert_true(ibx_page_tags_fresh_entry(*of, 0, entry));
+    assert_false(ibx_page_tags_fresh(*of, 0));
+    destination.ram.borrow = IBX_BORROW_LAZY;
+    destination.digests.sent = calloc(1, sizeof(*destination.digests.sent));
+    asks_to_verify = true;
+    assert_true(ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1)->accepted);
+    asks_to_verify = false;
+    assert_int_equal(destination.status.record.epoch, EPOCH + 1);
+    assert_int_equal(map->next, 0);
+    assert_null(destination.digests.sent);
+    assert_true(ibx_page_tags_fresh(*of, 0));
+    assert_true(destination_linked(&destination.link));
+    end();
+    ibx_destination_ram_fini(&destination.ram);
+}
+
+/* A page connection of another source, or of an earlier link, would be read as this one's. */
+static void test_who_may_join(NO_STATE)
+{
+    static const struct {
+        const char *key;
+        uint64_t epoch;
+        uint8_t id;
+        bool linked, full, joins;
+    } cases[] = {
+        {"ours", EPOCH, 1, true, false, true},      {"other", EPOCH, 1, true, false, false},
+        {"ours", EPOCH - 1, 1, true, false, false}, {"ours", EPOCH + 1, 1, true, false, false},
+        {"ours", EPOCH, 2, true, false, false},     {"ours", EPOCH, 1, false, false, false},
+        {"ours", EPOCH, 1, true, true, false},
+    };
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        begin(DESTINATION_FILLING);
+        destination.link.count = 1;
+        if (!cases[i].linked)
+            destination.link.state.now = LINK_NONE;
+        if (cases[i].full)
+            destination.link.readers[0] = (struct ibx_page_reader *)&destination;
+        joined = 0;
+        joins(cases[i].key, cases[i].epoch, cases[i].id);
+        assert_int_equal(joined, cases[i].joins);
+        destination.link.readers[0] = NULL;
+        destination.link.state.now = LINK_NONE;
+        end();
+    }
+}
+
 /* Only who knows that all pages have come confirms it. */
 static void test_a_source_confirms(NO_STATE)
 {
@@ -212,6 +398,77 @@ static void test_a_source_confirms(NO_STATE)
     end();
 }
 
+/* ------------------------------------------------------------ a new migration */
+
+static void begin_new(const struct ibx_receive_options *with)
+{
+    static struct ibx_guest_block ours[COUNT(blocks)];
+    begin(DESTINATION_LISTENING);
+    memcpy(ours, blocks, sizeof(ours));
+    destination.options = with;
+    destination.link.state.now = LINK_NONE;
+    ibx_destination_warm_init(&destination.warm);
+    destination.ram.guest = (struct ibx_guest_ram){.blocks = ours,
+                                                   .count = COUNT(ours),
+                                                   .machine = "pc",
+                                                   .uuid = "00000000-0000-0000-0000-000000000000"};
+}
+
+/* Page numbers and regions count through the blocks: in another order each page would be put in
+ * another's place. */
+static void test_blocks_in_another_order(NO_STATE)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        begin_new(&options);
+        struct ibx_guest_block *ours = destination.ram.guest.blocks;
+        if (i) {
+            ours[0] = blocks[1];
+            ours[1] = blocks[0];
+        }
+        const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_CHECK, "ours", 1);
+        assert_int_equal(answer->accepted, !i);
+        if (i)
+            text_has(answer->reasons[0], "names guest RAM ram0 where ram1 is expected");
+        end();
+    }
+}
+
+/* One side that wants it is enough. */
+static void test_either_side_has_pages_compared(NO_STATE)
+{
+    static const struct ibx_receive_options unverified = {.folder = "/nonexistent",
+                                                          .no_verify = true};
+    for (unsigned i = 0; i < 4; i++) {
+        begin_new(i & 1 ? &unverified : &options);
+        asks_to_verify = i & 2;
+        assert_true(ask(IBX_PURPOSE_MOVE, "ours", 1)->accepted);
+        asks_to_verify = false;
+        assert_int_equal(destination.state.now, DESTINATION_JOINING);
+        assert_int_equal(destination.status.record.verify, i != 1);
+        assert_int_equal(destination.status.record.epoch, 1);
+        end();
+    }
+}
+
+/* ------------------------------------------------------------ an operator */
+
+/* The VM would be lost, or run twice. */
+static void test_a_vm_that_is_here_is_not_cancelled(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(DESTINATION_LISTENING);
+    assert_int_equal(ibx_destination_open_waiting(&destination, &err), 0);
+    for (enum destination_state now = DESTINATION_LISTENING; now <= DESTINATION_BROKEN; now++) {
+        const bool refused = now >= DESTINATION_RESUMING;
+        destination.state.now = now;
+        destination.interrupts = 0;
+        assert_int_equal(operator_ops->cancel(&destination, &err), refused ? -EBUSY : 0);
+        assert_int_equal(destination.interrupts, !refused);
+    }
+    destination.link.state.now = LINK_NONE;
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,7 +477,13 @@ int main(void)
         cmocka_unit_test(test_an_old_source_resumes),
         cmocka_unit_test(test_a_source_resumes_what_is_lost),
         cmocka_unit_test(test_a_source_resumes_and_compares_otherwise),
+        cmocka_unit_test(test_a_source_resumes_with_fewer_connections),
+        cmocka_unit_test(test_a_source_is_back),
+        cmocka_unit_test(test_who_may_join),
         cmocka_unit_test(test_a_source_confirms),
+        cmocka_unit_test(test_blocks_in_another_order),
+        cmocka_unit_test(test_either_side_has_pages_compared),
+        cmocka_unit_test(test_a_vm_that_is_here_is_not_cancelled),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
 }
