@@ -2,6 +2,7 @@
 /* How a source ends once it may have handed the VM over: whose word it takes for what, when it
  * serves pages, and what it records and advises. By that the VM is continued once, or never. */
 #include "migrate/source/source.h"
+#include "tests/fixtures/forward_clock.h"
 #include "tests/fixtures/journal_scene.h"
 
 #include "common/clock.h"
@@ -102,8 +103,10 @@ int __wrap_ibx_source_link_rejoin(struct source_link *link, enum ibx_answer_stat
 int __wrap_ibx_source_link_rejoin(struct source_link *link, enum ibx_answer_state *state,
                                   struct ibx_error *err)
 {
+    static const atomic_bool over = true;
     (void)link;
     *state = (enum ibx_answer_state)0;
+    forward_clock(3000, &over); /* it takes a while */
     return ibx_error_set(err, is.rejoins, "so it is");
 }
 
