@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Somebody continues, resets or writes to the VM at its source, while its pages are served: the
+ * migration goes on only if the destination cannot have got a page that is not the VM's. */
+#include "migrate/common/vm.h"
+#include "migrate/source/source.h"
+#include "tests/fixtures/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct source s;
+static struct ibx_error error;
+static const struct ibx_send_options options = {.folder = "/nonexistent"};
+#define QMP ((struct ibx_qmp *)&s)
+
+/* ------------------------------------------------------------ replaced functions */
+
+static struct {
+    bool caught;        /* QEMU has tried to write */
+    bool unwritten;     /* no record can be written now */
+    bool has_events;    /* QEMU has reported something */
+    bool recorded;      /* an earlier tool's guard is on record when this one is noted */
+    const char *status; /* of the VM here */
+} is;
+static struct {
+    unsigned stopped, asked, armed, broken;
+} was;
+
+int __wrap_ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err);
+int __wrap_ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err)
+{
+    (void)guard;
+    return is.caught ? ibx_error_set(err, -EBUSY, "QEMU has tried to write") : 0;
+}
+
+int __wrap_ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err);
+int __wrap_ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err)
+{
+    (void)guard, (void)err;
+    was.armed++;
+    return 0;
+}
+
+int __wrap_ibx_source_note(struct source *of, enum ibx_journal_state state, struct ibx_error *err);
+int __wrap_ibx_source_note(struct source *of, enum ibx_journal_state state, struct ibx_error *err)
+{
+    (void)err;
+    assert_int_equal(state, IBX_JOURNAL_MOVED);
+    is.recorded = of->status.record.guarded;
+    of->note_ns = is.unwritten ? UINT64_MAX : 0;
+    return 0;
+}
+
+int __wrap_ibx_source_broken(struct source *of, bool untold, struct ibx_error *err);
+int __wrap_ibx_source_broken(struct source *of, bool untold, struct ibx_error *err)
+{
+    (void)of, (void)untold, (void)err;
+    was.broken++;
+    return -EBADMSG;
+}
+
+int __wrap_ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
+                        struct ibx_error *err);
+int __wrap_ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
+                        struct ibx_error *err)
+{
+    (void)qmp, (void)deadline_ns, (void)err;
+    was.stopped += !strcmp(command, "stop");
+    was.asked += !strcmp(command, "query-status");
+    return 0;
+}
+
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err);
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    (void)qmp, (void)deadline_ns, (void)err;
+    snprintf(status, size, "%s", is.status);
+    return 0;
+}
+
+bool __wrap_ibx_qmp_has_events(const struct ibx_qmp *qmp);
+bool __wrap_ibx_qmp_has_events(const struct ibx_qmp *qmp)
+{
+    (void)qmp;
+    return is.has_events;
+}
+
+bool __wrap_ibx_verifier_idle(struct ibx_verifier *v);
+bool __wrap_ibx_verifier_idle(struct ibx_verifier *v)
+{
+    (void)v;
+    return true;
+}
+
+int __wrap_ibx_verifier_result(struct ibx_verifier *v, struct ibx_error *err);
+int __wrap_ibx_verifier_result(struct ibx_verifier *v, struct ibx_error *err)
+{
+    (void)v;
+    return ibx_error_set(err, -EBADMSG, "page 7 differs");
+}
+
+/* ------------------------------------------------------------ steps */
+
+static void begin(enum source_guarding_state guarding, enum ibx_guard_state guard)
+{
+    memset(&is, 0, sizeof(is));
+    memset(&was, 0, sizeof(was));
+    memset(&error, 0, sizeof(error));
+    is.status = "running";
+    s = (struct source){.options = &options, .lock_fd = -1};
+    ibx_source_vm_init(&s.vm);
+    ibx_source_stream_init(&s.stream);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    ibx_gate_init(&s.gate, NULL);
+    ibx_source_link_init(&s.link, &s.status.record, &s.transport, &s.vm, 0, true);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.vm.qmp = QMP;
+    s.guarding.now = guarding;
+    s.guard.state.now = guard;
+    s.status.record.source = true;
+    s.status.record.state = IBX_JOURNAL_MOVED;
+}
+
+static int happens(const char *name)
+{
+    json_t *event = json_pack("{s:s}", "event", name);
+    const int rc = ibx_source_on_intruder(&s, event, &error);
+    json_decref(event);
+    return rc;
+}
+
+/* Whether the pages are protected, or are not needed: only then the migration goes on. */
+static const struct {
+    enum source_guarding_state guarding;
+    enum ibx_guard_state guard;
+    bool goes_on;
+} cases[] = {
+    {GUARDING_WISHED, GUARD_NONE, false},   {GUARDING_NOTED, GUARD_MADE, false},
+    {GUARDING_ASKED, GUARD_ARMED, false},   {GUARDING_IMPOSSIBLE, GUARD_NONE, false},
+    {GUARDING_WHOLE, GUARD_ARMED, true},    {GUARDING_WHOLE, GUARD_CAUGHT, true},
+    {GUARDING_WHOLE, GUARD_NONE, false},    {GUARDING_LAST, GUARD_ARMED, false},
+    {GUARDING_NEEDLESS, GUARD_ARMED, true}, {GUARDING_NEEDLESS, GUARD_NONE, true},
+};
+
+/* ------------------------------------------------------------ tests */
+
+static void test_somebody_continues_or_resets_the_vm(NO_STATE)
+{
+    static const char *const events[] = {"RESUME", "RESET"};
+    for (unsigned i = 0; i < 2 * COUNT(cases); i++) {
+        begin(cases[i / 2].guarding, cases[i / 2].guard);
+        const bool goes_on = cases[i / 2].goes_on;
+        assert_int_equal(happens(events[i % 2]), goes_on ? 0 : -EBADMSG);
+        assert_int_equal(was.broken, !goes_on);
+        assert_int_equal(was.stopped, 1); /* the VM runs at the destination */
+        text_has(s.disturbed.message, i % 2 ? "reset the VM" : "continued the VM");
+    }
+    begin(GUARDING_WISHED, GUARD_NONE);
+    assert_int_equal(happens("STOP"), 0);
+    assert_int_equal(was.stopped, 0);
+}
+
+static void test_qemu_writes(NO_STATE)
+{
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        begin(cases[i].guarding, cases[i].guard);
+        assert_int_equal(ibx_source_check_guard(&s, &error), 0);
+        assert_int_equal(was.stopped, 0);
+        is.caught = true;
+        assert_int_equal(ibx_source_check_guard(&s, &error), cases[i].goes_on ? 0 : -EBADMSG);
+        assert_int_equal(was.broken, !cases[i].goes_on);
+        assert_int_equal(was.stopped, 1);
+    }
+}
+
+/* Pages were served without protection, and QEMU's report is lost: nobody knows whether the VM ran
+ * here before they were fetched. */
+static void test_it_is_not_known_since_when_the_vm_runs_here(NO_STATE)
+{
+    static const struct {
+        enum source_guarding_state guarding;
+        bool verifies, unseen;
+    } known[] = {{GUARDING_IMPOSSIBLE, false, true},
+                 {GUARDING_IMPOSSIBLE, true, false},
+                 {GUARDING_NEEDLESS, false, false}};
+    for (unsigned i = 0; i < COUNT(known); i++) {
+        begin(known[i].guarding, GUARD_NONE);
+        s.state.now = SOURCE_CONFIRMING;
+        snprintf(s.vm.ram.status, sizeof(s.vm.ram.status), "running");
+        s.verifier = known[i].verifies ? (struct ibx_verifier *)&s : NULL;
+        assert_int_equal(ibx_source_guard_again(&s, &error), 0);
+        assert_int_equal(s.unseen_since, known[i].unseen);
+        assert_int_equal(ibx_source_verdict(&s, &error), -EBUSY);
+        assert_int_equal(strstr(error.message, "may have changed here before they came") != NULL,
+                         known[i].unseen);
+    }
+}
+
+/* The record names the guard before anything is protected, and not that of an earlier tool:
+ * otherwise no other tool could remove it. */
+static void test_the_guard_is_on_record_before_it_is_armed(NO_STATE)
+{
+    for (unsigned unwritten = 0; unwritten < 2; unwritten++) {
+        begin(GUARDING_WISHED, GUARD_MADE);
+        is.unwritten = unwritten;
+        s.status.record.guarded = true;
+        ibx_source_guard(&s);
+        assert_false(is.recorded || s.status.record.guarded);
+        assert_int_equal(was.armed, !unwritten);
+        assert_int_equal(s.guarding.now, unwritten ? GUARDING_WISHED : GUARDING_ASKED);
+    }
+}
+
+/* What QEMU reports before its answer has happened before all pages had come. */
+static void test_qemu_is_asked_when_all_pages_have_come(NO_STATE)
+{
+    struct ibx_migrate_any complete = {.type = IBX_MIGRATE_COMPLETE};
+    struct message_context context = {&s, &error};
+    begin(GUARDING_IMPOSSIBLE, GUARD_NONE);
+    ibx_page_map_hash(&s.vm.map, complete.is.totals.hash);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(ibx_source_on_message(&context, &complete), 0);
+        assert_int_equal(was.asked, 1);
+        assert_int_equal(s.guarding.now, GUARDING_LAST);
+        assert_int_equal(s.peer.now, PEER_COMPLETE);
+    }
+}
+
+/* A page differs that somebody may have changed here after it had come, which QEMU has reported:
+ * that is read first. */
+static void test_a_page_differs_that_may_have_changed_here(NO_STATE)
+{
+    for (unsigned reported = 0; reported < 2; reported++) {
+        begin(GUARDING_NEEDLESS, GUARD_NONE);
+        s.link.state.now = LINK_MAPPED;
+        s.verifier = (struct ibx_verifier *)&s;
+        s.status.record.verify = true;
+        is.has_events = reported;
+        assert_int_equal(ibx_source_check_pages(&s, &error), reported ? 0 : -EBADMSG);
+        assert_int_equal(was.broken, !reported);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_somebody_continues_or_resets_the_vm),
+        cmocka_unit_test(test_qemu_writes),
+        cmocka_unit_test(test_it_is_not_known_since_when_the_vm_runs_here),
+        cmocka_unit_test(test_the_guard_is_on_record_before_it_is_armed),
+        cmocka_unit_test(test_qemu_is_asked_when_all_pages_have_come),
+        cmocka_unit_test(test_a_page_differs_that_may_have_changed_here),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The loop of a source: which failures reach those who handle them, and what is noted when the VM
+ * has stopped. */
+#include "migrate/source/source.h"
+#include "tests/fixtures/unit.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+
+static struct source s;
+static struct ibx_error error;
+static const struct ibx_send_options options = {.folder = "/nonexistent"};
+
+/* ------------------------------------------------------------ replaced functions */
+
+static struct {
+    int pages, verified, compared, warm; /* what these return */
+} is;
+static struct {
+    int trouble; /* what the link's end was told; 0: it was not reached */
+    unsigned confirmed;
+    char order[16]; /* at the stop: r, m, e: pages of a return, the map were noted; exposed */
+} was;
+
+int __wrap_ibx_page_server_failed(struct ibx_page_server *server, struct ibx_error *err);
+int __wrap_ibx_page_server_failed(struct ibx_page_server *server, struct ibx_error *err)
+{
+    (void)server;
+    return is.pages ? ibx_error_set(err, is.pages, "a page connection has failed") : 0;
+}
+
+int __wrap_ibx_source_verified(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_verified(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return is.verified ? ibx_error_set(err, is.verified, "so it is") : 0;
+}
+
+/* Ends the loop. */
+int __wrap_ibx_source_link_trouble(struct source *of, int code, struct ibx_error *err);
+int __wrap_ibx_source_link_trouble(struct source *of, int code, struct ibx_error *err)
+{
+    (void)err;
+    was.trouble = code;
+    of->state.now = SOURCE_LEFT;
+    return code;
+}
+
+int __wrap_ibx_source_confirm(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_confirm(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    was.confirmed++;
+    return 0;
+}
+
+int __wrap_ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns,
+                           uint64_t busy_until_ns);
+int __wrap_ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns,
+                           uint64_t busy_until_ns)
+{
+    (void)fds, (void)count, (void)wait_ns, (void)busy_until_ns;
+    s.state.now = SOURCE_LEFT;
+    return 0;
+}
+
+unsigned __wrap_ibx_control_socket_poll_fds(struct ibx_control_socket *server, struct pollfd *fds);
+unsigned __wrap_ibx_control_socket_poll_fds(struct ibx_control_socket *server, struct pollfd *fds)
+{
+    (void)server, (void)fds;
+    return 0;
+}
+
+int __wrap_ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handler, void *context,
+                            struct ibx_error *err);
+int __wrap_ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handler, void *context,
+                            struct ibx_error *err)
+{
+    (void)channel, (void)handler, (void)context, (void)err;
+    return 0;
+}
+
+unsigned __wrap_ibx_migration_signals_take(struct migration_signals *signals, bool hangups);
+unsigned __wrap_ibx_migration_signals_take(struct migration_signals *signals, bool hangups)
+{
+    (void)signals, (void)hangups;
+    return 0;
+}
+
+int __wrap_ibx_source_check_qemu(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_check_qemu(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    return 0;
+}
+
+int __wrap_ibx_source_stream_widen(struct source_stream *stream);
+int __wrap_ibx_source_stream_widen(struct source_stream *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+int __wrap_ibx_source_find_map(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_find_map(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    return 0;
+}
+
+int __wrap_ibx_source_return_compared(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_return_compared(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    return is.compared;
+}
+
+int __wrap_ibx_source_warm_stopped(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_warm_stopped(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    return is.warm;
+}
+
+void __wrap_ibx_source_return_note(struct source *of);
+void __wrap_ibx_source_return_note(struct source *of)
+{
+    (void)of;
+    strcat(was.order, "r");
+}
+
+void __wrap_ibx_source_stop_map_note(struct source *of);
+void __wrap_ibx_source_stop_map_note(struct source *of)
+{
+    (void)of;
+    strcat(was.order, "m");
+}
+
+int __wrap_ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
+int __wrap_ibx_source_link_expose(struct source_link *link, struct ibx_error *err)
+{
+    (void)link, (void)err;
+    strcat(was.order, "e");
+    return 0;
+}
+
+/* ------------------------------------------------------------ steps */
+
+static void begin(enum source_state at, enum source_peer_state peer)
+{
+    memset(&is, 0, sizeof(is));
+    memset(&was, 0, sizeof(was));
+    memset(&error, 0, sizeof(error));
+    s = (struct source){.options = &options, .lock_fd = -1, .heard_ns = ibx_now_ns()};
+    s.reporter.observer = &options.observer;
+    ibx_options_init(&s.transport);
+    ibx_source_vm_init(&s.vm);
+    ibx_source_stream_init(&s.stream);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    ibx_gate_init(&s.gate, NULL);
+    ibx_source_link_init(&s.link, &s.status.record, &s.transport, &s.vm, 0, true);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.state.now = at;
+    s.peer.now = peer;
+    s.link.state.now = LINK_MAPPED;
+    s.status.record.state = IBX_JOURNAL_MOVED;
+}
+
+/* ------------------------------------------------------------ tests */
+
+/* Its pages would wait for ever, though the control connection lives. */
+static void test_a_page_connection_fails(NO_STATE)
+{
+    begin(SOURCE_SERVING, PEER_LOADED);
+    s.link.pages = (struct ibx_page_server *)&s;
+    is.pages = -ECONNRESET;
+    assert_int_equal(ibx_source_run(&s, &error), -ECONNRESET);
+    assert_int_equal(was.trouble, -ECONNRESET);
+    s.link.pages = NULL;
+}
+
+/* Nothing is confirmed before all pages are compared, and what the comparison says is heard. */
+static void test_what_the_comparison_says(NO_STATE)
+{
+    static const struct {
+        int verified, trouble;
+        bool confirmed;
+    } cases[] = {{0, 0, true}, {-EAGAIN, 0, false}, {-EPROTO, -EPROTO, false}};
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        begin(SOURCE_SERVING, PEER_COMPLETE);
+        is.verified = cases[i].verified;
+        assert_int_equal(ibx_source_run(&s, &error), cases[i].trouble);
+        assert_int_equal(was.trouble, cases[i].trouble);
+        assert_int_equal(was.confirmed, cases[i].confirmed);
+    }
+}
+
+/* A tool that takes over needs both notes of the stop. They are made before the destination gets
+ * the map, and once the pages of a return are compared. */
+static void test_what_is_noted_at_the_stop(NO_STATE)
+{
+    static const struct {
+        int compared, warm, rc;
+        const char *order;
+    } cases[] = {{0, 0, 0, "rme"}, {-EAGAIN, 0, 0, ""}, {0, -ENOMEM, -ENOMEM, ""}};
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        begin(SOURCE_STARTING, PEER_READY);
+        is.compared = cases[i].compared;
+        is.warm = cases[i].warm;
+        assert_int_equal(ibx_source_on_quiet(&s, &error), cases[i].rc);
+        assert_int_equal(s.state.now, SOURCE_STOPPED);
+        assert_string_equal(was.order, cases[i].order);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_page_connection_fails),
+        cmocka_unit_test(test_what_the_comparison_says),
+        cmocka_unit_test(test_what_is_noted_at_the_stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
