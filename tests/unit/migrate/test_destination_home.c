@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* The file of that memory has no name in this test, so a receiver that may have it comes as far as
@@ -13,6 +14,18 @@
 
 static struct destination d;
 static struct ibx_receive_options options = {.folder = folder};
+
+static unsigned adopted; /* how often QEMU was given that memory */
+
+int __wrap_ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                               struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+int __wrap_ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                               struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    (void)ram, (void)base, (void)qmp, (void)deadline_ns, (void)err;
+    adopted++;
+    return 0;
+}
 
 /* The VM was borrowed from here. */
 static struct ibx_record lent(enum ibx_journal_state state)
@@ -91,12 +104,40 @@ static void nobody_else_has_its_memory(NO_STATE)
     }
 }
 
+/* Since this receiver was chosen, the VM may have returned into another QEMU, and have run there.
+ * This one gets the memory only if that is not so when it is locked. */
+static void nobody_else_has_had_it_meanwhile(NO_STATE)
+{
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_GIVEN_UP, IBX_JOURNAL_RUNNING,
+                                                    IBX_JOURNAL_MAY_RUN};
+    static struct ibx_guest_block block;
+    struct ibx_record away = lent(IBX_JOURNAL_MOVED);
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        const struct ibx_record other = returned(&away, states[i], true);
+        d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
+        d.home.record = away;
+        d.status.record = sample(false, 7);
+        memcpy(d.status.record.base, away.id, sizeof(away.id));
+        block = (struct ibx_guest_block){.id = "mem0", .fd = memfd_create("mem0", MFD_CLOEXEC)};
+        d.home.ram = (struct ibx_guest_ram){.blocks = &block, .count = 1};
+        adopted = 0;
+        const int rc = ibx_destination_home_adopt(&d, &error);
+        assert_int_equal(rc, !i ? 0 : i == 1 ? -EALREADY : -EBUSY);
+        assert_int_equal(adopted, !i);
+        assert_int_equal(d.ram.kept, !i);
+        ibx_destination_unlock(&d);
+        close(block.fd);
+        assert_int_equal(ibx_journal_remove(folder, &other, &error), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(one_that_is_away_may_return),
         TEST(one_that_is_not_away_does_not),
         TEST(nobody_else_has_its_memory),
+        TEST(nobody_else_has_had_it_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

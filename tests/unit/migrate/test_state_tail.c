@@ -187,6 +187,27 @@ static void passes(struct destination_stream *stream, int qemu, const uint8_t *m
     assert_int_equal(n < 0 && errno == EAGAIN ? 0 : n, given);
 }
 
+/* What QEMU has not read yet may be what it cannot load. */
+static void test_loaded_when_qemu_has_read_it(NO_STATE)
+{
+    static const uint8_t sections[] = "a state";
+    struct destination_stream stream;
+    struct ibx_error err = {0};
+    uint8_t got[STREAM];
+    int qemu;
+    stream_begin(&stream, &qemu);
+    passes(&stream, qemu, sections, sizeof(sections) - 1, sizeof(sections) - 2);
+    assert_int_equal(ibx_destination_stream_append(&stream, tail, sizeof(tail), &err), 0);
+    assert_int_equal(ibx_destination_stream_end(&stream, stream.total, &err), 0);
+    assert_false(ibx_destination_stream_loaded(&stream)); /* QEMU was not given it all */
+    assert_int_equal(ibx_destination_stream_feed(&stream, &err), 0);
+    assert_false(ibx_destination_stream_loaded(&stream));
+    assert_int_equal(read(qemu, got, sizeof(got)), 1);
+    assert_true(ibx_destination_stream_loaded(&stream));
+    ibx_destination_stream_fini(&stream);
+    close(qemu);
+}
+
 /* QEMU runs the VM when it has the end. That is given after the commit only, and QEMU's answers do
  * not break the connection then. */
 static void test_the_end_waits_for_the_commit(NO_STATE)
@@ -250,6 +271,7 @@ int main(void)
         cmocka_unit_test(test_not_a_stream_of_qemu),
         cmocka_unit_test(test_cut_off_at_a_zero),
         cmocka_unit_test(test_room_for_what_waits),
+        cmocka_unit_test(test_loaded_when_qemu_has_read_it),
         cmocka_unit_test(test_the_end_waits_for_the_commit),
         cmocka_unit_test(test_the_end_comes_when_there_is_no_room),
         cmocka_unit_test(test_state_without_end),
