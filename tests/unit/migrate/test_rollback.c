@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a rollback refuses although the operator has confirmed it: the destination may answer by
  * then, and the migration or a return may have gone on. */
+#include "migrate/common/guard.h"
+#include "migrate/common/return_path.h"
+#include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
 #include "tests/fixtures/journal_scene.h"
 #include "tests/fixtures/patience.h"
 
@@ -18,6 +22,117 @@
 
 static struct ibx_options transport;
 static struct destination destination;
+
+/* ------------------------------------------------------------ replaced functions */
+
+static struct {
+    const char *status; /* of the VM here, as its monitor says; NULL: there is no monitor */
+    int asks;           /* what asking the tool that serves the VM here returns */
+    enum ibx_guard_state guard;
+} is;
+static unsigned released, restored; /* the guard; QEMU's settings */
+
+int __real_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                           struct ibx_error *err);
+int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                           struct ibx_error *err);
+int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                           struct ibx_error *err)
+{
+    if (!is.status)
+        return __real_ibx_qmp_connect(path, deadline_ns, qmp, err);
+    *qmp = (struct ibx_qmp *)&is;
+    return 0;
+}
+
+pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
+pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
+{
+    (void)qmp;
+    return getpid();
+}
+
+void __wrap_ibx_qmp_close(struct ibx_qmp *qmp);
+void __wrap_ibx_qmp_close(struct ibx_qmp *qmp)
+{
+    (void)qmp;
+}
+
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err);
+int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    (void)qmp, (void)deadline_ns, (void)err;
+    snprintf(status, size, "%s", is.status);
+    return 0;
+}
+
+int __wrap_ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                                struct ibx_error *err);
+int __wrap_ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                                struct ibx_error *err)
+{
+    (void)qmp, (void)before, (void)deadline_ns, (void)err;
+    restored++;
+    return 0;
+}
+
+void __wrap_ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns);
+void __wrap_ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    (void)qmp, (void)deadline_ns;
+}
+
+bool __wrap_ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *why, size_t size,
+                               uint64_t deadline_ns);
+bool __wrap_ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *why, size_t size,
+                               uint64_t deadline_ns)
+{
+    (void)qmp, (void)status, (void)why, (void)size, (void)deadline_ns;
+    return false;
+}
+
+int __wrap_ibx_control_socket_ask(const char *path, json_t *request, json_t **answer,
+                                  uint64_t deadline_ns, struct ibx_error *err);
+int __wrap_ibx_control_socket_ask(const char *path, json_t *request, json_t **answer,
+                                  uint64_t deadline_ns, struct ibx_error *err)
+{
+    (void)path, (void)deadline_ns;
+    json_decref(request);
+    *answer = NULL;
+    return is.asks ? ibx_error_set(err, is.asks, "so it says") : 0;
+}
+
+int __wrap_ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
+                          struct ibx_error *err);
+int __wrap_ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
+                          struct ibx_error *err)
+{
+    (void)ram, (void)remote, (void)err;
+    guard->state.now = is.guard;
+    return 0;
+}
+
+void __wrap_ibx_guard_release(struct ibx_guard *guard);
+void __wrap_ibx_guard_release(struct ibx_guard *guard)
+{
+    (void)guard;
+    released++;
+}
+
+void __wrap_ibx_guard_leave(struct ibx_guard *guard);
+void __wrap_ibx_guard_leave(struct ibx_guard *guard)
+{
+    (void)guard;
+}
+
+int __wrap_ibx_return_path_take(pid_t pid, uint64_t hold, int *fd, struct ibx_error *err);
+int __wrap_ibx_return_path_take(pid_t pid, uint64_t hold, int *fd, struct ibx_error *err)
+{
+    (void)pid, (void)hold, (void)fd;
+    return ibx_error_set(err, -ENOENT, "QEMU has none");
+}
 
 /* ------------------------------------------------------------ a destination that answers */
 
@@ -218,12 +333,76 @@ static void memory_was_cut_short(NO_STATE)
     unlink(file);
 }
 
+/* The VM may have run at home meanwhile: the tool that serves it here would go on with pages that
+ * are none of the VM's, if it did not make its link anew. */
+static void the_link_of_a_return_is_made_anew(NO_STATE)
+{
+    static const struct {
+        int asks, rc;
+        const char *word;
+    } cases[] = {{-ETIMEDOUT, -ETIMEDOUT, "the ib-migrate that serves the VM here"},
+                 {-ECONNREFUSED, -ENOENT, "/nonexistent/monitor"},
+                 {-ENOENT, -ENOENT, "/nonexistent/monitor"},
+                 {0, -ENOENT, "/nonexistent/monitor"}};
+    struct ibx_record r = gone_away();
+    r.base[0] = 1;
+    r.whole = true;
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        is.asks = cases[i].asks;
+        refused(&r, cases[i].rc, cases[i].word);
+    }
+    is.asks = 0;
+}
+
+/* Where libvirt drives, only a VM that libvirt has continued is taken back. */
+static void libvirt_has_not_continued_the_vm(NO_STATE)
+{
+    struct ibx_record r = gone_away();
+    r.libvirt = true;
+    r.uffd = -1;
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    restored = 0;
+    is.status = "paused";
+    refused(&r, -EBUSY, "libvirt decides where this VM runs");
+    assert_int_equal(only().state, IBX_JOURNAL_MOVED);
+    assert_false(restored || ibx_journal_noted_back(folder, &r));
+    is.status = "running";
+    assert_int_equal(ibx_migrate_rollback(folder, &r, &transport, &error), 0);
+    assert_int_equal(only().state, IBX_JOURNAL_ROLLED_BACK);
+    assert_int_equal(restored, 1);
+    is.status = NULL;
+}
+
+/* A thread that tried to write would write then, to memory that is about to be removed. */
+static void nobody_lets_a_write_go_on(NO_STATE)
+{
+    static const enum ibx_guard_state states[] = {GUARD_CAUGHT, GUARD_MADE};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        struct ibx_record r = gone_away();
+        r.uffd = 31;
+        r.block_count = 1;
+        r.settings[0] = '\0';
+        is.guard = states[i];
+        released = 0;
+        assert_int_equal(ibx_migrate_let_go(&r, &error), i ? 0 : -EBUSY);
+        assert_int_equal(released, i);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(the_destination_has_the_vm), TEST(the_destination_hangs_up), TEST(nobody_answers),
-        TEST(the_migration_has_gone_on),  TEST(a_return_has_begun),       TEST(the_vm_has_returned),
+        TEST(the_destination_has_the_vm),
+        TEST(the_destination_hangs_up),
+        TEST(nobody_answers),
+        TEST(the_migration_has_gone_on),
+        TEST(a_return_has_begun),
+        TEST(the_vm_has_returned),
         TEST(memory_was_cut_short),
+        TEST(the_link_of_a_return_is_made_anew),
+        TEST(libvirt_has_not_continued_the_vm),
+        TEST(nobody_lets_a_write_go_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
