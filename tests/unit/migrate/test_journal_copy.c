@@ -6,12 +6,28 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+static char aside[PATH_MAX], named[PATH_MAX]; /* a record that is put back when it is locked */
+
+int __real_ibx_journal_lock(const char *in, const struct ibx_record *record, int *fd,
+                            struct ibx_error *err);
+int __wrap_ibx_journal_lock(const char *in, const struct ibx_record *record, int *fd,
+                            struct ibx_error *err);
+int __wrap_ibx_journal_lock(const char *in, const struct ibx_record *record, int *fd,
+                            struct ibx_error *err)
+{
+    if (aside[0])
+        assert_int_equal(rename(aside, named), 0);
+    aside[0] = '\0';
+    return __real_ibx_journal_lock(in, record, fd, err);
+}
 
 static void damage(const struct ibx_record *r)
 {
@@ -245,6 +261,23 @@ static void no_copy_outlives_the_migration(NO_STATE)
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
 }
 
+/* A tool may write its record anew, after somebody has removed it, while others look for copies of
+ * which there is none. */
+static void the_copy_of_a_record_that_is_written_anew_stays(NO_STATE)
+{
+    char copy[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    ibx_journal_path(folder, &r, ".json", named, sizeof(named));
+    ibx_journal_path(folder, &r, ".copy", copy, sizeof(copy));
+    snprintf(aside, sizeof(aside), "%s/aside", folder);
+    assert_int_equal(rename(named, aside), 0);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_string_equal(aside, "");
+    assert_int_equal(access(copy, F_OK), 0);
+    damage_is_mended(&r);
+}
+
 /* For libvirt, guest memory has a second name meanwhile. A tool that was killed when its record
  * said that the migration is over has left it. */
 static void no_second_name_of_memory_outlives_the_migration(NO_STATE)
@@ -347,6 +380,7 @@ int main(void)
         TEST(a_copy_of_others_does_not_count),
         TEST(no_copy_outlives_the_migration),
         TEST(no_copy_outlives_the_record),
+        TEST(the_copy_of_a_record_that_is_written_anew_stays),
         TEST(no_second_name_of_memory_outlives_the_migration),
         TEST(no_second_name_of_memory_is_beside_a_link),
         TEST(no_copy_takes_the_room_of_the_record),

@@ -4,9 +4,11 @@
 #include "migrate/journal/journal.h"
 #include "tests/fixtures/journal_scene.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +26,22 @@ int __wrap_open64(const char *path, int flags, mode_t mode)
         return -1;
     }
     return __real_open64(boot && strstr(path, "/boot_id") ? boot : path, flags, mode);
+}
+
+static bool twice; /* each name of a folder comes twice */
+
+struct dirent *__real_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir)
+{
+    static struct dirent *last;
+    if (last && twice) {
+        struct dirent *again = last;
+        last = NULL;
+        return again;
+    }
+    last = __real_readdir64(dir);
+    return last;
 }
 
 /* A process whose name looks like the fields that follow it in /proc/PID/stat. */
@@ -209,6 +227,23 @@ static void memory_that_nobody_needs_may_be_overwritten(NO_STATE)
     assert_int_equal(remove_folder(NULL), 0);
 }
 
+/* readdir(3) may return a file twice that is replaced meanwhile. */
+static void a_record_that_is_replaced_is_listed_once(NO_STATE)
+{
+    struct ibx_record r = sample(true, 5), other = sample(false, 5), *all;
+    size_t count;
+    assert_int_equal(make_folder(NULL), 0);
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(write_record(&other), 0); /* the other side's, on the same host */
+    twice = true;
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    twice = false;
+    assert_int_equal(count, 2);
+    assert_true(all[0].source != all[1].source);
+    free(all);
+    assert_int_equal(remove_folder(NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,6 +254,7 @@ int main(void)
         cmocka_unit_test(processes_with_one_number_are_distinguished),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
         cmocka_unit_test(hidden_processes_have_not_ended),
+        cmocka_unit_test(a_record_that_is_replaced_is_listed_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
