@@ -189,8 +189,8 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         ibx_journal_unlink_beside(folder, record, LOCK);
         rc = 0;
     } else if (!rc && !why) {
-        if ((which->remove && ibx_journal_qemu_gone(record) && has_memory(record, path)) ||
-            leaves_aside(record))
+        /* That of a QEMU that lives has kept the record: needed(), end_instead(). */
+        if ((which->remove && has_memory(record, path)) || leaves_aside(record))
             rc = ibx_journal_remove_files(record, err);
         rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }

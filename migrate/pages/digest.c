@@ -320,7 +320,7 @@ bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
     const uint64_t first = range * IBX_DIGEST_PAGES;
     uint64_t list[IBX_DIGEST_PAGES];
     for (unsigned i = 0; i < ibx_digest_pages(tags->map, range); i++)
-        list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire) & ~FLAGS;
+        list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire);
     return encode(tags, range, list, entry);
 }
 

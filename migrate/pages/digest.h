@@ -99,7 +99,8 @@ void ibx_page_tags_forget(struct ibx_page_tags *tags, uint64_t page, uint64_t pa
 int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err);
 /* Whether every page with data of the range has its tag. */
 bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range);
-/* Encodes the entry of a range for a DIGEST message. False: OpenSSL has no memory. */
+/* Encodes the entry of a range for a DIGEST message; not of a VM that is borrowed. False: OpenSSL
+ * has no memory. */
 bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY]);
 

@@ -142,7 +142,6 @@ void ibx_page_map_recount(struct ibx_page_map *map)
 
 void ibx_page_map_recall(struct ibx_page_map *map, const void *bits)
 {
-    map->next = 0;
     memcpy(map->bits, bits, words_of(map->pages) * sizeof(uint64_t));
     ibx_page_map_recount(map);
 }

@@ -62,8 +62,7 @@ void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *le
 void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only);
 /* Copies the bits of `from`, a map of the same RAM; `next` is left alone. */
 void ibx_page_map_copy(struct ibx_page_map *map, const struct ibx_page_map *from);
-/* Replaces the bits by saved ones of a map of the same RAM, and sets `next` to 0: nothing has been
- * decoded. */
+/* The same with saved bits of such a map. */
 void ibx_page_map_recall(struct ibx_page_map *map, const void *bits);
 /* Counts data_pages again, after the caller has changed `bits`. */
 void ibx_page_map_recount(struct ibx_page_map *map);
