@@ -127,6 +127,45 @@ static void test_later_data(NO_STATE)
     scene_end(&s);
 }
 
+/* Nobody has to look before the page server tells. */
+static void test_tells_when_all_is_exposed(NO_STATE)
+{
+    struct scene s;
+    struct ibx_error err = {0};
+    assert_true(scene_make(&s, 2, false));
+    scene_connect(&s);
+    struct pollfd fd = {.fd = ibx_page_server_fd(s.pages), .events = POLLIN};
+    assert_int_equal(ibx_page_server_expose(s.pages, &s.map, &err), 0);
+    while (ibx_page_server_done(s.pages, &s.regions, &err))
+        assert_int_equal(poll(&fd, 1, 60000), 1);
+    scene_end(&s);
+}
+
+#define MANY 100u /* regions: more than a connection has credits */
+
+/* A large VM: its regions wait until the destination has taken earlier ones. */
+static void test_more_regions_than_credits(NO_STATE)
+{
+    struct scene s;
+    struct ibx_error err = {0};
+    assert_true(scene_make(&s, 1, false));
+    struct ibx_guest_block *block = &s.blocks[1];
+    block->size = s.described[1].size = MANY * IBX_EXPORT_STRETCH;
+    assert_int_equal(ftruncate(block->fd, (off_t)block->size), 0);
+    s.ram.bytes = s.blocks[0].size + block->size;
+    ibx_page_map_fini(&s.map);
+    assert_int_equal(ibx_page_map_init(&s.map, s.described, BLOCKS, &err), 0);
+    for (unsigned i = 0; i < MANY; i++)
+        ibx_page_map_set(&s.map, s.map.blocks[1].first + i * (IBX_EXPORT_STRETCH / SMALL), 1);
+    ibx_page_map_recount(&s.map);
+    scene_connect(&s);
+    const bool whole = ibx_conn_caps(ibx_page_reader_conn(s.readers[0]))->register_free;
+    scene_expose(&s);
+    assert_int_equal(s.regions, whole ? 2 : MANY);
+    assert_int_equal(ibx_page_server_failed(s.pages, &err), 0);
+    scene_end(&s);
+}
+
 /* Whoever has the keys of guest RAM may read it, and cannot write to it. */
 static void test_is_not_written(NO_STATE)
 {
@@ -597,6 +636,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_minor),
         cmocka_unit_test(test_huge),
         cmocka_unit_test(test_later_data),
+        cmocka_unit_test(test_tells_when_all_is_exposed),
+        cmocka_unit_test(test_more_regions_than_credits),
         cmocka_unit_test(test_is_not_written),
         cmocka_unit_test(test_pinned_once),
         cmocka_unit_test(test_cpu_time),

@@ -23,6 +23,7 @@ static struct {
 static struct {
     int trouble; /* what the link's end was told; 0: it was not reached */
     unsigned confirmed;
+    uint32_t early; /* pages that went ahead of the map */
     char order[16]; /* at the stop: r, m, e: pages of a return, the map were noted; exposed */
 } was;
 
@@ -148,6 +149,41 @@ int __wrap_ibx_source_link_expose(struct source_link *link, struct ibx_error *er
     return 0;
 }
 
+bool __wrap_ibx_source_link_has_early(const struct source_link *link);
+bool __wrap_ibx_source_link_has_early(const struct source_link *link)
+{
+    (void)link;
+    return true;
+}
+
+const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn);
+const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn)
+{
+    static const struct ibx_path path;
+    (void)conn;
+    return &path;
+}
+
+int __wrap_ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
+                                   uint64_t pages, uint64_t *bits, struct ibx_error *err);
+int __wrap_ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
+                                   uint64_t pages, uint64_t *bits, struct ibx_error *err)
+{
+    (void)tracker, (void)block, (void)first, (void)pages, (void)err;
+    *bits = 0xfe;
+    return 0;
+}
+
+int __wrap_ibx_source_link_send_early(struct source_link *link, uint32_t which,
+                                      struct ibx_error *err);
+int __wrap_ibx_source_link_send_early(struct source_link *link, uint32_t which,
+                                      struct ibx_error *err)
+{
+    (void)link, (void)err;
+    was.early = which;
+    return 0;
+}
+
 /* ------------------------------------------------------------ steps */
 
 static void begin(enum source_state at, enum source_peer_state peer)
@@ -218,12 +254,31 @@ static void test_what_is_noted_at_the_stop(NO_STATE)
     }
 }
 
+/* A page of a VM that returns may go ahead of the map only if the map will have it: it held data
+ * when the VM came, is in its place, and QEMU has it mapped. Home refuses any other. */
+static void test_which_pages_go_ahead_of_the_map(NO_STATE)
+{
+    enum { WORDS = IBX_EARLY_AT / IBX_EARLY_PAGE / 64 + 1 };
+    static uint64_t base[WORDS], arrived[2 * WORDS];
+    begin(SOURCE_STOPPED, PEER_READY);
+    s.warm.state.now = WARM_OVER;
+    s.vm.map.pages = WORDS * 64;
+    s.home.base.memory = base;
+    s.home.arrived.memory = arrived;
+    base[WORDS - 1] = 0xfb;
+    arrived[2 * WORDS - 1] = 0xf7;
+    assert_int_equal(ibx_source_return_send_early(&s, &error), 0);
+    assert_int_equal(was.early, 0xf2);
+    assert_true(s.home.early);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_page_connection_fails),
         cmocka_unit_test(test_what_the_comparison_says),
         cmocka_unit_test(test_what_is_noted_at_the_stop),
+        cmocka_unit_test(test_which_pages_go_ahead_of_the_map),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
