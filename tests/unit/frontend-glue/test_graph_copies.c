@@ -6,6 +6,7 @@
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/device_objects.h"
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/host_copies.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include <limits.h>
@@ -30,6 +31,16 @@ static const void *launched;           /* the last executable graph */
 static unsigned copies, made;
 static uint8_t seen;
 static size_t length; /* of the last copy */
+static struct {
+    int device, error;   /* the current device; the program's last error */
+    bool no_slot;        /* no node can be made */
+    int launches;        /* what a launch returns */
+    uint64_t number;     /* of the next function; 0: 1 */
+    const void *waiting; /* a stream that waits for a host function */
+    enum host_memory host;
+} is = {.host = HOST_PAGEABLE};
+static unsigned destroyed; /* executable graphs */
+static int set_error;      /* the last error that was set */
 
 static int copy_it(const struct ibx_frontend_copy *copy, int *exit_code)
 {
@@ -52,7 +63,7 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
 {
     named = (struct host_node){function, argument};
     *queue = 1;
-    return 1;
+    return is.number ? is.number : 1;
 }
 
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
@@ -67,7 +78,7 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     *node = graph;
     *rc = 0;
-    return ibx_frontend_slot_copy(&w, copy);
+    return !is.no_slot && ibx_frontend_slot_copy(&w, copy);
 }
 
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
@@ -85,7 +96,7 @@ int cudaGraphCreate(void **graph, unsigned flags)
 
 int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags)
 {
-    static char executables[64];
+    static char executables[256];
     (void)graph, (void)flags;
     assert_true(made < sizeof(executables));
     *exec = executables + made++;
@@ -94,7 +105,7 @@ int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags)
 
 int cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = is.device;
     return 0;
 }
 
@@ -106,7 +117,7 @@ int ibx_frontend_launch_later(void *exec, void *stream, uint64_t number,
     launched = exec;
     given = copy->taken;
     copy->taken = NULL;
-    return 0;
+    return is.launches;
 }
 
 static int nothing(void)
@@ -122,6 +133,7 @@ int cudaGraphDestroy(void *graph)
 int cudaGraphExecDestroy(void *exec)
 {
     (void)exec;
+    destroyed++;
     return nothing();
 }
 int cudaSetDevice(int device)
@@ -135,10 +147,11 @@ int cudaGetLastError(void)
 }
 int cudaPeekAtLastError(void)
 {
-    return nothing();
+    return is.error;
 }
 int ibx_frontend_fail(int rc)
 {
+    set_error = rc;
     return rc;
 }
 bool ibx_frontend_first_begins(void)
@@ -149,14 +162,13 @@ void ibx_frontend_first_is_over(void) {}
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
 {
     (void)address, (void)n;
-    return HOST_PAGEABLE;
+    return is.host;
 }
 
 void ibx_frontend_device_used(void) {}
 bool ibx_frontend_host_waits(const void *stream)
 {
-    (void)stream;
-    return false;
+    return is.waiting && stream == is.waiting;
 }
 
 void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
@@ -376,8 +388,9 @@ static void a_child_has_the_copies(void **state)
     const pid_t child = fork();
     if (!child) {
         alarm(60);
+        const unsigned before = made; /* the graphs are the parent's */
         const bool known = ibx_frontend_graph_copy_behind(&copy, false, NULL, &rc);
-        _exit(known && named.argument == argument ? 0 : 1);
+        _exit(known && named.argument == argument && made == before + 1 ? 0 : 1);
     }
     atomic_store(&went_on, true);
     assert_int_equal(pthread_join(thread, NULL), 0);
@@ -398,6 +411,151 @@ static void devices_that_are_not_there(void **state)
     assert_int_equal(copies, 0);
 }
 
+/* ----------------------------------------------------- graphs of copies behind a function */
+
+#define LARGE ((size_t)200 << 20) /* bytes: there is room for one such copy */
+
+static char queue; /* a stream */
+
+/* A copy of this program's memory, which is page-locked, behind a host function. */
+static bool behind(uint64_t device, size_t bytes)
+{
+    struct ibx_cuda_memcpy3d copy = copy_to_device(memory, device);
+    int rc = -1;
+    copy.extent.width = copy.from.pitch = copy.to.pitch = bytes;
+    const bool goes = ibx_frontend_graph_copy_behind(&copy, false, &queue, &rc);
+    assert_int_equal(goes ? rc : is.launches, is.launches);
+    return goes;
+}
+
+/* As when the back end has called the function, of whose bytes this program has one. */
+static void was_called(struct host_node function)
+{
+    atomic_fetch_add(&((struct ibx_host_copy *)function.argument)->called, 1);
+}
+
+/* Nothing is left of an earlier test. */
+static void begin_behind(void)
+{
+    ibx_frontend_graph_reset();
+    assert_true(behind(0x100, 1));
+    destroyed = 0;
+}
+
+/* A graph whose launch may not have come to its copy is not destroyed: the copy would be lost. */
+static void graphs_go_when_their_launches_are_complete(void **state)
+{
+    (void)state;
+    begin_behind();
+    assert_true(behind(0x10000, LARGE));
+    const struct host_node first = named;
+    assert_true(behind(0x10000, LARGE));
+    assert_false(behind(0x20000, LARGE));
+    was_called(first);
+    assert_false(behind(0x20000, LARGE)); /* its second launch has not come to it */
+    was_called(first);
+    is.waiting = &queue;
+    assert_false(behind(0x20000, LARGE));
+    is.waiting = NULL;
+    assert_int_equal(destroyed, 0);
+    assert_true(behind(0x20000, LARGE));
+    assert_int_equal(destroyed, 1);
+}
+
+/* A launch that failed never comes to its copy. */
+static void a_failed_launch_is_not_waited_for(void **state)
+{
+    (void)state;
+    begin_behind();
+    is.launches = CUDA_UNKNOWN;
+    assert_true(behind(0x10000, LARGE));
+    is.launches = 0;
+    assert_true(behind(0x20000, LARGE));
+    assert_int_equal(destroyed, 1);
+}
+
+/* A reset has destroyed all graphs. A function of before it is called for none that came later. */
+static void a_reset_takes_the_graphs(void **state)
+{
+    (void)state;
+    begin_behind();
+    assert_true(behind(0x10000, LARGE));
+    const struct host_node before = named;
+    const void *graph = launched;
+    was_called(before);
+    ibx_frontend_graph_reset();
+    ibx_frontend_graph_behind_trim();
+    assert_true(behind(0x10000, LARGE));
+    assert_ptr_not_equal(launched, graph);
+    assert_ptr_not_equal(named.argument, before.argument);
+    assert_int_equal(destroyed, 0);
+}
+
+/* The driver's memory for them is given back while there is time. */
+static void many_graphs_are_trimmed(void **state)
+{
+    (void)state;
+    begin_behind();
+    for (unsigned i = 0; i < 31; i++) {
+        assert_true(behind(0x30000 + i, 1));
+        was_called(named);
+    }
+    ibx_frontend_graph_behind_trim();
+    assert_int_equal(destroyed, 0);
+    assert_true(behind(0x40000, 1));
+    ibx_frontend_graph_behind_trim();
+    assert_int_equal(destroyed, 31); /* the first one and the last one are not complete */
+}
+
+/* The program asked for a copy, and not for this way of it. */
+static void a_graph_that_cannot_be_made_leaves_no_error(void **state)
+{
+    (void)state;
+    begin_behind();
+    is.no_slot = true;
+    is.error = CUDA_UNKNOWN;
+    set_error = 0;
+    assert_false(behind(0x10000, 1));
+    assert_int_equal(set_error, CUDA_UNKNOWN);
+    is.error = set_error = 0;
+    assert_false(behind(0x10000, 1));
+    assert_int_equal(set_error, 0);
+    is.no_slot = false;
+}
+
+/* A function copies for the device that was current, and in the way that the memory needs. */
+static void copies_of_other_devices_and_memory_are_others(void **state)
+{
+    const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x50000);
+    const struct ibx_host_copy *first, *other;
+    struct ibx_writer w;
+    uint8_t bytes[512];
+    (void)state;
+    w = ibx_writer_of(bytes, sizeof(bytes));
+    assert_true(ibx_frontend_slot_copy(&w, &copy));
+    first = named.argument;
+    assert_true(first->pageable && first->device == 0 && first->number == 1);
+    is.device = 1;
+    w = ibx_writer_of(bytes, sizeof(bytes));
+    assert_true(ibx_frontend_slot_copy(&w, &copy));
+    other = named.argument;
+    assert_true(other != first && other->device == 1);
+    is.device = 64;
+    w = ibx_writer_of(bytes, sizeof(bytes));
+    assert_int_equal(ibx_frontend_slot_copy(&w, &copy), 0);
+    is.device = 0;
+    is.host = HOST_ALLOCATED;
+    w = ibx_writer_of(bytes, sizeof(bytes));
+    assert_true(ibx_frontend_slot_copy(&w, &copy));
+    other = named.argument;
+    assert_true(other != first && !other->pageable);
+    is.host = HOST_PAGEABLE;
+    is.number = (uint64_t)1 << 31; /* no back end could name it with its slot */
+    w = ibx_writer_of(bytes, sizeof(bytes));
+    assert_int_equal(ibx_frontend_slot_copy(&w, &copy), 0);
+    is.number = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -408,6 +566,12 @@ int main(void)
         cmocka_unit_test(a_child_has_the_copies),
         cmocka_unit_test(streams_have_graphs_apart),
         cmocka_unit_test(takes_no_more_than_there_is_room),
+        cmocka_unit_test(graphs_go_when_their_launches_are_complete),
+        cmocka_unit_test(a_failed_launch_is_not_waited_for),
+        cmocka_unit_test(a_reset_takes_the_graphs),
+        cmocka_unit_test(many_graphs_are_trimmed),
+        cmocka_unit_test(a_graph_that_cannot_be_made_leaves_no_error),
+        cmocka_unit_test(copies_of_other_devices_and_memory_are_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ int __wrap_ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_p
     (void)record, (void)transport;
     assert_int_equal(purpose, IBX_PURPOSE_QUERY);
     was.asked++;
-    answer->state = is.answer;
+    answer->state = (uint8_t)is.answer;
     return is.answer ? 0 : ibx_error_set(err, -ECONNREFUSED, "nobody listens there");
 }
 
