@@ -33,6 +33,8 @@ static struct {
     int event_state; /* of those that are not reached */
     unsigned waits, streams, switches;
     const void *captured;
+    int relaxed;    /* by how many calls that are not over the thread's mode is another one */
+    bool no_device; /* no device becomes current */
     struct {
         void (*function)(void *argument);
         void *argument;
@@ -112,6 +114,8 @@ int ibx_frontend_device_of_stream(const void *stream)
 
 int cudaSetDevice(int device)
 {
+    if (gpu.no_device)
+        return ibx_frontend_fail(CUDA_UNKNOWN);
     gpu.device = device;
     gpu.switches++;
     return 0;
@@ -124,12 +128,14 @@ bool ibx_frontend_captures(void *stream)
 
 int ibx_frontend_relax(void)
 {
-    return 0;
+    gpu.relaxed++;
+    return 7;
 }
 
 void ibx_frontend_relax_end(int mode)
 {
-    (void)mode;
+    assert_int_equal(mode, 7);
+    gpu.relaxed--;
 }
 
 int ibx_frontend_event_take(struct ibx_kept_event *own)
@@ -234,6 +240,7 @@ static void destroy(const void *exec, bool gone)
     struct holding *taken = ibx_frontend_objects_take(exec, &launched);
     assert_non_null(taken);
     ibx_frontend_objects_gone(taken, launched, gone);
+    assert_int_equal(gpu.relaxed, 0);
 }
 
 static int begin(void **state)
@@ -518,6 +525,21 @@ static void test_reset_without_event(void **state)
     }
 }
 
+/* The device of the launch cannot be made the current one: the call waits itself. */
+static void test_a_device_that_does_not_answer(void **state)
+{
+    (void)state;
+    void *exec = make_exec(EXEC);
+    ibx_frontend_objects_launched(exec, STREAM(1, 0));
+    assert_int_equal(gpu.device, 0);
+    gpu.no_device = true;
+    destroy(exec, true);
+    assert_int_equal(ended, 1);
+    assert_int_equal(gpu.waits, 1);
+    assert_int_equal(gpu.work_count + gpu.streams, 0);
+    assert_int_equal(cudaPeekAtLastError(), 0);
+}
+
 /* The stream is gone or captured, and there is no event. */
 static void test_unseen(void **state)
 {
@@ -631,6 +653,7 @@ int main(void)
         cmocka_unit_test_setup(test_event_is_not_recorded, begin),
         cmocka_unit_test_setup(test_device_of_high_number, begin),
         cmocka_unit_test_setup(test_child, begin),
+        cmocka_unit_test_setup(test_a_device_that_does_not_answer, begin),
         cmocka_unit_test_setup(test_unseen, begin),
         cmocka_unit_test_setup(test_counts, begin),
         cmocka_unit_test_setup(test_moved, begin),
