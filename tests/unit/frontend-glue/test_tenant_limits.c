@@ -97,6 +97,30 @@ static void test_nodes_have_a_limit(void **state)
     atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
+/* A copy of a graph counts as much as the graph, with what is in it. */
+static void test_a_clone_counts_as_its_graph(void **state)
+{
+    (void)state;
+    uint64_t inner, outer, clone, node;
+    assert_int_equal(ext_graph_create(&alice, &inner), 0);
+    assert_int_equal(ext_graph_create(&alice, &outer), 0);
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, inner, 0, &node), 0);
+    assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_CHILD, outer, inner, &node), 0);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    const struct ibx_graph_size size = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, outer);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_CLONE, outer, &clone), 0);
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before + size.nodes);
+    const struct ibx_graph_size same = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, clone);
+    assert_true(size.nodes > 10 && same.nodes == size.nodes && same.depth == size.depth);
+    assert_true(ibx_room_owned(&alice.x, clone));
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, clone, NULL), 0);
+    assert_false(ibx_room_owned(&alice.x, clone)); /* the handle may be another tenant's next */
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, outer, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, inner, NULL), 0);
+}
+
 /* A node with a graph in it gives back all that it counts as, though it was listed meanwhile. */
 static void test_listed_nodes_count_as_before(void **state)
 {
@@ -187,6 +211,17 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
     ibx_get_u64(&r);
     *body = rc ? 0 : ibx_get_u64(&r);
     return rc;
+}
+
+/* It ends with the graph around it: CUDA would destroy it twice. */
+static void test_the_graph_of_a_condition_is_not_destroyed_alone(void **state)
+{
+    (void)state;
+    uint64_t graph, body;
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_conditional(&alice, graph, &body), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, body, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
 }
 
 /* The same for the graphs of conditional nodes, which executable graphs have too. */
@@ -518,6 +553,8 @@ int main(void)
         cmocka_unit_test(test_graphs_in_graphs),
         cmocka_unit_test(test_allocations_have_an_owner),
         cmocka_unit_test(test_nodes_have_a_limit),
+        cmocka_unit_test(test_a_clone_counts_as_its_graph),
+        cmocka_unit_test(test_the_graph_of_a_condition_is_not_destroyed_alone),
         cmocka_unit_test(test_listed_nodes_count_as_before),
         cmocka_unit_test(test_depth_of_graphs),
         cmocka_unit_test(test_conditions_in_conditions),
