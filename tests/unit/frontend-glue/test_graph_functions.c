@@ -100,6 +100,48 @@ static void test_functions_end_with_graphs(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+/* How many functions the graph calls, and which from number `from` on. */
+static uint64_t list(uint64_t graph, uint64_t from, uint64_t values[IBX_EXT_LISTED])
+{
+    uint8_t bytes[64], out[IBX_EXT_OUT_MAX] = {0};
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_FUNCTIONS);
+    ibx_put_u64(&w, graph);
+    ibx_put_u64(&w, from);
+    struct ibx_writer answer = ibx_writer_of(out, sizeof(out));
+    const struct ibx_request q = {.body = w.data, .length = w.length};
+    assert_int_equal(ibx_extension_run(&alice.x, &q, &answer), 0);
+    struct ibx_reader r = ibx_reader_of(out, answer.length);
+    const uint64_t count = ibx_get_u64(&r);
+    for (unsigned i = 0; i < IBX_EXT_LISTED; i++)
+        values[i] = ibx_get_u64(&r);
+    assert_false(r.failed);
+    return count;
+}
+
+/* A client asks again for those that one answer does not have. */
+static void test_functions_are_listed(void **state)
+{
+    enum { MANY = IBX_EXT_LISTED + 3 };
+    uint64_t queue, graph, node, values[IBX_EXT_LISTED], seen = 0;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    for (uint64_t i = 1; i <= MANY; i++)
+        assert_int_equal(add_host_node(graph, queue, i, &node), 0);
+    for (uint64_t from = 0; from < MANY; from += IBX_EXT_LISTED) {
+        assert_int_equal(list(graph, from, values), MANY);
+        for (unsigned i = 0; i < IBX_EXT_LISTED; i++) {
+            assert_int_equal(!values[i], from + i >= MANY);
+            seen |= values[i] ? (uint64_t)1 << values[i] : 0;
+        }
+    }
+    assert_int_equal(seen, ((uint64_t)1 << (MANY + 1)) - 2);
+    assert_int_equal(list(graph, MANY, values), MANY);
+    assert_int_equal(values[0], 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    ibx_host_work_end(&alice.x);
+}
+
 /* If a node gets one function after the other, in its graph or in an executable graph, only the
  * last one stays known. */
 static void test_functions_end_when_replaced(void **state)
@@ -269,6 +311,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_very_many_functions),
         cmocka_unit_test(test_functions_end_with_graphs),
+        cmocka_unit_test(test_functions_are_listed),
         cmocka_unit_test(test_functions_end_when_replaced),
         cmocka_unit_test(test_functions_stay_with_nodes),
         cmocka_unit_test(test_refused_copies_leave_nothing),
