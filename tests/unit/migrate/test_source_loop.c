@@ -19,10 +19,12 @@ static const struct ibx_send_options options = {.folder = "/nonexistent"};
 
 static struct {
     int pages, verified, compared, warm; /* what these return */
+    size_t fails; /* which step before QEMU migrates fails, from 1; 0: none */
 } is;
 static struct {
     int trouble; /* what the link's end was told; 0: it was not reached */
     unsigned confirmed;
+    bool kept;      /* the VM stays, before the commit */
     uint32_t early; /* pages that went ahead of the map */
     char order[16]; /* at the stop: r, m, e: pages of a return, the map were noted; exposed */
 } was;
@@ -149,6 +151,119 @@ int __wrap_ibx_source_link_expose(struct source_link *link, struct ibx_error *er
     return 0;
 }
 
+/* The steps before QEMU migrates, each with its letter. */
+static int step_is(char letter, struct ibx_error *err)
+{
+    const size_t n = strlen(was.order);
+    was.order[n] = letter;
+    return is.fails && n + 1 == is.fails ? ibx_error_set(err, -EPERM, "it is refused") : 0;
+}
+
+int __wrap_ibx_source_check_memory(struct ibx_error *err);
+int __wrap_ibx_source_check_memory(struct ibx_error *err)
+{
+
+    return step_is('m', err);
+}
+
+int __wrap_ibx_source_check_block_users(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_check_block_users(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('u', err);
+}
+
+int __wrap_ibx_source_set_settings(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_set_settings(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('s', err);
+}
+
+int __wrap_ibx_source_find_images(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_find_images(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('i', err);
+}
+
+int __wrap_ibx_migration_record(const char *in, struct ibx_record *record,
+                                enum ibx_journal_state state, struct ibx_error *err);
+int __wrap_ibx_migration_record(const char *in, struct ibx_record *record,
+                                enum ibx_journal_state state, struct ibx_error *err)
+{
+    (void)in, (void)record;
+    assert_int_equal(state, IBX_JOURNAL_MAY_RUN);
+    return step_is('w', err);
+}
+
+int __wrap_ibx_source_check_compared(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_check_compared(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('c', err);
+}
+
+int __wrap_ibx_source_check_settings(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_check_settings(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('S', err);
+}
+
+int __wrap_ibx_source_check_status(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_check_status(struct source *of, struct ibx_error *err)
+{
+    (void)of;
+    return step_is('t', err);
+}
+
+int __wrap_ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
+int __wrap_ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
+{
+    (void)watchdog;
+    return step_is('T', err);
+}
+
+int __wrap_ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
+                                  struct ibx_error *err);
+int __wrap_ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
+                                  struct ibx_error *err)
+{
+    (void)stream, (void)qmp;
+    return step_is('o', err);
+}
+
+int __wrap_ibx_source_warm_begin(struct source *of, struct ibx_error *err);
+int __wrap_ibx_source_warm_begin(struct source *of, struct ibx_error *err)
+{
+    (void)of, (void)err;
+    return 0;
+}
+
+int __wrap_ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
+int __wrap_ibx_source_link_exposed(struct source_link *link, struct ibx_error *err)
+{
+    (void)link, (void)err;
+    return 0;
+}
+
+void __wrap_ibx_source_compared_ask(struct source *of, bool stopped);
+void __wrap_ibx_source_compared_ask(struct source *of, bool stopped)
+{
+    (void)of, (void)stopped;
+}
+
+/* Ends the loop, too. */
+int __wrap_ibx_source_keep(struct source *of, int code, struct ibx_error *err);
+int __wrap_ibx_source_keep(struct source *of, int code, struct ibx_error *err)
+{
+    (void)err;
+    was.kept = true;
+    of->state.now = SOURCE_LEFT;
+    return code;
+}
+
 bool __wrap_ibx_source_link_has_early(const struct source_link *link);
 bool __wrap_ibx_source_link_has_early(const struct source_link *link)
 {
@@ -236,6 +351,22 @@ static void test_what_the_comparison_says(NO_STATE)
     }
 }
 
+/* Whatever is refused before QEMU migrates, the VM is not stopped for it. MAY_RUN is on record, and
+ * the watchdog knows, before QEMU can have stopped the VM. */
+static void test_what_is_done_before_qemu_migrates(NO_STATE)
+{
+    static const char all[] = "musiwcStuTo";
+    for (size_t fails = 0; fails < sizeof(all); fails++) {
+        begin(SOURCE_EXPOSING, PEER_READY);
+        is.fails = fails;
+        assert_int_equal(ibx_source_run(&s, &error), fails ? -EPERM : 0);
+        assert_int_equal(was.kept, fails != 0);
+        assert_int_equal(strlen(was.order), fails ? fails : sizeof(all) - 1);
+        assert_memory_equal(was.order, all, strlen(was.order));
+        assert_int_equal(s.vm.undo.touched, !fails || fails == sizeof(all) - 1);
+    }
+}
+
 /* A tool that takes over needs both notes of the stop. They are made before the destination gets
  * the map, and once the pages of a return are compared. */
 static void test_what_is_noted_at_the_stop(NO_STATE)
@@ -277,6 +408,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_page_connection_fails),
         cmocka_unit_test(test_what_the_comparison_says),
+        cmocka_unit_test(test_what_is_done_before_qemu_migrates),
         cmocka_unit_test(test_what_is_noted_at_the_stop),
         cmocka_unit_test(test_which_pages_go_ahead_of_the_map),
     };
