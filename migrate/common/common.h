@@ -12,6 +12,7 @@
  *   return_path.c  QEMU's migration, held open at the source (return_path.h)
  *   guard.c       what stops others from writing to the VM's memory there (guard.h)
  *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
+ *   stand_in.c    acts for a tool that stands still (stand_in.h)
  *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)
  *   note.c        what one tool leaves for the next in /dev/shm (note.h)
  */

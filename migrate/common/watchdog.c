@@ -30,8 +30,9 @@
 #include "migrate/common/watchdog.h"
 
 #include "migrate/common/common.h"
-#include "migrate/common/return_path.h"
 #include "migrate/common/libvirt.h"
+#include "migrate/common/return_path.h"
+#include "migrate/common/stand_in.h"
 
 #include "common/clock.h"
 #include "common/control_groups.h"
@@ -43,6 +44,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -55,7 +57,7 @@
 #define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
 #define RETRY_MS       100  /* between two tries to reach the monitor, or looks for QEMU's end */
 #define END_MS         2000 /* for a released watchdog to end */
-#define KEPT_FDS       4    /* descriptors of the tool that the watchdog uses */
+#define KEPT_FDS       5    /* descriptors of the tool that the watchdog uses */
 
 enum watchdog_state { WATCHING, SETTLING, DISMISSED };
 
@@ -79,6 +81,7 @@ struct watchdog {
     const char *seal;   /* of a snapshot; NULL: this is no freeze */
     int sealed_at;
     struct ibx_state_machine state;
+    struct ibx_stand_in stand_in;
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -393,7 +396,10 @@ static void watch(struct watchdog *w, int fd)
     struct pollfd from[] = {{.fd = fd, .events = POLLIN},
                             {.fd = signalfd(-1, &term, SFD_CLOEXEC), .events = POLLIN}};
     for (bool told = false; w->state.now != DISMISSED;) {
-        poll(from, 2, told ? RETRY_MS : -1);
+        const bool looks = ibx_stand_in_has_work(&w->stand_in, w->vm.before);
+        poll(from, 2, looks ? IBX_STAND_IN_LOOK_MS : told ? RETRY_MS : -1);
+        if (looks)
+            ibx_stand_in_look(&w->stand_in, w->vm.before);
         if (from[1].revents) { /* one signal is enough to know */
             told = true;
             from[1].fd = -1;
@@ -417,6 +423,7 @@ static void watchdog_main(struct watchdog *w, int fd)
     prctl(PR_SET_NAME, "ibx-watchdog");
     leave_groups(w->record.pid);
     watch(w, fd);
+    ibx_stand_in_end(&w->stand_in);
     if (w->state.now == SETTLING)
         await_libvirt(w);
     else if (w->state.now == WATCHING && is_sealed(w))
@@ -450,19 +457,25 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_
             w->transport = *terms->transport;
         ibx_state_begin(&w->state, &watchdog_table, WATCHING);
     }
-    pid_t pid = w ? fork() : -1;
+    atomic_uint *beats =
+        mmap(NULL, sizeof(*beats), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pid = w && beats != MAP_FAILED ? fork() : -1;
     if (pid == 0) {
-        close_others((const int[]){pair[0], terms->lock_fd, terms->claim_fd,
+        const int monitor = terms->qmp ? ibx_qmp_fd(terms->qmp) : -1;
+        close_others((const int[]){pair[0], terms->lock_fd, terms->claim_fd, monitor,
                                    terms->seal ? terms->sealed_at : -1});
+        ibx_stand_in_init(&w->stand_in, monitor, beats);
         watchdog_main(w, pair[0]);
     }
     free(w);
     close(pair[0]);
     if (pid < 0) {
         close(pair[1]);
+        if (beats != MAP_FAILED)
+            munmap(beats, sizeof(*beats));
         return ibx_error_set_task(err, -errno, "no process for a watchdog");
     }
-    *watchdog = (struct ibx_watchdog){.pid = pid, .fd = pair[1]};
+    *watchdog = (struct ibx_watchdog){.pid = pid, .fd = pair[1], .beats = beats};
     return 0;
 }
 
@@ -473,6 +486,12 @@ static int tell(struct ibx_watchdog *watchdog, const char *bytes, size_t length,
     if (n == (ssize_t)length)
         return 0;
     return ibx_error_set(err, n < 0 ? -errno : -EPIPE, "the watchdog process has died");
+}
+
+void ibx_watchdog_beat(struct ibx_watchdog *watchdog)
+{
+    if (watchdog->beats)
+        atomic_fetch_add(watchdog->beats, 1);
 }
 
 int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err)
@@ -558,4 +577,7 @@ void ibx_watchdog_leave(struct ibx_watchdog *watchdog)
     if (watchdog->fd >= 0)
         close(watchdog->fd);
     watchdog->fd = -1;
+    if (watchdog->beats)
+        munmap(watchdog->beats, sizeof(*watchdog->beats));
+    watchdog->beats = NULL;
 }

@@ -5,6 +5,9 @@
  * ibx_vm_stay() does, records it, and tells a destination that may wait for the commit. It inherits
  * the lock of the record, and the claim of the VM: what it does would end another tool's migration.
  *
+ * While the tool stands still, the watchdog keeps others from saving the VM without its RAM
+ * (stand_in.h).
+ *
  * A snapshot is whole from the moment when its manifest has its name. So the watchdog of a freeze
  * that was killed looks for that name: with it the VM is left as it is, because what it would write
  * to its disks the snapshot's children would read.
@@ -13,11 +16,15 @@
 #define IBX_MIGRATE_COMMON_WATCHDOG_H
 
 #include "migrate/common/vm.h"
+#include "migrate/qemu/qemu.h"
 #include "transport/transport.h"
+
+#include <stdatomic.h>
 
 struct ibx_watchdog {
     pid_t pid;
-    int fd; /* to it; -1: none */
+    int fd;             /* to it; -1: none */
+    atomic_uint *beats; /* shared with it; NULL: none */
 };
 
 /* What a watchdog has to know. If `folder` is NULL, nothing is recorded, nobody is told, and of the
@@ -27,6 +34,7 @@ struct ibx_watchdog_terms {
     const struct ibx_record *record;     /* HERE */
     const struct ibx_options *transport; /* for the destination; NULL without a folder */
     const struct ibx_vm_undo *vm;
+    const struct ibx_qmp *qmp; /* the tool's connection to QEMU; NULL: nobody acts for the tool */
     /* Of ibx_journal_lock() and ibx_vm_claim(), or -1. All other descriptors are closed. */
     int lock_fd, claim_fd;
     /* The name of a file in the folder `sealed_at` that there is once the VM must not be continued;
@@ -37,6 +45,8 @@ struct ibx_watchdog_terms {
 /* To be called before any thread is started. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_terms *terms,
                        struct ibx_error *err);
+/* The tool does not stand still; to be called in its loop. */
+void ibx_watchdog_beat(struct ibx_watchdog *watchdog);
 /* The next six tell it what the tool is about to do, or has done. -EPIPE: it has died, and the
  * tool must not go on. */
 

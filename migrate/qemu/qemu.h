@@ -110,6 +110,12 @@ int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_n
  * be sent now is sent by ibx_qmp_execute(); one that is under way is not sent again. */
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns);
+/* The id of commands that the watchdog sends over a tool's connection (common/stand_in.h). The tool
+ * takes no notice of the answers but this: */
+#define IBX_QMP_STAND_IN "ibx-stand-in"
+/* A mark of the last answer, and whether QEMU has done such a command after it. */
+uint64_t ibx_qmp_mark(const struct ibx_qmp *qmp);
+bool ibx_qmp_stood_in(const struct ibx_qmp *qmp, uint64_t since);
 /* A mark for ibx_qmp_ahead_end(), which leaves queries sent before it alone. */
 uint64_t ibx_qmp_ahead_begin(const struct ibx_qmp *qmp);
 /* Drops the queries sent ahead since the mark (0: all) that ibx_qmp_execute() has not asked for, so

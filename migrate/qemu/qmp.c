@@ -373,11 +373,22 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     json_decref(qmp->events);
     json_decref(qmp->answers);
     json_decref(qmp->fixed);
+    shutdown(qmp->fd, SHUT_RDWR); /* ends it, too, where the watchdog has a copy */
     close(qmp->fd);
     if (qmp->pid_fd >= 0)
         close(qmp->pid_fd);
     free(qmp->line);
     free(qmp);
+}
+
+uint64_t ibx_qmp_mark(const struct ibx_qmp *qmp)
+{
+    return qmp->answered;
+}
+
+bool ibx_qmp_stood_in(const struct ibx_qmp *qmp, uint64_t since)
+{
+    return qmp->stood_in >= since && qmp->stood_in;
 }
 
 int ibx_qmp_fd(const struct ibx_qmp *qmp)

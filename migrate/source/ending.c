@@ -161,8 +161,8 @@ static void say_gone(const struct source *s, int code, const char *reason, struc
         ibx_error_set(
             err, code,
             "the VM's QEMU (process %d) has ended here%s%s%s, before this migration could "
-            "have the VM run elsewhere; whether libvirt has migrated it without this "
-            "ib-migrate, virsh list on the other hosts tells",
+            "have the VM run elsewhere; whether libvirt has saved it, or migrated it without this "
+            "ib-migrate, virsh list --all here and virsh list on the other hosts tell",
             pid, told ? " (" : "", told ? reason : "", told ? ")" : "");
     else if (told)
         ibx_error_set(

@@ -262,8 +262,13 @@ int ibx_source_check_qemu(struct source *s, struct ibx_error *err)
     if (!s->vm.qmp)
         return s->vm.retry_ns ? try_monitor(s, err) : 0;
     int rc = ibx_qmp_pump(s->vm.qmp, err);
-    while (!rc && (event = ibx_qmp_event_next(s->vm.qmp))) {
-        rc = on_event(s, event, err);
+    /* What QEMU has reported before it ended may be that libvirt has continued the VM. */
+    const bool late = rc && source_managed(&s->vm) && source_committed(s);
+    while ((!rc || late) && (event = ibx_qmp_event_next(s->vm.qmp))) {
+        if (!late)
+            rc = on_event(s, event, err);
+        else if (ibx_vm_event_is(event, "RESUME", NULL))
+            ibx_source_libvirt_resumed(s);
         json_decref(event);
     }
     if (!rc)

@@ -49,20 +49,37 @@ int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err)
 }
 
 /* As late as can be: should libvirt's job on the VM end meanwhile (virsh domjobabort), libvirt may
- * save the VM, and with these settings that would be without RAM. It stops the VM before that. */
+ * save the VM, and with these settings that would be without RAM. It stops the VM before that. If
+ * this tool stands still then, its watchdog puts them back. */
 int ibx_source_libvirt_set(struct source *s, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
     int rc = ibx_source_set_settings(s, err);
-    if (!rc)
-        rc = ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS),
-                           err);
+    if (rc)
+        return rc;
+    s->set_mark = ibx_qmp_mark(s->vm.qmp);
+    rc =
+        ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     s->vm.paused |= !rc && strcmp(status, "running") != 0;
     return rc;
 }
 
+/* What QEMU migrates then has RAM in it, and is no state that the destination could load. */
+static int check_set(const struct source *s, struct ibx_error *err)
+{
+    if (!s->set_mark || source_committed(s) || !s->vm.qmp ||
+        !ibx_qmp_stood_in(s->vm.qmp, s->set_mark))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "this ib-migrate stood still (SIGSTOP, a debugger, a frozen control "
+                         "group) when libvirt was about to migrate the VM, and so that a VM that "
+                         "is saved meanwhile keeps its memory, QEMU was set to migrate that, too: "
+                         "begin again");
+}
+
 int ibx_source_libvirt_let(struct source *s, struct ibx_error *err)
 {
+    ibx_migration_stop_at("source", "set");
     s->gate_by_ns = ibx_deadline_in_ms(COMES_MS);
     return ibx_gate_let(&s->gate, err);
 }
@@ -116,7 +133,9 @@ static int left_before(const struct source *s, int code, struct ibx_error *err)
 
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err)
 {
-    int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
+    int fd, rc = check_set(s, err);
+    if (!rc)
+        rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
     if (!rc)
         return ibx_source_stream_adopt(&s->stream, fd, err);
     if (rc != -EAGAIN)

@@ -564,6 +564,7 @@ int ibx_source_run(struct source *s, struct ibx_error *err)
     int rc = 0;
     while (!rc && !source_over(s)) {
         err->message[0] = 0;
+        ibx_watchdog_beat(&s->vm.watchdog);
         rc = ibx_source_check_files(s, turn(s, err), err);
         if (rc && !source_over(s))
             rc = source_committed(s) ? ibx_source_link_trouble(s, rc, err)

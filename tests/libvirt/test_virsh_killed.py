@@ -8,7 +8,7 @@ import sys
 import time
 
 from hosts import LIMIT, RESTLESS, Domain, needs_seabios, test, until
-from virsh_scene import (Move, Tool, caught, here, main, nothing_left, stayed,
+from virsh_scene import (Move, Tool, caught, here, in_connect, main, nothing_left, stayed,
                          stopped_with_missing_pages)
 
 BEFORE = ("source:exposing", "source:starting", "source:stopped", "source:sending",
@@ -161,12 +161,6 @@ def a_libvirtd_is_killed_before_the_commit(hosts, domain):
         host.start_libvirtd()
         stayed(hosts, domain, move)
     domain.expect(hosts.a)
-
-
-def in_connect(host):
-    """libvirtd waits there for the source's tool to let it connect."""
-    pid = host.ok("cat", "/run/libvirtd.pid").strip()
-    return "unix_wait_for_peer" in host.ok("sh", "-c", f"cat /proc/{pid}/task/*/wchan")
 
 
 def left_before_qemu_begins(hosts, domain):

@@ -161,6 +161,12 @@ def no_job(host, domain):
     return "None" in host.virsh_ok("domjobinfo", domain.name)
 
 
+def in_connect(host):
+    """libvirtd waits there for the source's tool to let it connect."""
+    pid = host.ok("cat", "/run/libvirtd.pid").strip()
+    return "unix_wait_for_peer" in host.ok("sh", "-c", f"cat /proc/{pid}/task/*/wchan")
+
+
 def here(domain, host, other, persistent=True):
     """It runs on this host, and neither of the two says anything else."""
     until(lambda: host.state(domain.name) == "running", f"running on {host.name}")

@@ -31,6 +31,8 @@ part_libvirt() {
         GUEST_EXPECT=$out/gcc/tests/migrations/guest/expect
     program 'virsh migrate' 600 tests/libvirt/test_virsh_migrate.py
     program 'virsh migrate while somebody is killed' 900 tests/libvirt/test_virsh_killed.py
+    program 'a VM is saved while the tool of its migration stands still' 300 \
+        tests/libvirt/test_tool_stopped.py
     program 'where the VM goes on is for libvirt to decide' 600 \
         tests/libvirt/test_libvirt_decides.py
     program 'who else has libvirt migrate' 300 tests/libvirt/test_ways.py

@@ -294,6 +294,70 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
     assert_int_equal(recorded(), IBX_JOURNAL_HERE);
 }
 
+/* ------------------------------------------------------------ a tool that stands still */
+
+#define STANDS_IN(is) is ", \"id\" : \"" IBX_QMP_STAND_IN "\"}\r\n"
+#define RESETS        "\"x-ignore-shared\""
+#define REFUSES       STANDS_IN("{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}")
+#define TAKES_IT      STANDS_IN("{\"return\": {}")
+#define EVENT(name)   "{\"event\": \"" name "\", \"timestamp\": {}}\r\n"
+
+/* A tool that leaves RAM out, and then stands still; its exit status is 0 if it learns that the
+ * watchdog has acted for it. */
+static _Noreturn void tool(int fd)
+{
+    const struct ibx_vm_undo vm = {.was_running = true};
+    json_t *before = json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0);
+    const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    struct ibx_qmp *monitor;
+    if (ibx_qmp_attach(fd, deadline, &monitor, &error))
+        _exit(2);
+    const struct ibx_watchdog_terms terms = {
+        .record = &record, .vm = &vm, .qmp = monitor, .lock_fd = -1, .claim_fd = -1};
+    if (ibx_watchdog_start(&watchdog, &terms, &error) ||
+        ibx_watchdog_settings(&watchdog, before, &error))
+        _exit(2);
+    json_decref(before);
+    const uint64_t mark = ibx_qmp_mark(monitor);
+    raise(SIGSTOP);
+    while (!ibx_qmp_pump(monitor, &error) && !ibx_qmp_stood_in(monitor, mark) &&
+           ibx_now_ns() < deadline)
+        usleep(1000);
+    const bool learns = ibx_qmp_stood_in(monitor, mark);
+    ibx_watchdog_release(&watchdog);
+    ibx_qmp_close(monitor);
+    _exit(learns ? 0 : 1);
+}
+
+/* QEMU refuses while it migrates the VM. Whatever it reports may be the end of that. */
+static void test_acts_for_a_tool_that_stands_still(NO_STATE)
+{
+    int pair[2], status;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid)
+        tool(pair[0]);
+    close(pair[0]);
+    static struct peer p;
+    p = (struct peer){.steps = SCRIPT({RESETS, EVENT("BLOCK_JOB_READY") REFUSES, 0},
+                                      {NULL, EVENT("MIGRATION") EVENT("STOP"), 0},
+                                      {RESETS, EVENT("RESUME") TAKES_IT, 0}),
+                      .fd = pair[1],
+                      .received_fd = -1,
+                      .deaf = true};
+    peer_run(&p);
+    assert_string_equal(p.wrong, "");
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    struct pollfd more = {.fd = pair[1], .events = POLLIN};
+    assert_int_equal(poll(&more, 1, SHORT), 0);
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    close(pair[1]);
+}
+
 /* ------------------------------------------------------------ a freeze */
 
 static int said; /* what the watchdog logs */
@@ -395,6 +459,7 @@ int main(void)
         TEST(test_survives_a_signal_while_qemu_lives),
         TEST(test_ends_by_a_signal_when_qemu_has_ended),
         TEST(test_one_that_is_stopped_is_released),
+        TEST(test_acts_for_a_tool_that_stands_still),
         TEST(test_a_frozen_vm_that_cannot_be_seen),
         TEST(test_settings_of_a_frozen_vm),
         TEST(test_a_seal_is_looked_for_by_old_system_calls),

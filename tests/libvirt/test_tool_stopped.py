@@ -1,0 +1,109 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_tool_stopped.py [TEST...]: the source's tool stands still (SIGSTOP) while libvirt gives up
+its migration and saves the VM (virsh_scene.py). QEMU has been told to leave RAM out of what it
+migrates: whatever succeeds must have RAM nevertheless."""
+import os
+import signal
+import sys
+
+from hosts import LIMIT, test, until
+from virsh_scene import caught, here, ignores_shared, in_connect, main, no_job, nothing_left
+
+
+def set_and_left(hosts, domain):
+    """A move whose tool has set what it sets, and stands still, and has not let libvirt connect.
+    Then libvirtd is killed, and started again."""
+    move, tool = caught(hosts, domain, "source:set")
+    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    until(lambda: no_job(hosts.a, domain), "the end of libvirt's job")
+    return move, tool
+
+
+def goes_on(hosts, domain, move, tool):
+    """The tool goes on, and ends, and so do virsh and the other tool. The VM is at the source."""
+    tool.kill(signal.SIGCONT)
+    assert tool.end() == 1, tool.text
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    move.receiver.kill(signal.SIGTERM)
+    move.receiver.end()
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+    domain.expect(hosts.a)
+
+
+def size_of(host, path):
+    """In bytes."""
+    return int(host.ok("stat", "-c", "%s", path))
+
+
+@test
+def a_vm_is_saved_after_its_libvirtd_was_killed(hosts, domain):
+    """Before QEMU has begun to migrate it."""
+    domain.start(hosts.a)
+    move, tool = set_and_left(hosts, domain)
+    hosts.a.virsh_ok("managedsave", domain.name)
+    hosts.a.virsh_ok("start", domain.name)
+    goes_on(hosts, domain, move, tool)
+    assert "has ended here" in tool.summary()["error"], tool.text
+
+
+@test
+def what_is_saved_of_a_running_vm_has_its_memory(hosts, domain):
+    """Nothing stops the VM before QEMU writes its state, and the VM stays."""
+    domain.start(hosts.a)
+    move, tool = set_and_left(hosts, domain)
+    dump, memory = (os.path.join("/var/lib/libvirt/qemu", f"{domain.name}.{kind}")
+                    for kind in ("dump", "memory"))
+    hosts.a.virsh_ok("dump", "--live", domain.name, dump)
+    hosts.a.virsh_ok("snapshot-create-as", domain.name, "one", "--live", "--memspec",
+                     f"file={memory}", "--diskspec", "vda,snapshot=no")
+    hosts.a.virsh_ok("snapshot-delete", domain.name, "one", "--metadata")
+    for path in (dump, memory):
+        # The guest writes to 16 MiB and more of its memory; all of its devices take 1 MiB.
+        assert size_of(hosts.a, path) > 4 << 20, (path, size_of(hosts.a, path))
+    goes_on(hosts, domain, move, tool)
+
+
+@test
+def a_tool_that_stood_still_gives_up(hosts, domain):
+    """libvirt has waited for it, and QEMU would migrate all of its memory now."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "source:set")
+    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
+    tool.says("QEMU saves the VM with its RAM again")
+    goes_on(hosts, domain, move, tool)
+    assert "stood still" in tool.summary()["error"], tool.text
+
+
+@test
+def a_vm_is_saved_after_the_destination_has_failed(hosts, domain):
+    """QEMU's migration is complete, and libvirt continues the VM at the source."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "source:committed")
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    until(lambda: hosts.a.state(domain.name) == "running", "running on a")
+    hosts.a.virsh_ok("managedsave", domain.name)
+    hosts.a.virsh_ok("start", domain.name)
+    hosts.b.start_libvirtd()
+    goes_on(hosts, domain, move, tool)
+
+
+@test
+def a_tool_that_goes_on_moves_the_vm(hosts, domain):
+    """It stands still while QEMU migrates the VM: QEMU refuses what would spoil that."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "source:sending")
+    tool.kill(signal.SIGCONT)
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    assert (move.sender.end(), move.receiver.end()) == (0, 0), move.sender.text
+    here(domain, hosts.b, hosts.a)
+    assert not ignores_shared(hosts.b, domain)
+    domain.expect(hosts.a, hosts.b)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
