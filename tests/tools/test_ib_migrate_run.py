@@ -6,6 +6,7 @@ with another folder of records; with IBX_TEST_SSHD=1 a real sshd and ssh are in 
 import glob
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -100,6 +101,25 @@ def a_vm_is_migrated_by_one_command(scene):
     equal(back.arguments().count(f"type={machine}"), 1)
     back.ask("quit")
     until(lambda: not listens(back.monitor), "QEMU to end")
+
+
+@case
+def what_is_started_has_the_callers_limit_on_the_stack(scene):
+    start_vm(scene)
+    low = 512 << 10  # ib-migrate raises its own
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    wrapped = scene.path("wrapped-ssh")
+    with open(wrapped, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\nulimit -s > {scene.path('limit')}\nexec {scene.ssh} \"$@\"\n")
+    os.chmod(wrapped, 0o700)
+    line = list(run_line(scene))
+    line[line.index("--ssh") + 1] = wrapped
+    code, _, err = scene.run(
+        *line, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (low, most)))
+    equal((code, err if code else ""), (0, ""))
+    with open(scene.path("limit"), encoding="ascii") as file:
+        equal(int(file.read()) << 10, low)
+    equal(resource.prlimit(far_vm(scene).pid, resource.RLIMIT_STACK), (low, most))
 
 
 @case

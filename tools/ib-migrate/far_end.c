@@ -178,6 +178,7 @@ static void become(const struct far *far, char *const *arguments, int out)
     dup2(out >= 0 ? out : log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
     close_range(3, ~0u, 0);
+    ibx_cli_give_stack_back();
     if (out < 0) {
         umask(077);
         ibx_cli_give_cores_back();

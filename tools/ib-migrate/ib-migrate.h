@@ -91,8 +91,10 @@ struct migrate_args {
  * with which this process was started. */
 void ibx_cli_keep_memory_out_of_cores(void);
 void ibx_cli_give_cores_back(void);
-/* stack.c: raises this process's limit on the stack as far as it may, if it is low. -ENOMEM. */
+/* stack.c: raises this process's limit on the stack as far as it may, if it is low. -ENOMEM. The
+ * second function, for programs that are started, restores it. */
 int ibx_cli_make_room_for_stacks(struct ibx_error *err);
+void ibx_cli_give_stack_back(void);
 
 /* The commands; each returns the exit status. */
 int ibx_cli_receive(const struct migrate_args *args);

@@ -347,6 +347,7 @@ static void become_ssh(const struct run *run, int in, int out)
     dup2(out, STDOUT_FILENO);
     close_range(3, ~0u, 0);
     ibx_cli_give_cores_back();
+    ibx_cli_give_stack_back();
     execvp(words[0], words);
     dprintf(STDERR_FILENO, "ib-migrate: %s: %s\n", words[0], strerror(errno));
     _exit(127);

@@ -162,6 +162,7 @@ static void become_qemu(const struct migrate_args *args, const sigset_t *blocked
     sigprocmask(SIG_SETMASK, blocked, NULL);
     umask(077);
     ibx_cli_give_cores_back();
+    ibx_cli_give_stack_back();
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(2, 1); /* standard output is this tool's */

@@ -13,6 +13,9 @@
 #define STACK_LEAST_KIB 256u  /* with less, migrations were seen to end by SIGSEGV */
 #define STEP_BYTES      4096u /* no page is smaller */
 
+static struct rlimit before; /* as this process was started */
+static enum { LEFT_ALONE, RAISED } changed;
+
 /* glibc has taken that of threads from the limit before main(). */
 static void set_threads(size_t bytes)
 {
@@ -64,6 +67,8 @@ int ibx_cli_make_room_for_stacks(struct ibx_error *err)
         if (setrlimit(RLIMIT_STACK, &raised))
             raised = limit;
     }
+    before = limit;
+    changed = RAISED;
     if (raised.rlim_cur < STACK_LEAST_KIB << 10)
         return ibx_error_set(err, -ENOMEM,
                              "the stack may have %llu KiB here, and needs %u: raise that limit "
@@ -71,4 +76,10 @@ int ibx_cli_make_room_for_stacks(struct ibx_error *err)
                              (unsigned long long)raised.rlim_cur >> 10, STACK_LEAST_KIB);
     set_threads((size_t)raised.rlim_cur);
     return take_address_space(raised.rlim_cur, err);
+}
+
+void ibx_cli_give_stack_back(void)
+{
+    if (changed == RAISED)
+        setrlimit(RLIMIT_STACK, &before); /* which is lower, and always allowed */
 }
