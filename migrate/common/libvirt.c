@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/libvirt.h"
+#include "migrate/common/vm.h"
 
 #include "common/log.h"
 #include "common/own_user.h"
@@ -386,15 +387,18 @@ int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_
     return 0;
 }
 
-void ibx_libvirt_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+bool ibx_libvirt_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     json_t *list = NULL;
     bool known;
+    struct ibx_vm_progress now;
     if (ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, NULL))
-        return;
-    if (is_on(list, IGNORE_SHARED, &known))
-        ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
+        return false;
+    const bool any = is_on(list, IGNORE_SHARED, &known) &&
+                     !ibx_vm_migration(qmp, &now, deadline_ns, NULL) &&
+                     !ibx_vm_migration_ended(now.status);
     json_decref(list);
+    return any && !ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
 }
 
 int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns, struct ibx_error *err)

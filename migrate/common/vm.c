@@ -173,6 +173,19 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
                                                "migration of its VM is under way, it continues");
 }
 
+int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, struct ibx_error *err)
+{
+    json_t *saves = rc == -EREMOTEIO ? ibx_settings_save_ram(before) : NULL;
+    const bool ours = saves;
+    json_decref(saves);
+    if (!ours || !ibx_libvirt_end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
+        return ibx_vm_not_begun(rc, err);
+    return ibx_error_set(err, rc,
+                         "another client of QEMU (libvirt, for example) began to migrate or save "
+                         "the VM at the same moment, when QEMU was set to leave the VM's memory "
+                         "out (x-ignore-shared): both were given up, and the VM goes on here");
+}
+
 bool ibx_vm_migration_ended(const char *status)
 {
     static const char *const ends[] = {"none", "cancelled", "failed", "completed"};

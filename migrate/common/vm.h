@@ -82,6 +82,10 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
 /* If QEMU has refused the settings for a migration, or to start it (`rc` is -EREMOTEIO), says in
  * `err` that this migration did not begin. Returns `rc`. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err);
+/* The same after the settings were changed, with what they were. Another client's migration, or
+ * save, that began after that has no RAM if this tool has set x-ignore-shared: it is ended. */
+int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before,
+                           struct ibx_error *err);
 /* What QEMU's own migration is to be. */
 enum ibx_vm_migration {
     IBX_VM_MIGRATION_LIBVIRT, /* driven by libvirt */

@@ -228,7 +228,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     if (rc == -EREMOTEIO) { /* QEMU refused: there may be another client's migration, not ours */
         f->undo.touched = false;
         ibx_watchdog_untouched(&f->watchdog);
-        ibx_vm_not_begun(rc, err);
+        ibx_vm_not_begun_since(rc, f->qmp, f->undo.before, err);
     }
     close(f->theirs);
     f->theirs = -1;

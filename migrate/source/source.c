@@ -295,7 +295,7 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog);
-        ibx_vm_not_begun(rc, err);
+        ibx_vm_not_begun_since(rc, s->vm.qmp, s->vm.undo.before, err);
     }
     /* QEMU plugs no devices from now on, and answers before it stops the VM; the answers are looked
      * at before the commit. Devices that a guest may eject are asked for when the VM has stopped.

@@ -109,6 +109,25 @@ static void test_another_migration_beside_a_cancelled_one(void)
     that_goes_on();
 }
 
+/* Another client begins one when this tool has set what it sets: it has none of the VM's memory,
+ * and is ended, whatever it is for. */
+static void test_another_migration_without_ram_is_ended(void)
+{
+    int ours, theirs;
+    pair_start(NULL);
+    pair_run_to("source:compared", NULL);
+    vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
+    ibx_vm_stream_narrow(theirs); /* nobody reads: it does not come to its end */
+    vm_ok(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error));
+    close(theirs);
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "both were given up");
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    close(ours);
+    pair_stayed();
+}
+
 /* ------------------------------------------------------------ after this one was begun */
 
 /* Another program makes its own migration after this one was cancelled: its end is as it would be
@@ -617,6 +636,7 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {VM_TEST(test_another_migration_is_left_alone),
                                            VM_TEST(test_another_migration_beside_a_cancelled_one),
+                                           VM_TEST(test_another_migration_without_ram_is_ended),
                                            VM_TEST(test_after_a_killed_tool),
                                            VM_TEST(test_beside_a_held_one),
                                            VM_TEST(test_recovered_beside_one_under_way),
