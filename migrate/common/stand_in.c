@@ -147,3 +147,10 @@ void ibx_stand_in_end(struct ibx_stand_in *s)
         close(s->monitor);
     s->monitor = -1;
 }
+
+int ibx_stand_in_leave(struct ibx_stand_in *s)
+{
+    const int monitor = s->monitor;
+    s->monitor = -1;
+    return monitor;
+}

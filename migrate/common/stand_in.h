@@ -48,5 +48,7 @@ bool ibx_stand_in_has_work(const struct ibx_stand_in *stand_in, const json_t *be
 void ibx_stand_in_look(struct ibx_stand_in *stand_in, const json_t *before);
 /* Closes the monitor, so that QEMU serves the next client once the tool's is closed, too. */
 void ibx_stand_in_end(struct ibx_stand_in *stand_in);
+/* The same, but the monitor is the caller's from now on. */
+int ibx_stand_in_leave(struct ibx_stand_in *stand_in);
 
 #endif

@@ -53,11 +53,12 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 8192
-#define SWEEP_MS       1000 /* to remove the tool's socket */
-#define LOOK_MS        1000 /* for one look at a QEMU that libvirt may end */
-#define RETRY_MS       100  /* between two tries to reach the monitor, or looks for QEMU's end */
-#define END_MS         2000 /* for a released watchdog to end */
-#define KEPT_FDS       5    /* descriptors of the tool that the watchdog uses */
+#define SWEEP_MS       1000  /* to remove the tool's socket */
+#define LOOK_MS        1000  /* for one look at a QEMU that libvirt may end */
+#define RETRY_MS       100   /* between two tries to reach the monitor, or looks for QEMU's end */
+#define TAKE_OVER_MS   10000 /* for QEMU to answer over the tool's connection */
+#define END_MS         2000  /* for a released watchdog to end */
+#define KEPT_FDS       5     /* descriptors of the tool that the watchdog uses */
 
 enum watchdog_state { WATCHING, SETTLING, DISMISSED };
 
@@ -82,6 +83,7 @@ struct watchdog {
     int sealed_at;
     struct ibx_state_machine state;
     struct ibx_stand_in stand_in;
+    const struct ibx_qmp *qmp; /* the tool's, as it was; NULL: not known */
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -131,10 +133,25 @@ static int connect_to(const struct watchdog *w, struct ibx_qmp **qmp, uint64_t d
                          w->record.qmp, pid, (int)w->record.pid);
 }
 
+/* Over the tool's connection, if somebody has removed the socket where that was made. */
+static int take_over(struct watchdog *w, struct ibx_qmp **qmp, struct ibx_error *err)
+{
+    if (!access(w->record.qmp, F_OK)) {
+        ibx_stand_in_end(&w->stand_in);
+        return -EEXIST;
+    }
+    const int monitor = ibx_stand_in_leave(&w->stand_in);
+    return monitor < 0
+               ? -ENOENT
+               : ibx_qmp_take_over(w->qmp, monitor, ibx_deadline_in_ms(TAKE_OVER_MS), qmp, err);
+}
+
 /* QEMU serves one monitor at a time, and may take a moment to notice that the tool's is closed. */
 static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, struct ibx_error *err)
 {
-    int rc;
+    int rc = take_over(w, qmp, err);
+    if (!rc)
+        return rc;
     while ((rc = connect_to(w, qmp, deadline, err)) && rc != -ESRCH && ibx_now_ns() < deadline &&
            ibx_journal_qemu_lives(&w->record))
         usleep(RETRY_MS * 1000);
@@ -333,6 +350,7 @@ static void await_libvirt(struct watchdog *w)
     const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
     struct ibx_error err = {0};
     int lock;
+    ibx_stand_in_end(&w->stand_in);
     unlock(w);
     while (ibx_now_ns() < deadline && ibx_journal_qemu_lives(&w->record)) {
         if (!continued(w)) {
@@ -396,7 +414,7 @@ static void watch(struct watchdog *w, int fd)
     struct pollfd from[] = {{.fd = fd, .events = POLLIN},
                             {.fd = signalfd(-1, &term, SFD_CLOEXEC), .events = POLLIN}};
     for (bool told = false; w->state.now != DISMISSED;) {
-        const bool looks = ibx_stand_in_has_work(&w->stand_in, w->vm.before);
+        const bool looks = w->vm.libvirt && ibx_stand_in_has_work(&w->stand_in, w->vm.before);
         poll(from, 2, looks ? IBX_STAND_IN_LOOK_MS : told ? RETRY_MS : -1);
         if (looks)
             ibx_stand_in_look(&w->stand_in, w->vm.before);
@@ -423,7 +441,6 @@ static void watchdog_main(struct watchdog *w, int fd)
     prctl(PR_SET_NAME, "ibx-watchdog");
     leave_groups(w->record.pid);
     watch(w, fd);
-    ibx_stand_in_end(&w->stand_in);
     if (w->state.now == SETTLING)
         await_libvirt(w);
     else if (w->state.now == WATCHING && is_sealed(w))
@@ -448,6 +465,7 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_
     if (w) {
         *w = (struct watchdog){.record = *terms->record,
                                .vm = *terms->vm,
+                               .qmp = terms->qmp,
                                .folder = terms->folder,
                                .lock_fd = terms->lock_fd,
                                .claim_fd = terms->claim_fd,

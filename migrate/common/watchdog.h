@@ -5,8 +5,8 @@
  * ibx_vm_stay() does, records it, and tells a destination that may wait for the commit. It inherits
  * the lock of the record, and the claim of the VM: what it does would end another tool's migration.
  *
- * While the tool stands still, the watchdog keeps others from saving the VM without its RAM
- * (stand_in.h).
+ * Where libvirt drives, the watchdog keeps it from saving the VM without its RAM while the tool
+ * stands still (stand_in.h).
  *
  * A snapshot is whole from the moment when its manifest has its name. So the watchdog of a freeze
  * that was killed looks for that name: with it the VM is left as it is, because what it would write
@@ -34,7 +34,7 @@ struct ibx_watchdog_terms {
     const struct ibx_record *record;     /* HERE */
     const struct ibx_options *transport; /* for the destination; NULL without a folder */
     const struct ibx_vm_undo *vm;
-    const struct ibx_qmp *qmp; /* the tool's connection to QEMU; NULL: nobody acts for the tool */
+    const struct ibx_qmp *qmp; /* the tool's connection to QEMU, or NULL */
     /* Of ibx_journal_lock() and ibx_vm_claim(), or -1. All other descriptors are closed. */
     int lock_fd, claim_fd;
     /* The name of a file in the folder `sealed_at` that there is once the VM must not be continued;

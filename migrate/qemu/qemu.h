@@ -67,6 +67,10 @@ int ibx_qmp_client_find(const char *path, bool *at_work, char *text, size_t size
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
 /* Accepts NULL. QEMU still executes the commands that it has received. */
 void ibx_qmp_close(struct ibx_qmp *qmp);
+/* Goes on with a connection whose client has ended, in a child of that: `of` is the client as it
+ * was when this process was made, and `fd` a copy of its descriptor, which is taken over. */
+int ibx_qmp_take_over(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                      struct ibx_error *err);
 /* If the VM was shut down and QEMU is about to end: the reason ("guest-shutdown"); otherwise NULL.
  * From then on no command is sent (-ETIMEDOUT), and commands without an answer fail after a second
  * as if QEMU had closed the socket. Accepts NULL. */

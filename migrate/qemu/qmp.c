@@ -340,13 +340,18 @@ static uint64_t first_id(void)
     return random % FIRST_ID_MAX;
 }
 
-int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err)
+/* `of`: an earlier client, to which QEMU has sent its greeting; NULL: none. */
+static int attach(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                  struct ibx_error *err)
 {
     struct ibx_qmp *new = calloc(1, sizeof(*new));
     if (!new) {
         close(fd);
         return ibx_error_set(err, -ENOMEM, "out of memory");
     }
+    if (of)
+        *new = (struct ibx_qmp){
+            .version = of->version, .greetings = of->greetings, .reads_ahead = of->reads_ahead};
     new->fd = fd;
     new->kills = ibx_qmp_oom_kills();
     new->asked = new->answered = first_id();
@@ -361,6 +366,17 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
     }
     *qmp = new;
     return 0;
+}
+
+int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err)
+{
+    return attach(NULL, fd, deadline_ns, qmp, err);
+}
+
+int ibx_qmp_take_over(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                      struct ibx_error *err)
+{
+    return attach(of, fd, deadline_ns, qmp, err);
 }
 
 void ibx_qmp_close(struct ibx_qmp *qmp)

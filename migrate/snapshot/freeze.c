@@ -416,6 +416,7 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
                              strerror(errno));
     const struct ibx_watchdog_terms terms = {.record = &record,
                                              .vm = &f->undo,
+                                             .qmp = f->qmp,
                                              .lock_fd = -1,
                                              .claim_fd = f->claim,
                                              .seal = IBX_SNAPSHOT_SEAL,

@@ -321,7 +321,7 @@ static int start_watchdog(struct source *s, struct ibx_error *err)
                                              .record = &s->status.record,
                                              .transport = &s->options->transport,
                                              .vm = &s->vm.undo,
-                                             .qmp = source_managed(&s->vm) ? s->vm.qmp : NULL,
+                                             .qmp = s->vm.qmp,
                                              .lock_fd = s->lock_fd,
                                              .claim_fd = s->vm.claim};
     return ibx_watchdog_start(&s->vm.watchdog, &terms, err);

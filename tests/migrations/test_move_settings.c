@@ -437,6 +437,21 @@ static void test_rolled_back(void)
 
 /* ------------------------------------------------------------ where libvirt drives */
 
+/* Somebody removes the monitor's socket, and then the tool is killed: its watchdog goes on with the
+ * tool's connection. */
+static void test_killed_without_its_monitors_socket(void)
+{
+    pair_start(NULL);
+    note();
+    pair_run_to("source:compared", NULL);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+    assert_int_equal(unlink(vms[0].tool), 0);
+    mover_kill(&sender, SIGKILL);
+    await_settings(&vms[0], before[0]);
+    mover_ends(&receiver, 1);
+    pair_runs_at_the_source();
+}
+
 /* QEMU takes no settings during a migration, and one that libvirt has begun ends a moment after the
  * tool's. */
 static void test_libvirt_has_begun(void)
@@ -493,6 +508,7 @@ int main(void)
                                            VM_TEST(test_sender_killed_before_the_commit),
                                            VM_TEST(test_cancelled),
                                            VM_TEST(test_a_state_that_is_not_described),
+                                           VM_TEST(test_killed_without_its_monitors_socket),
                                            VM_TEST(test_libvirt_has_begun),
                                            VM_TEST(test_rolled_back),
                                            {0}};

@@ -306,7 +306,7 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
  * watchdog has acted for it. */
 static _Noreturn void tool(int fd)
 {
-    const struct ibx_vm_undo vm = {.was_running = true};
+    const struct ibx_vm_undo vm = {.was_running = true, .libvirt = "/run/none.sock"};
     json_t *before = json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0);
     const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
     struct ibx_qmp *monitor;
