@@ -256,19 +256,29 @@ static int check_saved(struct source *s, struct ibx_error *err)
     return rc || what != VM_QUIET ? rc : ibx_source_on_quiet(s, err);
 }
 
+/* What QEMU has reported before it ended: that libvirt has continued the VM, or that libvirt has
+ * saved it while nobody put x-ignore-shared back. */
+static void on_late_event(struct source *s, json_t *event)
+{
+    if (source_committed(s) && ibx_vm_event_is(event, "RESUME", NULL))
+        ibx_source_libvirt_resumed(s);
+    s->without_ram |= s->set_mark && s->stream.state.now == STREAM_CLOSED &&
+                      !ibx_qmp_stood_in(s->vm.qmp, s->set_mark) &&
+                      ibx_vm_event_is(event, "MIGRATION", "completed");
+}
+
 int ibx_source_check_qemu(struct source *s, struct ibx_error *err)
 {
     json_t *event;
     if (!s->vm.qmp)
         return s->vm.retry_ns ? try_monitor(s, err) : 0;
     int rc = ibx_qmp_pump(s->vm.qmp, err);
-    /* What QEMU has reported before it ended may be that libvirt has continued the VM. */
-    const bool late = rc && source_managed(&s->vm) && source_committed(s);
+    const bool late = rc && source_managed(&s->vm);
     while ((!rc || late) && (event = ibx_qmp_event_next(s->vm.qmp))) {
-        if (!late)
+        if (late)
+            on_late_event(s, event);
+        else
             rc = on_event(s, event, err);
-        else if (ibx_vm_event_is(event, "RESUME", NULL))
-            ibx_source_libvirt_resumed(s);
         json_decref(event);
     }
     if (!rc)

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 
-from hosts import LIMIT, test, until
-from virsh_scene import caught, here, ignores_shared, in_connect, main, no_job, nothing_left
+from hosts import LIMIT, children, test, until
+from virsh_scene import (PORT, Move, Tool, caught, here, ignores_shared, in_connect, main, no_job,
+                         nothing_left)
 
 
 def set_and_left(hosts, domain):
@@ -32,6 +33,21 @@ def goes_on(hosts, domain, move, tool):
     here(domain, hosts.a, hosts.b)
     nothing_left(hosts.a, domain)
     domain.expect(hosts.a)
+
+
+# As in ib-migrate(1): gives a QEMU that is about to load what was saved the setting for that.
+SET = r"""
+import socket, sys, time
+one = socket.socket(socket.AF_UNIX)
+while one.connect_ex(sys.argv[1]):
+    time.sleep(0.001)
+one.sendall(b'{"execute":"qmp_capabilities"}{"execute":"migrate-set-capabilities","arguments":'
+            b'{"capabilities":[{"capability":"x-ignore-shared","state":' + sys.argv[2].encode() +
+            b'}]}}')
+said = b""
+while said.count(b'"return"') < 2:
+    said += one.recv(1000)
+"""
 
 
 def size_of(host, path):
@@ -65,6 +81,51 @@ def what_is_saved_of_a_running_vm_has_its_memory(hosts, domain):
         # The guest writes to 16 MiB and more of its memory; all of its devices take 1 MiB.
         assert size_of(hosts.a, path) > 4 << 20, (path, size_of(hosts.a, path))
     goes_on(hosts, domain, move, tool)
+
+
+@test
+def what_was_saved_without_memory_is_loaded_with_it(hosts, domain):
+    """The watchdog stands still, too. Nothing removes the memory, and the manual's way works."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, only="receive")
+    move.sender = tool = Tool(hosts.a, ["send", *move.common(),
+                                        f"tcp://{hosts.b.address}:{PORT}"],
+                              stop_at="source:recorded,source:set")
+    tool.stopped()
+    (watchdog,) = children(tool.pid())
+    os.kill(watchdog, signal.SIGSTOP)
+    tool.kill(signal.SIGCONT)
+    until(lambda: os.path.exists(hosts.a.inside(move.socket)), "the source's socket")
+    move.begin()
+    tool.stopped()
+    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    hosts.a.virsh_ok("managedsave", domain.name)
+    assert "x-ignore-shared" in hosts.a.virsh("start", domain.name).err
+    tool.kill(signal.SIGCONT)
+    os.kill(watchdog, signal.SIGCONT)
+    assert tool.end() == 3, tool.text
+    error = tool.summary()["error"]
+    (memory,) = hosts.a.ok("find", "/dev/shm", "-name", f"*{domain.name}*.ibx-*").split()
+    assert memory in error and "MIGRATIONS BY LIBVIRT" in error, error
+    folder = os.path.dirname(memory)
+    hosts.a.ok("sh", "-c", f"cd {folder}; for id in $(seq 1 50); do "
+               f"install -d -o libvirt-qemu $id-{domain.name}; "
+               f"ln {memory} $id-{domain.name}/pc.ram; done")
+    setting = hosts.a.start("python3", "-c", SET, domain.monitor, "true")
+    hosts.a.virsh_ok("start", domain.name)
+    assert setting.wait(LIMIT) == 0, setting.stdout.read()
+    hosts.a.ok("python3", "-c", SET, domain.monitor, "false")
+    hosts.a.ok("rm", memory)
+    pruned = hosts.a.ok(os.environ["IB_MIGRATE"], "prune", "--unfinished", "--qmp", domain.monitor)
+    assert "deleted" in pruned and "kept" not in pruned, pruned
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    move.receiver.kill(signal.SIGTERM)
+    move.receiver.end()
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+    domain.expect(hosts.a)
 
 
 @test

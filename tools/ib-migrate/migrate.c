@@ -30,8 +30,8 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     ibx_cli_message(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
-    if (last->source && ibx_journal_lost_there(&last->record)) /* the error message tells it */
-        return;
+    if (last->source && (ibx_journal_lost_there(&last->record) || err->code == -ENOTRECOVERABLE))
+        return; /* the error message tells it */
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
         last->record.state != IBX_JOURNAL_SHUT_DOWN &&
         ibx_journal_qemu_gone(&last->record)) { /* the error message tells where the VM is */
