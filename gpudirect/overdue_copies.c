@@ -72,7 +72,8 @@ int ibx_staging_await_alone(struct ibx_staging *st)
     const struct ibx_cuda *cuda = st->cuda;
     void *event = st->slots[0].event;
     const unsigned ms = ibx_second_context_is_there(cuda) ? NEXT_MS : FIRST_MS;
-    if (!is_done_by(st, event, ms) && ibx_second_context_make(cuda) && !is_done(st, event))
+    if (!is_done_by(st, event, ms) && !st->overdue.count && ibx_second_context_make(cuda) &&
+        !is_done(st, event))
         return put_aside(st);
     return cuda->event_synchronize(event);
 }

@@ -2,16 +2,19 @@
 #include "gpudirect/second_context.h"
 
 #include "common/log.h"
+#include "common/state_machine.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #define DEVICES       32
-#define NOT_SUPPORTED 801 /* CUresult */
-#define NON_BLOCKING  1u  /* CU_STREAM_NON_BLOCKING */
-#define BLOCKS        8u  /* of the kernel, which fill a PCIe link */
+#define OUT_OF_MEMORY 2 /* CUresult */
+#define NOT_SUPPORTED 801
+#define NON_BLOCKING  1u /* CU_STREAM_NON_BLOCKING */
+#define BLOCKS        8u /* of the kernel, which fill a PCIe link */
 #define THREADS       256u
 #define WORD          16u /* bytes that a thread of the kernel for aligned copies moves at once */
+#define STACK_SIZE    0   /* CU_LIMIT_STACK_SIZE */
 #define FOR_WORDS     "ibx_copy_words"
 #define FOR_BYTES     "ibx_copy_bytes"
 
@@ -58,7 +61,7 @@ static const char program[] =
 /* Functions of the driver that only this file calls. */
 static struct {
     int (*ctx_create)(void **context, unsigned flags, int device);
-    int (*ctx_destroy)(void *context);
+    int (*ctx_set_limit)(int limit, size_t value);
     int (*stream_create)(void **stream, unsigned flags);
     int (*module_load_data)(void **module, const void *image);
     int (*module_get_function)(void **function, void *module, const char *name);
@@ -68,19 +71,43 @@ static struct {
 } driver;
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 
-/* NONE -> READY, or NONE -> REFUSED, of each device, under the lock. */
-enum second_state { SECOND_NONE, SECOND_READY, SECOND_REFUSED };
+/*
+ * The second context of a device. It is made only once, and never destroyed: the driver would wait
+ * for all work of the device, and streams wait for the caller (driver 580, H200).
+ *
+ * state machine: second context
+ *   [*] -> NONE -> READY | REFUSED -> [*]
+ *   READY -> FAILED -> [*]                a copy there has failed
+ *   NONE -> [*]
+ */
+enum second_state { SECOND_NONE, SECOND_READY, SECOND_REFUSED, SECOND_FAILED };
+
+static const struct ibx_state second_states[] = {
+    [SECOND_NONE] = {"none", IBX_TO(SECOND_READY) | IBX_TO(SECOND_REFUSED),
+                     IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [SECOND_READY] = {"ready", IBX_TO(SECOND_FAILED), IBX_STATE_FINAL},
+    [SECOND_REFUSED] = {"refused", 0, IBX_STATE_FINAL},
+    [SECOND_FAILED] = {"failed", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table second_table = IBX_STATE_TABLE("second context", second_states);
 
 static struct second {
-    _Atomic enum second_state state;
+    _Atomic unsigned state; /* enum second_state; moved under the lock */
     void *context, *stream, *for_words, *for_bytes;
 } seconds[DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* The one place that changes the state. The caller holds the lock. */
+static void move(struct second *s, enum second_state to)
+{
+    if (ibx_state_allows(&second_table, atomic_load(&s->state), to))
+        atomic_store(&s->state, to);
+}
+
 static void look(void)
 {
     *(void **)&driver.ctx_create = ibx_cuda_symbol("cuCtxCreate_v2");
-    *(void **)&driver.ctx_destroy = ibx_cuda_symbol("cuCtxDestroy_v2");
+    *(void **)&driver.ctx_set_limit = ibx_cuda_symbol("cuCtxSetLimit");
     *(void **)&driver.stream_create = ibx_cuda_symbol("cuStreamCreate");
     *(void **)&driver.module_load_data = ibx_cuda_symbol("cuModuleLoadData");
     *(void **)&driver.module_get_function = ibx_cuda_symbol("cuModuleGetFunction");
@@ -90,7 +117,7 @@ static void look(void)
 static bool is_complete(void)
 {
     pthread_once(&looked, look);
-    return driver.ctx_create && driver.ctx_destroy && driver.stream_create &&
+    return driver.ctx_create && driver.ctx_set_limit && driver.stream_create &&
            driver.module_load_data && driver.module_get_function && driver.launch;
 }
 
@@ -108,10 +135,12 @@ bool ibx_second_context_is_there(const struct ibx_cuda *cuda)
     return s && atomic_load(&s->state) == SECOND_READY;
 }
 
-/* In the new context, which is current. */
+/* In the new context, which is current. Its kernels need no stack, for which the driver has taken
+ * half of the context's memory. */
 static int fill(struct second *s)
 {
     void *module;
+    driver.ctx_set_limit(STACK_SIZE, 0);
     int rc = driver.stream_create(&s->stream, NON_BLOCKING);
     if (!rc)
         rc = driver.module_load_data(&module, program);
@@ -129,8 +158,6 @@ static int make(const struct ibx_cuda *cuda, struct second *s, int device)
         return rc;
     rc = fill(s);
     cuda->ctx_pop_current(&popped);
-    if (rc)
-        driver.ctx_destroy(s->context);
     return rc;
 }
 
@@ -140,8 +167,11 @@ static void tell(const struct ibx_cuda *cuda, int device, int rc)
         ibx_log(IBX_LOG_WARN,
                 "a function of a program, called by a stream of device %d, waits for managed "
                 "memory behind streams that wait for it, and may wait for ever: the driver refuses "
-                "a second context with a kernel to read that memory: %s",
-                device, ibx_cuda_error_name(cuda, rc));
+                "a second context with a kernel to copy that memory: %s%s",
+                device, ibx_cuda_error_name(cuda, rc),
+                rc == OUT_OF_MEMORY ? "; it takes some 550 MB of the device's memory, and is not "
+                                      "tried again before this process ends"
+                                    : "");
     else
         ibx_log(IBX_LOG_INFO,
                 "a second context was made on device %d, since streams that wait keep a copy for a "
@@ -159,7 +189,7 @@ bool ibx_second_context_make(const struct ibx_cuda *cuda)
     pthread_mutex_lock(&lock);
     if (atomic_load(&s->state) == SECOND_NONE) {
         const int rc = make(cuda, s, device);
-        atomic_store(&s->state, rc ? SECOND_REFUSED : SECOND_READY);
+        move(s, rc ? SECOND_REFUSED : SECOND_READY);
         tell(cuda, device, rc);
     }
     pthread_mutex_unlock(&lock);
@@ -175,20 +205,32 @@ static int launch(const struct second *s, uint64_t to, uint64_t from, size_t n)
                          s->stream, arguments, NULL);
 }
 
+/* Called under the lock, after an error that may stay. */
+static void fail(const struct ibx_cuda *cuda, struct second *s, int device, int rc)
+{
+    move(s, SECOND_FAILED);
+    ibx_log(IBX_LOG_WARN,
+            "the second context of device %d does not copy any more: %s; if streams that wait for "
+            "a function of a program keep copies of managed memory for it waiting, it may wait for "
+            "ever from now on",
+            device, ibx_cuda_error_name(cuda, rc));
+}
+
 int ibx_second_context_copy(const struct ibx_cuda *cuda, uint64_t to, uint64_t from, size_t n)
 {
-    int device;
+    int device, rc = NOT_SUPPORTED;
     void *popped;
-    const struct second *s = ibx_second_context_make(cuda) ? second_of(cuda, &device) : NULL;
+    struct second *s = second_of(cuda, &device);
     if (!s)
-        return NOT_SUPPORTED;
+        return rc;
     pthread_mutex_lock(&lock);
-    int rc = cuda->ctx_push_current(s->context);
-    if (!rc) {
+    if (atomic_load(&s->state) == SECOND_READY && !(rc = cuda->ctx_push_current(s->context))) {
         rc = launch(s, to, from, n);
         rc = rc ? rc : cuda->stream_synchronize(s->stream);
         cuda->ctx_pop_current(&popped);
     }
+    if (rc && atomic_load(&s->state) == SECOND_READY)
+        fail(cuda, s, device, rc);
     pthread_mutex_unlock(&lock);
     return rc;
 }

@@ -2,6 +2,7 @@
 #include "gpudirect/staging_internal.h"
 
 #include "gpudirect/copy_threads.h"
+#include "gpudirect/second_context.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -337,11 +338,13 @@ void ibx_staging_take_turn(struct ibx_staging *st, size_t length)
 static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool to_device)
 {
     bool begun = false;
-    if (st->aside)
-        return ibx_staging_dma_aside(st, slot, to_device);
+    int rc = st->aside ? ibx_staging_dma_aside(st, slot, to_device) : 0;
+    if (st->aside && rc <= 0)
+        return rc;
+    st->aside = false; /* the other context has failed */
     ibx_staging_take_turn(st, slot->length);
-    int rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
-                             slot->event, &begun);
+    rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
+                         slot->event, &begun);
     if (rc && begun) /* no event is behind it */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     if (rc)
@@ -492,7 +495,8 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
-        st->aside = st->copy.alone && ibx_staging_has_overdue(st);
+        st->aside =
+            st->copy.alone && ibx_staging_has_overdue(st) && ibx_second_context_is_there(st->cuda);
         rc = st->gone ? IBX_STAGING_GONE : open ? submit_slots(st, &given) : 0;
         if (!rc)
             rc = reclaim_slots(st, !st->moving && given < st->total && open);
@@ -551,12 +555,12 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     int rc = ibx_staging_events_ready(st);
     const bool by_word = !rc && st->total <= st->step && ibx_gpu_copy_is_plain(copy) &&
                          !copy->alone && ibx_staging_has_word(st);
-    st->aside = copy->alone && ibx_staging_has_overdue(st);
+    st->aside = copy->alone && ibx_staging_has_overdue(st) && ibx_second_context_is_there(st->cuda);
     if (by_word)
         rc = fetch_whole(st);
     else if (!rc)
         rc = fetch_first(st, ahead || copy->alone ? st->count : 1);
-    if (!rc && st->aside)
+    if (!rc && st->slots[0].state.now == SLOT_FILLED) /* by another context */
         return 0;
     if (!rc && !by_word)
         rc = copy->alone ? ibx_staging_await_alone(st)

@@ -116,7 +116,7 @@ int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_
 int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
                             bool ahead);
 /* Whether copies that were overdue have not been made yet. Then a second context of the device
- * makes copies that are alone. */
+ * makes copies that are alone, if there is one. */
 bool ibx_staging_has_overdue(struct ibx_staging *staging);
 /* Moves the next `n` bytes; returns when they have arrived. The wire's offsets count from the first
  * byte of this call. -ERANGE: the copy has fewer. */

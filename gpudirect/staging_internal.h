@@ -121,8 +121,8 @@ int ibx_staging_by_word(struct ibx_staging *staging, void *host, size_t length);
 /* overdue_copies.c. Waits for the first slot of a copy that comes after nothing. 0; or a CUresult;
  * or IBX_STAGING_OVERDUE: the slots have no chunks any more, and there are overdue copies. */
 int ibx_staging_await_alone(struct ibx_staging *staging);
-/* Has another context make a slot's piece of the current copy. 0, a CUresult, or a negative errno.
- */
+/* Has another context make a slot's piece of the current copy. 0, a CUresult (it was not made), or
+ * a negative errno. */
 int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *slot,
                           bool to_device);
 /* Copies `n` bytes that are at the beginning of a chunk to the device, in the queues for copies. */

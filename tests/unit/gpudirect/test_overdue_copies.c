@@ -14,6 +14,7 @@
 #define SIZE          ((size_t)5 * IBX_PINNED_CHUNK)
 #define NON_BLOCKING  1u
 #define OUT_OF_MEMORY 2 /* CUresult */
+#define NOT_SUPPORTED 801
 
 static struct ibx_quota quota = {.most = CHUNKS};
 static struct ibx_staging *staging;
@@ -81,7 +82,7 @@ static void deliver(size_t at, size_t n)
 }
 
 /* Writes other bytes there. */
-static void send(void *in, size_t at, size_t n)
+static void give(void *in, size_t at, size_t n)
 {
     uint32_t arrived = 0;
     const struct ibx_staging_wire wire = {&arrived, wire_move, wire_arrived, NULL, 1};
@@ -94,6 +95,11 @@ static void send(void *in, size_t at, size_t n)
     assert_int_equal(ibx_staging_to_device(staging, &wire, &copy), 0);
     ibx_staging_end(staging);
     to_device = false;
+}
+
+static void send(void *in, size_t at, size_t n)
+{
+    give(in, at, n);
     assert_on_device(device, expected, SIZE);
 }
 
@@ -106,6 +112,12 @@ static void open_scene(int number)
     assert_int_equal(ibx_pinned_open(cuda, CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     ibx_staging_set_quota(staging, &quota);
+}
+
+static void await_made(void)
+{
+    while (ibx_staging_has_overdue(staging))
+        sched_yield();
 }
 
 static void close_scene(void)
@@ -141,8 +153,7 @@ static void test_comes_from_a_second_context(void **state)
             assert_int_equal(ibx_pinned_taken(), kept);
         }
         app->release_stream(stream);
-        while (ibx_staging_has_overdue(staging))
-            sched_yield();
+        await_made();
         assert_int_equal(ibx_pinned_taken(), 0);
         comes(parts[i].at, parts[i].n);
         deliver(parts[i].at, parts[i].n);
@@ -216,20 +227,48 @@ static void test_reset_while_overdue(void **state)
     close_scene();
 }
 
-/* Where the driver makes no second context, the copy waits for its stream, as others do. */
+static const char *refused = "cuCtxCreate"; /* by the driver, as when it has no memory left */
+
+/* Where the driver makes no second context, or no kernel there, the copy waits for its stream, as
+ * others do. The context, if there is one, does not wait for that. */
 static void test_no_second_context(void **state)
 {
     pthread_t thread;
     (void)state;
     open_scene(1);
-    app->inject("cuCtxCreate", 1, OUT_OF_MEMORY, false);
-    assert_false(ibx_second_context_make(cuda));
+    app->inject(refused, 1, OUT_OF_MEMORY, false);
     app->hold_stream(stream);
+    assert_int_equal(cuda->memcpy_to_device_async(device, expected, 1, stream), 0);
+    assert_false(ibx_second_context_make(cuda));
     assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
     assert_int_equal(begin(0, SIZE), 0);
     deliver(0, SIZE);
     pthread_join(thread, NULL);
     assert_false(ibx_second_context_is_there(cuda) || ibx_staging_has_overdue(staging));
+    close_scene();
+}
+
+/* A kernel of the second context fails: copies wait for their streams again. */
+static void test_failed_context(void **state)
+{
+    pthread_t thread;
+    (void)state;
+    open_scene(0);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    app->inject("cuLaunchKernel", 2, OUT_OF_MEMORY, false);
+    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    assert_int_equal(begin(0, SIZE), 0);
+    assert_false(ibx_second_context_is_there(cuda) || ibx_second_context_make(cuda));
+    deliver(0, SIZE);
+    pthread_join(thread, NULL);
+    await_made();
+    assert_int_equal(ibx_second_context_copy(cuda, device, device, 16), NOT_SUPPORTED);
+    for (size_t i = 0; i < PARTS; i++) {
+        send(stream, parts[i].at, parts[i].n);
+        comes(parts[i].at, parts[i].n);
+        deliver(parts[i].at, parts[i].n);
+    }
     close_scene();
 }
 
@@ -241,14 +280,17 @@ static int set_up(void **state)
     return expected && got ? find_cuda(state) : -1;
 }
 
-int main(void)
+/* An argument names the function that the driver refuses. */
+int main(int argc, char **argv)
 {
+    refused = argc > 1 ? argv[1] : refused;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comes_from_a_second_context),
         cmocka_unit_test(test_goes_by_a_second_context),
         cmocka_unit_test(test_ends_while_overdue),
         cmocka_unit_test(test_reset_while_overdue),
         cmocka_unit_test(test_no_second_context),
+        cmocka_unit_test(test_failed_context), /* the last one on this device */
     };
     return cmocka_run_group_tests_name("overdue-copies", tests, set_up, NULL);
 }
