@@ -23,17 +23,17 @@
 #define SHORT    ((size_t)64 << 10) /* bytes: longer copies to the device have other queues */
 #define SPIN_NS  1000000u /* for so long it is asked for without naps: most copies end by then */
 
-/* Whether the event is done; another error counts as done, too: the copy is not made any more. */
-static bool is_done(const struct ibx_staging *st, void *event)
+/* Whether the event is done, or has an error: then the copy is not made any more. */
+static bool is_done(const struct ibx_cuda *cuda, void *event)
 {
-    return st->cuda->event_query(event) != IBX_CUDA_NOT_READY;
+    return cuda->event_query(event) != IBX_CUDA_NOT_READY;
 }
 
 static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
 {
     const uint64_t began = ibx_now_ns(), deadline = began + ms * 1000000ull;
     uint64_t now = began;
-    while (!is_done(st, event)) {
+    while (!is_done(st->cuda, event)) {
         if (now >= deadline)
             return false;
         if (now - began > SPIN_NS)
@@ -43,40 +43,75 @@ static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
     return true;
 }
 
-/* The slots under way keep their chunks and events; all slots are without either then. */
+/* ------------------------------------------------------------------------ put aside */
+
+/* Leaves the slots under way, with their chunks and events, to the GPU; the others are free. None
+ * of the copy is moving, and no copy is overdue yet. */
 static int put_aside(struct ibx_staging *st)
 {
     struct ibx_overdue *overdue = &st->overdue;
+    unsigned chunks = 0, events = 0;
     int rc = 0;
     overdue->context = st->context;
-    for (unsigned i = 0; i < st->count && !rc; i++) {
+    for (unsigned i = 0; i < st->events && !rc; i++) {
         struct ibx_staging_slot *slot = &st->slots[i];
-        const bool under_way = slot->state.now == SLOT_DMA;
+        const bool used = i < st->count, under_way = used && slot->state.now == SLOT_DMA;
+        if (used && slot->state.now != SLOT_FREE)
+            rc = ibx_state_move(&slot->state, SLOT_FREE);
         if (under_way)
             overdue->copies[overdue->count++] = (struct ibx_overdue_copy){slot->chunk, slot->event};
         else
-            ibx_pinned_give(st->quota, slot->chunk);
-        if (under_way)
-            rc = ibx_state_move(&slot->state, SLOT_FREE);
-        else
-            st->cuda->event_destroy(slot->event);
+            st->slots[events++] = *slot;
+        chunks += used && !under_way;
     }
-    for (unsigned i = st->count; i < st->events; i++)
-        st->cuda->event_destroy(st->slots[i].event);
-    st->events = st->left = st->count = 0;
+    st->count = chunks;
+    st->events = events;
+    st->left = 0;
     return rc ? rc : IBX_STAGING_OVERDUE;
 }
 
-int ibx_staging_await_alone(struct ibx_staging *st)
+/* Whether the slot is overdue, and there is another context to copy what it has to. */
+static bool is_overdue(const struct ibx_staging *st, const struct ibx_staging_slot *slot)
 {
     const struct ibx_cuda *cuda = st->cuda;
-    void *event = st->slots[0].event;
     const unsigned ms = ibx_second_context_is_there(cuda) ? NEXT_MS : FIRST_MS;
-    if (!is_done_by(st, event, ms) && !st->overdue.count && ibx_second_context_make(cuda) &&
-        !is_done(st, event))
-        return put_aside(st);
-    return cuda->event_synchronize(event);
+    return !is_done_by(st, slot->event, ms) && !st->overdue.count &&
+           ibx_second_context_make(cuda) && !is_done(cuda, slot->event);
 }
+
+int ibx_staging_await_first(struct ibx_staging *st)
+{
+    if (!is_overdue(st, &st->slots[0]))
+        return st->cuda->event_synchronize(st->slots[0].event);
+    const int rc = put_aside(st);
+    if (rc == IBX_STAGING_OVERDUE)
+        ibx_staging_end(st);
+    return rc;
+}
+
+/* Whether a slot has a chunk that the GPU does not use. */
+static bool has_free(const struct ibx_staging *st)
+{
+    unsigned i = 0;
+    while (i < st->count && st->slots[i].state.now == SLOT_DMA)
+        i++;
+    return i < st->count;
+}
+
+int ibx_staging_await_current(struct ibx_staging *st)
+{
+    const struct ibx_staging_slot *slot = &st->slots[st->current];
+    const uint64_t at = slot->at, delivered = st->delivered;
+    if (!has_free(st) || !is_overdue(st, slot))
+        return st->cuda->event_synchronize(slot->event);
+    const int rc = put_aside(st);
+    ibx_staging_restart_at(st, at);
+    st->delivered = delivered;
+    st->aside = true;
+    return rc;
+}
+
+/* --------------------------------------------------------------- by another context */
 
 int ibx_staging_dma_aside(struct ibx_staging *st, struct ibx_staging_slot *slot, bool to_device)
 {
@@ -112,6 +147,8 @@ int ibx_staging_to_device_alone(struct ibx_staging *st, uint8_t *chunk, uint64_t
     return st->cuda->memcpy_2d_async(&rows, st->copy.stream);
 }
 
+/* ------------------------------------------------------------------------ their end */
+
 static void give_chunks(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->overdue.count; i++)
@@ -136,7 +173,7 @@ bool ibx_staging_has_overdue(struct ibx_staging *st)
     if (!overdue->count)
         return false;
     for (unsigned i = 0; i < overdue->count; i++)
-        if (!is_done(st, overdue->copies[i].event))
+        if (!is_done(st->cuda, overdue->copies[i].event))
             return true;
     end(st);
     return false;

@@ -366,13 +366,25 @@ static struct ibx_staging_slot *dma_pick(struct ibx_staging *st, bool last)
     return found;
 }
 
+static unsigned under_way(const struct ibx_staging *st)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < st->count; i++)
+        n += st->slots[i].state.now == SLOT_DMA;
+    return n;
+}
+
 /* Whether the GPU has as much of this copy as it should have while other sessions copy. */
 static bool has_enough(const struct ibx_staging *st)
 {
-    unsigned under_way = 0;
-    for (unsigned i = 0; i < st->count; i++)
-        under_way += st->slots[i].state.now == SLOT_DMA;
-    return st->company == IBX_TURN_BESIDE && under_way >= BESIDE && !st->copy.alone;
+    return st->company == IBX_TURN_BESIDE && !st->copy.alone && under_way(st) >= BESIDE;
+}
+
+/* Whether a slot that has had its piece stays free, for pieces that become overdue. */
+static bool keeps_free(const struct ibx_staging *st)
+{
+    const unsigned n = st->copy.alone ? under_way(st) : 0;
+    return n && n + 1 >= st->count;
 }
 
 int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
@@ -563,20 +575,29 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     if (!rc && st->slots[0].state.now == SLOT_FILLED) /* by another context */
         return 0;
     if (!rc && !by_word)
-        rc = copy->alone ? ibx_staging_await_alone(st)
+        rc = copy->alone ? ibx_staging_await_first(st)
                          : st->cuda->event_synchronize(st->slots[0].event);
     if (rc == IBX_STAGING_OVERDUE)
         return rc;
     return rc ? ibx_staging_stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }
 
-/* Waits until the current slot is filled; meanwhile the wire continues. */
+/* Waits for the event of the current slot, if nothing is moving. */
+static int current_event(struct ibx_staging *st)
+{
+    void *event = st->slots[st->current].event;
+    if (st->moving)
+        return st->cuda->event_query(event);
+    return st->copy.alone ? ibx_staging_await_current(st) : st->cuda->event_synchronize(event);
+}
+
+/* Waits until the current slot is filled; meanwhile the wire continues. IBX_STAGING_OVERDUE: it has
+ * to be begun again. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     struct ibx_staging_slot *slot = &st->slots[st->current];
     while (slot->state.now == SLOT_DMA && !st->gone) {
-        int rc = st->moving ? st->cuda->event_query(slot->event)
-                            : st->cuda->event_synchronize(slot->event);
+        int rc = current_event(st);
         if (!rc)
             return ibx_state_move(&slot->state, SLOT_FILLED);
         if (rc == IBX_CUDA_NOT_READY && st->moving)
@@ -594,7 +615,7 @@ static int refetch(struct ibx_staging *st)
     int rc = 0;
     for (;;) {
         struct ibx_staging_slot *slot = &st->slots[st->refill];
-        if (rc || slot->state.now != SLOT_FILLED || slot->left || has_enough(st))
+        if (rc || slot->state.now != SLOT_FILLED || slot->left || has_enough(st) || keeps_free(st))
             return rc;
         rc = ibx_state_move(&slot->state, SLOT_FREE);
         st->refill = (st->refill + 1) % st->count;
@@ -638,6 +659,8 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
             rc = take_arrivals(st, wire, true);
         } else {
             rc = current_ready(st, wire);
+            if (rc == IBX_STAGING_OVERDUE)
+                continue;
             if (rc > 0)
                 return stop_all(st, wire, rc);
             if (!rc)

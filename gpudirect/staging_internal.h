@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by staging.c, which copies through chunks, unstaged.c, which does without, and
- * overdue_copies.c. */
+/* Shared by staging.c, which copies through chunks, unstaged.c, which does without,
+ * and overdue_copies.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
@@ -120,7 +120,10 @@ int ibx_staging_by_word(struct ibx_staging *staging, void *host, size_t length);
 
 /* overdue_copies.c. Waits for the first slot of a copy that comes after nothing. 0; or a CUresult;
  * or IBX_STAGING_OVERDUE: the slots have no chunks any more, and there are overdue copies. */
-int ibx_staging_await_alone(struct ibx_staging *staging);
+int ibx_staging_await_first(struct ibx_staging *staging);
+/* The same for the current slot, when nothing of the copy is moving. IBX_STAGING_OVERDUE: the copy
+ * has fewer slots, which are free, goes on where this one began, and another context makes it. */
+int ibx_staging_await_current(struct ibx_staging *staging);
 /* Has another context make a slot's piece of the current copy. 0, a CUresult (it was not made), or
  * a negative errno. */
 int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *slot,

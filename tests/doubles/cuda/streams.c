@@ -55,6 +55,13 @@ EXPORT void ibx_double_hold_stream(void *stream)
     leave(0);
 }
 
+EXPORT void ibx_double_hold_stream_after(void *stream, unsigned copies)
+{
+    pthread_mutex_lock(&mutex);
+    ((struct stream *)stream)->copies_until_held = copies + 1;
+    leave(0);
+}
+
 EXPORT void ibx_double_release_stream(void *stream)
 {
     pthread_mutex_lock(&mutex);
@@ -169,6 +176,10 @@ static void *work(void *argument)
                 wait_a_moment();
             else
                 wait_for_change();
+            continue;
+        }
+        if (job->height && stream->copies_until_held && !--stream->copies_until_held) {
+            stream->held = true;
             continue;
         }
         int code;

@@ -48,6 +48,7 @@ struct stream {
     unsigned number;
     bool used, blocking, working, gone; /* working: its worker is there; gone: by a reset */
     bool held;                          /* its work does not run */
+    unsigned copies_until_held;         /* 0: it is not held by any copy */
     bool urgent;                        /* its priority lets its work run while all is held */
     struct context *context;            /* NULL: the current one */
     int device;                         /* -1: of any device (the per-thread stream) */

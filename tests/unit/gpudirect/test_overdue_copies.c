@@ -182,6 +182,29 @@ static void test_goes_by_a_second_context(void **state)
     close_scene();
 }
 
+/* Any piece of a copy may be the first that the GPU does not begin, however few slots it has. */
+static void test_later_pieces(void **state)
+{
+    static const unsigned chunks[] = {CHUNKS, 3, 2};
+    (void)state;
+    open_scene(0);
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        for (unsigned made = 1; made < 5; made++) {
+            quota.most = chunks[i];
+            app->hold_stream_after(stream, made);
+            comes(0, SIZE);
+            deliver(0, SIZE);
+            assert_true(ibx_staging_has_overdue(staging));
+            assert_int_equal(ibx_pinned_taken(), ibx_quota_used(&quota));
+            app->release_stream(stream);
+            await_made();
+            assert_int_equal(ibx_pinned_taken(), 0);
+        }
+    }
+    quota.most = CHUNKS;
+    close_scene();
+}
+
 static void *release(void *argument)
 {
     (void)argument;
@@ -287,6 +310,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comes_from_a_second_context),
         cmocka_unit_test(test_goes_by_a_second_context),
+        cmocka_unit_test(test_later_pieces),
         cmocka_unit_test(test_ends_while_overdue),
         cmocka_unit_test(test_reset_while_overdue),
         cmocka_unit_test(test_no_second_context),
