@@ -17,8 +17,9 @@
 #include <string.h>
 #include <time.h>
 
-#define FIRST_MS 100u /* until a copy is overdue, which then costs a context ... */
-#define NEXT_MS  2u   /* ... and once there is that context */
+#define FIRST_MS 100u  /* until a copy is overdue, which then costs a context ... */
+#define NEXT_MS  2u    /* ... and once there is that context */
+#define END_MS   1000u /* that the end of a session waits for overdue ones */
 #define NAP_NS   20000u
 #define SHORT    ((size_t)64 << 10) /* bytes: longer copies to the device have other queues */
 #define SPIN_NS  1000000u /* for so long it is asked for without naps: most copies end by then */
@@ -27,6 +28,14 @@
 static bool is_done(const struct ibx_cuda *cuda, void *event)
 {
     return cuda->event_query(event) != IBX_CUDA_NOT_READY;
+}
+
+/* An error that concerns a capture says nothing about the copy. */
+bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy)
+{
+    const int rc = cuda->event_query(copy->event);
+    return rc != IBX_CUDA_NOT_READY &&
+           !(rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST);
 }
 
 static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
@@ -173,7 +182,7 @@ bool ibx_staging_has_overdue(struct ibx_staging *st)
     if (!overdue->count)
         return false;
     for (unsigned i = 0; i < overdue->count; i++)
-        if (!is_done(st->cuda, overdue->copies[i].event))
+        if (!ibx_overdue_copy_is_made(st->cuda, &overdue->copies[i]))
             return true;
     end(st);
     return false;
@@ -185,12 +194,46 @@ void ibx_staging_overdue_forget(struct ibx_staging *st, const void *context)
         give_chunks(st);
 }
 
+/* If copies before this one are overdue, too, it waits for the GPU. */
+void ibx_staging_leave_slots(struct ibx_staging *st)
+{
+    bool any = false;
+    for (unsigned i = 0; i < st->count; i++)
+        any = any || st->slots[i].state.now == SLOT_DMA;
+    if (any && st->copy.alone && !st->overdue.count)
+        put_aside(st);
+}
+
+/* Gives back what the GPU has made by the deadline; the other copies remain. */
+static void give_made(struct ibx_staging *st, uint64_t deadline)
+{
+    struct ibx_overdue *overdue = &st->overdue;
+    const unsigned count = overdue->count;
+    overdue->count = 0;
+    for (unsigned i = 0; i < count; i++) {
+        const struct ibx_overdue_copy copy = overdue->copies[i];
+        const uint64_t now = ibx_now_ns();
+        const unsigned ms = now < deadline ? (unsigned)((deadline - now) / 1000000) : 0;
+        if (is_done_by(st, copy.event, ms) && ibx_overdue_copy_is_made(st->cuda, &copy)) {
+            st->cuda->event_destroy(copy.event);
+            ibx_pinned_give(st->quota, copy.chunk);
+        } else {
+            overdue->copies[overdue->count++] = copy;
+        }
+    }
+}
+
 void ibx_staging_overdue_end(struct ibx_staging *st)
 {
-    const int mode =
-        st->overdue.count ? ibx_cuda_capture_relax(st->cuda) : IBX_CUDA_CAPTURE_RELAXED;
-    for (unsigned i = 0; i < st->overdue.count; i++)
-        st->cuda->event_synchronize(st->overdue.copies[i].event);
-    ibx_cuda_capture_restore(st->cuda, mode);
-    end(st);
+    void *popped;
+    if (!st->overdue.count)
+        return;
+    if (!st->cuda->ctx_push_current(st->overdue.context)) {
+        const int mode = ibx_cuda_capture_relax(st->cuda);
+        give_made(st, ibx_deadline_in_ms(END_MS));
+        ibx_cuda_capture_restore(st->cuda, mode);
+        st->cuda->ctx_pop_current(&popped);
+    }
+    if (st->overdue.count)
+        ibx_left_chunks_add(&st->overdue, st->quota);
 }

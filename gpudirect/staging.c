@@ -202,6 +202,7 @@ void ibx_staging_destroy(struct ibx_staging *st)
 {
     if (!st)
         return;
+    ibx_staging_leave_slots(st);
     ibx_staging_end(st);
     ibx_staging_overdue_end(st);
     ibx_staging_drop_events(st);
@@ -228,6 +229,7 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
     size_t step = step_of(st, &plain, bytes);
     st->captured = st->captured && st->count;
+    ibx_left_chunks_take_back(st->cuda);
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
         int chunk = ibx_pinned_take(st->quota, st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)

@@ -74,12 +74,16 @@ struct ibx_staging;
 
 /* -ENOMEM. */
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging);
-/* Accepts NULL. Waits for DMA in flight, also of overdue copies, and gives the chunks back; no move
- * may be in flight. */
+/* Accepts NULL. Waits for DMA in flight, and gives the chunks back; no move may be in flight. Waits
+ * for copies that streams that wait keep waiting, and overdue ones, for a second at most: then the
+ * GPU keeps their chunks until it has made them. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. A copy under way in
  * it ends with a CUresult. */
 void ibx_staging_forget(struct ibx_staging *staging, const void *context);
+/* For all sessions together, in the thread that has reset or destroyed a context: what the process
+ * has there is gone. */
+void ibx_staging_forget_for_all(const void *context);
 /* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 

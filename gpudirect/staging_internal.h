@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by staging.c, which copies through chunks, unstaged.c, which does without,
- * and overdue_copies.c. */
+ * overdue_copies.c, and left_chunks.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
@@ -132,8 +132,17 @@ int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *
 int ibx_staging_to_device_alone(struct ibx_staging *staging, uint8_t *chunk, uint64_t to, size_t n);
 /* As ibx_staging_forget(), for overdue copies. */
 void ibx_staging_overdue_forget(struct ibx_staging *staging, const void *context);
-/* Waits for them. */
+/* Of a session that ends: has slots under way of a copy that comes after nothing be overdue. */
+void ibx_staging_leave_slots(struct ibx_staging *staging);
+/* Waits for overdue copies, but not for ever: chunks of the others are left to the GPU. */
 void ibx_staging_overdue_end(struct ibx_staging *staging);
+/* Whether the GPU has made the copy, or never makes it. */
+bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy);
+
+/* left_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. */
+void ibx_left_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota);
+/* Takes chunks back from copies in the current context that were made since. */
+void ibx_left_chunks_take_back(const struct ibx_cuda *cuda);
 
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);

@@ -59,6 +59,7 @@ static void forget(const void *context)
     ibx_cleared_forget(context);
     ibx_pending_clear_forget(context);
     ibx_client_ends_forget(context);
+    ibx_staging_forget_for_all(context);
 }
 
 /* The context may be gone although the answer is an error, which may be that of earlier work. */

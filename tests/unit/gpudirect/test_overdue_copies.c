@@ -228,6 +228,54 @@ static void test_ends_while_overdue(void **state)
     assert_int_equal(cuda_stats().events, events);
 }
 
+/* Takes a chunk, and gives it back, until there are no others. */
+static void await_returned(void)
+{
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    ibx_staging_set_quota(staging, &quota);
+    do {
+        sched_yield();
+        assert_true(ibx_staging_begin(staging, 1));
+        ibx_staging_end(staging);
+    } while (ibx_pinned_taken());
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_quota_used(&quota), 0);
+}
+
+/* The end does not wait for ever. The GPU keeps chunks until it has used them, or its context is
+ * gone. */
+static void test_ends_before_it_is_made(void **state)
+{
+    (void)state;
+    for (unsigned way = 0; way < 4; way++) {
+        void *context;
+        open_scene(0);
+        const unsigned long events = cuda_stats().events;
+        assert_int_equal(cuda->ctx_get_current(&context), 0);
+        if (way % 2) { /* in the midst of the copy */
+            app->hold_stream_after(stream, 1);
+            comes(0, SIZE);
+        } else {
+            app->hold_stream(stream);
+            assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+        }
+        const unsigned kept = ibx_pinned_taken() - way % 2;
+        ibx_staging_destroy(staging);
+        assert_int_equal(ibx_pinned_taken(), kept);
+        assert_int_equal(ibx_quota_used(&quota), kept);
+        app->release_stream(stream);
+        if (way < 2) {
+            await_returned();
+            assert_int_equal(cuda_stats().events, events);
+            app->mem_free(device);
+        } else {
+            app->primary_reset(0);
+            ibx_staging_forget_for_all(context);
+            assert_int_equal(ibx_pinned_taken(), 0);
+        }
+    }
+}
+
 /* A reset ends the work that had the chunks, and not the second context. */
 static void test_reset_while_overdue(void **state)
 {
@@ -239,6 +287,7 @@ static void test_reset_while_overdue(void **state)
     ibx_staging_drop_events(staging);
     app->primary_reset(0);
     ibx_staging_forget(staging, NULL);
+    ibx_staging_forget_for_all(NULL);
     assert_int_equal(ibx_pinned_taken(), 0);
     close_scene();
     open_scene(0);
@@ -312,6 +361,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_goes_by_a_second_context),
         cmocka_unit_test(test_later_pieces),
         cmocka_unit_test(test_ends_while_overdue),
+        cmocka_unit_test(test_ends_before_it_is_made),
         cmocka_unit_test(test_reset_while_overdue),
         cmocka_unit_test(test_no_second_context),
         cmocka_unit_test(test_failed_context), /* the last one on this device */

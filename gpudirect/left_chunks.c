@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Chunks of sessions that have ended while the GPU had copies to make there. They come back to the
+ * pool once the GPU has made these, or their context is gone. Until then they count in their
+ * quotas.
+ */
+#include "gpudirect/staging_internal.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+struct left {
+    struct left *next;
+    void *context; /* of the events */
+    struct ibx_quota *quota;
+    struct ibx_overdue_copy copy;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct left *) first; /* changed under the lock */
+
+/* Without memory to note it, the chunk is nobody's any more. */
+static void leave(void *context, struct ibx_quota *quota, const struct ibx_overdue_copy *copy)
+{
+    struct left *l = malloc(sizeof(*l));
+    if (!l)
+        return;
+    *l = (struct left){.context = context, .quota = quota, .copy = *copy};
+    pthread_mutex_lock(&lock);
+    l->next = atomic_load(&first);
+    atomic_store(&first, l);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_left_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota)
+{
+    ibx_log(IBX_LOG_WARN,
+            "a session has ended, and the GPU has not begun %u copies of it yet: chunks of "
+            "page-locked memory stay with them until it has made them",
+            overdue->count);
+    for (unsigned i = 0; i < overdue->count; i++)
+        leave(overdue->context, quota, &overdue->copies[i]);
+    overdue->count = 0;
+}
+
+static void give(struct left *l)
+{
+    ibx_pinned_give(l->quota, l->copy.chunk);
+    free(l);
+}
+
+/* Takes those out of the list that `is_over` says. */
+static void sweep(bool (*is_over)(const struct left *l, const void *argument), const void *argument)
+{
+    struct left *kept = NULL, *next;
+    pthread_mutex_lock(&lock);
+    for (struct left *l = atomic_load(&first); l; l = next) {
+        next = l->next;
+        if (is_over(l, argument)) {
+            give(l);
+            continue;
+        }
+        l->next = kept;
+        kept = l;
+    }
+    atomic_store(&first, kept);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The events may be asked in their own context only: another one may be destroyed meanwhile. */
+static bool is_made(const struct left *l, const void *argument)
+{
+    const struct ibx_cuda *cuda = argument;
+    void *context;
+    if (cuda->ctx_get_current(&context) || context != l->context ||
+        !ibx_overdue_copy_is_made(cuda, &l->copy))
+        return false;
+    cuda->event_destroy(l->copy.event);
+    return true;
+}
+
+void ibx_left_chunks_take_back(const struct ibx_cuda *cuda)
+{
+    if (atomic_load_explicit(&first, memory_order_relaxed))
+        sweep(is_made, cuda);
+}
+
+static bool is_gone(const struct left *l, const void *context)
+{
+    return l->context == context;
+}
+
+void ibx_staging_forget_for_all(const void *context)
+{
+    sweep(is_gone, context);
+}
