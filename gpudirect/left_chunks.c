@@ -5,6 +5,7 @@
  * quotas.
  */
 #include "gpudirect/staging_internal.h"
+#include "gpudirect/queue_probe.h"
 
 #include "common/log.h"
 
@@ -96,4 +97,5 @@ static bool is_gone(const struct left *l, const void *context)
 void ibx_staging_forget_for_all(const void *context)
 {
     sweep(is_gone, context);
+    ibx_queue_probe_forget(context);
 }

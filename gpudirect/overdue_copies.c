@@ -2,14 +2,19 @@
 /*
  * Copies that come after no work, and that the GPU may not begin nevertheless. Each kind of work
  * has a few queues in a context, which streams share. On an H200, copies to the host of four
- * streams that wait keep all others of that kind out, of any priority. If they wait for a function
- * of a program, and that for the copy, nothing gets on. So after a while such a copy from the
- * device is overdue: the GPU keeps its chunks until it makes it, and a kernel of another context
- * (second_context.h) copies the bytes into other chunks. As long as there are overdue copies, all
- * that are alone are made so. A copy to the device cannot be left behind like that, since it would
- * overwrite what comes after it.
+ * streams that wait keep all others of that kind out, of any priority; so do four with long copies
+ * to the device. If they wait for a function of a program, and that for the copy, nothing gets on.
+ *
+ * So after a while such a copy from the device is overdue: the GPU keeps its chunks until it makes
+ * it, and a kernel of another context (second_context.h) copies the bytes into other chunks. As
+ * long as there are overdue copies, all that are alone are made so.
+ *
+ * A copy to the device cannot be left behind like that, since it would overwrite what comes after
+ * it. So a probe (queue_probe.h) goes before it. If that is overdue, a kernel of the other context
+ * makes the copy, and from then on all copies to the device that are alone.
  */
 #include "gpudirect/staging_internal.h"
+#include "gpudirect/queue_probe.h"
 #include "gpudirect/second_context.h"
 
 #include "common/clock.h"
@@ -154,6 +159,42 @@ int ibx_staging_to_device_alone(struct ibx_staging *st, uint8_t *chunk, uint64_t
                                            .width = half,
                                            .height = 2};
     return st->cuda->memcpy_2d_async(&rows, st->copy.stream);
+}
+
+/* Begins a probe of the queues that the filled slots take, if there are any. An odd number of bytes
+ * may share those of kernels, see above. */
+static int probe(struct ibx_staging *st, bool *any)
+{
+    const struct ibx_staging_slot *filled = NULL;
+    bool odd = false;
+    for (unsigned i = 0; i < st->count; i++) {
+        const struct ibx_staging_slot *slot = &st->slots[i];
+        filled = slot->state.now == SLOT_FILLED ? slot : filled;
+        odd = odd || (filled == slot && slot->length % 2 && slot->length < SHORT);
+    }
+    *any = filled;
+    const void *bytes = filled ? ibx_pinned_payload(filled->chunk) : NULL;
+    int rc = filled ? ibx_staging_before_ready(st) : 0;
+    if (filled && !rc)
+        rc = ibx_queue_probe(st->cuda, st->context, st->copy.stream, bytes, IBX_QUEUE_OF_COPIES);
+    if (odd && !rc)
+        rc = ibx_queue_probe(st->cuda, st->context, st->copy.stream, bytes, IBX_QUEUE_OF_KERNELS);
+    return rc || !filled ? rc : st->cuda->event_record(st->before, st->copy.stream);
+}
+
+/* Without memory for a probe there is none: an error of the context shows in the copy itself. */
+int ibx_staging_find_way(struct ibx_staging *st)
+{
+    const struct ibx_cuda *cuda = st->cuda;
+    bool any = false;
+    st->aside = st->copy.alone && ibx_second_context_is_there(cuda);
+    if (st->aside)
+        ibx_staging_has_overdue(st); /* gives chunks back that are not overdue any more */
+    if (!st->copy.alone || st->aside || probe(st, &any) || !any ||
+        is_done_by(st, st->before, FIRST_MS))
+        return 0;
+    st->aside = ibx_second_context_make(cuda);
+    return st->aside ? 0 : cuda->event_synchronize(st->before);
 }
 
 /* ------------------------------------------------------------------------ their end */

@@ -509,9 +509,9 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
-        st->aside =
-            st->copy.alone && ibx_staging_has_overdue(st) && ibx_second_context_is_there(st->cuda);
-        rc = st->gone ? IBX_STAGING_GONE : open ? submit_slots(st, &given) : 0;
+        rc = st->gone ? IBX_STAGING_GONE : open ? ibx_staging_find_way(st) : 0;
+        if (!rc && open)
+            rc = submit_slots(st, &given);
         if (!rc)
             rc = reclaim_slots(st, !st->moving && given < st->total && open);
         if (rc)

@@ -78,7 +78,7 @@ struct ibx_staging {
     void *left_stream;
 
     struct ibx_overdue overdue;
-    bool aside; /* the current copy is made by another context: one before it is overdue */
+    bool aside; /* another context makes the current copy: streams that wait keep it waiting here */
 };
 
 /* Whether the copy is one row without padding. */
@@ -128,6 +128,9 @@ int ibx_staging_await_current(struct ibx_staging *staging);
  * a negative errno. */
 int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *slot,
                           bool to_device);
+/* Before filled slots of a copy to the device that comes after nothing are given to the GPU: waits
+ * until it makes such copies, or has another context make these (`aside`). 0 or a CUresult. */
+int ibx_staging_find_way(struct ibx_staging *staging);
 /* Copies `n` bytes that are at the beginning of a chunk to the device, in the queues for copies. */
 int ibx_staging_to_device_alone(struct ibx_staging *staging, uint8_t *chunk, uint64_t to, size_t n);
 /* As ibx_staging_forget(), for overdue copies. */

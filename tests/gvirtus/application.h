@@ -388,6 +388,7 @@ bool pointers();
 // Managed memory that is used where that is not allowed.
 bool managed_in_function();
 bool managed_in_function_before_copies();
+bool managed_in_function_before_copies_to_device();
 bool managed_in_function_before_kernels();
 bool managed_in_function_beside_load();
 bool managed_in_function_beside_load_with_attribute();

@@ -172,7 +172,28 @@ bool function_before_copy_on_host(void *stream, void *after)
     return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0);
 }
 
-enum Work { copies_to_host, kernels };
+enum Work { copies_to_host, copies_to_device, kernels };
+
+// A graph that copies so many bytes to the device, or NULL.
+void *graph_to_device(char *device, const char *host, std::size_t n)
+{
+    graph_calls::Graph graph;
+    const graph_calls::Planes copy = graph_calls::copy_of(device, host, n, H2D);
+    void *const exec = graph.add("cudaGraphAddMemcpyNode", {}, &copy) == 0 ? graph.made() : nullptr;
+    return graph.destroy() == 0 ? exec : nullptr;
+}
+
+// Copies the device's bytes to the host, or (by a graph, since a call would wait for the function,
+// which might write them) the host's to the device, or within the device.
+bool is_given(Work work, void *stream, char *device, char *host, void *graph)
+{
+    constexpr std::size_t bytes = 4096;
+    if (work == kernels)
+        return stub_launch(device, device + used / 2, bytes, stream) == 0;
+    return work == copies_to_host
+               ? cudaMemcpyAsync(host, device, bytes, D2H, stream) == 0
+               : graph_calls::run<void *, void *>("cudaGraphLaunch", graph, stream) == 0;
+}
 
 // Other streams wait for the function, with such work behind that. The copies that the function
 // needs get on beside these. Over tcp this thread may wait in the call of a copy to the host.
@@ -182,8 +203,8 @@ bool function_before(Work work, void *stream)
     constexpr std::size_t bytes = 4096;
     char *memory = managed_memory(used), *from = managed_memory(used),
          *device = device_memory(used);
-    void *streams[waiting], *reached = nullptr, *pinned = nullptr;
-    REQUIRE(memory && from && device && cudaMallocHost(&pinned, waiting * bytes) == 0);
+    void *streams[waiting], *graphs[waiting], *reached = nullptr, *pinned = nullptr;
+    REQUIRE(memory && from && device && cudaMallocHost(&pinned, used) == 0);
     REQUIRE(cudaMemset(device, 6, used) == 0 && cudaEventCreateWithFlags(&reached, 2) == 0);
     for (void *&one : streams)
         REQUIRE(cudaStreamCreateWithFlags(&one, 1) == 0);
@@ -194,7 +215,10 @@ bool function_before(Work work, void *stream)
     REQUIRE(stub_launch(memory, from, used, stream) == 0);
     launch_function(touch, &t, stream);
     REQUIRE(cudaEventRecord(reached, stream) == 0);
-    auto *const to = static_cast<char *>(pinned);
+    auto *const host = static_cast<char *>(pinned);
+    std::memset(host, 7, used);
+    for (std::size_t i = 0; i < waiting; i++)
+        REQUIRE((graphs[i] = graph_to_device(device + i * bytes, host + i * bytes, 40 * 1024)));
     const pid_t waits = gettid();
     std::thread allows([&] {
         for (int asleep = 0; asleep < 100 && !t.may; usleep(1000))
@@ -203,16 +227,17 @@ bool function_before(Work work, void *stream)
     });
     for (std::size_t i = 0; i < waiting; i++)
         REQUIRE(cudaStreamWaitEvent(streams[i], reached, 0) == 0 &&
-                (work == kernels
-                     ? stub_launch(device + i * bytes, device + used / 2, bytes, streams[i])
-                     : cudaMemcpyAsync(to + i * bytes, device, bytes, D2H, streams[i])) == 0);
+                is_given(work, streams[i], device + i * bytes, host + i * bytes, graphs[i]));
     t.may = true;
     allows.join();
     REQUIRE(cudaStreamSynchronize(stream) == 0 && t.right);
     for (void *one : streams)
         REQUIRE(cudaStreamSynchronize(one) == 0 && cudaStreamDestroy(one) == 0);
-    REQUIRE(work == kernels ||
-            std::vector<char>(to, to + waiting * bytes) == std::vector<char>(waiting * bytes, 6));
+    for (void *graph : graphs)
+        REQUIRE(graph_calls::run<void *>("cudaGraphExecDestroy", graph) == 0);
+    REQUIRE(work != copies_to_host || has(host, std::vector<char>(waiting * bytes, 6)));
+    REQUIRE(work != copies_to_device ||
+            device_has(device, std::vector<char>(waiting * bytes, 7).data(), waiting * bytes));
     REQUIRE(touched(t.expected, t.stride) == std::vector<char>(memory, memory + used));
     REQUIRE(cudaEventDestroy(reached) == 0 && cudaFreeHost(pinned) == 0);
     return HOLDS(cudaFree(memory) == 0 && cudaFree(from) == 0 && cudaFree(device) == 0);
@@ -439,6 +464,11 @@ bool is_touched_before(Work work)
 bool managed_in_function_before_copies()
 {
     return is_touched_before(copies_to_host);
+}
+
+bool managed_in_function_before_copies_to_device()
+{
+    return is_touched_before(copies_to_device);
 }
 
 bool managed_in_function_before_kernels()

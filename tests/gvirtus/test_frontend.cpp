@@ -192,7 +192,7 @@ bool driver_entry_points()
     return HOLDS(lines_with(app.said(), "ibx:") == 2);
 }
 
-bool managed_in_function(const char *test)
+bool managed_in_function(const std::string &test)
 {
     GpuBackEnd back;
     Application app(&back, application, test);
@@ -571,10 +571,9 @@ void check_what_it_does_not()
                              "managed-made-beside-function", "managed-given-beside-first-function"})
         check("managed memory, touched in a function of a stream",
               [=] { return managed_in_function(test); });
-    check("... before copies to the host of other streams",
-          [] { return managed_in_function("managed-in-function-before-copies"); });
-    check("... before kernels of other streams",
-          [] { return managed_in_function("managed-in-function-before-kernels"); });
+    for (const std::string work : {"copies to the host", "copies to the device", "kernels"})
+        check(("... before " + work + " of other streams").c_str(),
+              [=] { return managed_in_function("managed-in-function-before-" + work); });
     for (const char *test :
          {"managed-in-function-beside-load", "managed-in-function-beside-load-with-attribute"})
         check("... while CUDA loads a kernel", [=] { return alone(test); });

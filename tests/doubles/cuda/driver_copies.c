@@ -110,7 +110,7 @@ static enum queue queue_of(const struct ibx_cuda_memcpy2d *c, enum maker maker)
     const bool is_short = !from_device && c->height == 1 && c->width < QUEUE_SHORT;
     if (maker == KERNEL || (to_device && (from_device || is_short)))
         return QUEUE_KERNELS;
-    return from_device ? QUEUE_TO_HOST : QUEUE_OTHER;
+    return from_device ? QUEUE_TO_HOST : to_device ? QUEUE_TO_DEVICE : QUEUE_OTHER;
 }
 
 /* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable

@@ -130,8 +130,9 @@ static bool is_of_second(const struct stream *stream)
  * what they wait for, or they would not wait for long. */
 static bool is_without_queue(const struct stream *stream, const struct job *job)
 {
-    static const unsigned most[QUEUES] = {
-        [QUEUE_TO_HOST] = QUEUE_TO_HOST_STREAMS, [QUEUE_KERNELS] = QUEUE_KERNELS_STREAMS};
+    static const unsigned most[QUEUES] = {[QUEUE_TO_HOST] = QUEUE_TO_HOST_STREAMS,
+                                          [QUEUE_TO_DEVICE] = QUEUE_TO_DEVICE_STREAMS,
+                                          [QUEUE_KERNELS] = QUEUE_KERNELS_STREAMS};
     unsigned waiting = 0;
     if (!job->queue || !in_functions || is_of_second(stream))
         return false;

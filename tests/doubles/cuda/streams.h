@@ -10,9 +10,10 @@
 /* The queues of a context for the kinds of work, as driver 580 has them on an H200. If so many
  * streams wait with work of a kind behind that, no other stream's work of that kind begins. A
  * second context has queues of its own. */
-enum queue { QUEUE_OTHER, QUEUE_TO_HOST, QUEUE_KERNELS, QUEUES };
-#define QUEUE_TO_HOST_STREAMS 4
-#define QUEUE_KERNELS_STREAMS 8
+enum queue { QUEUE_OTHER, QUEUE_TO_HOST, QUEUE_TO_DEVICE, QUEUE_KERNELS, QUEUES };
+#define QUEUE_TO_HOST_STREAMS   4
+#define QUEUE_TO_DEVICE_STREAMS 4
+#define QUEUE_KERNELS_STREAMS   8
 #define QUEUE_SHORT                                                                                \
     (32u << 10) /* bytes: a shorter copy to the device, unless it has rows, is one of KERNELS */
 

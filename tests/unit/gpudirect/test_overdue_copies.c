@@ -134,6 +134,24 @@ static const struct {
              {16, 4096}, {7, 4097}, {3, SIZE - 3}, {0, SIZE}};
 #define PARTS (sizeof(parts) / sizeof(parts[0]))
 
+/* A copy to the device is not given to a GPU that makes none: a second context makes it. What the
+ * GPU makes late is no part of it. */
+static void test_goes_where_none_is_made(void **state)
+{
+    (void)state;
+    open_scene(0);
+    assert_false(ibx_second_context_is_there(cuda));
+    for (size_t i = 0; i < PARTS; i++) {
+        app->hold_stream(stream);
+        send(stream, parts[i].at, parts[i].n);
+        assert_true(ibx_second_context_is_there(cuda));
+        app->release_stream(stream);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+        assert_on_device(device, expected, SIZE);
+    }
+    close_scene();
+}
+
 /* The bytes come nevertheless, in any number and from any address, and the GPU keeps the chunks
  * until it has used them. Then copies go the usual way again. */
 static void test_comes_from_a_second_context(void **state)
@@ -317,6 +335,10 @@ static void test_no_second_context(void **state)
     deliver(0, SIZE);
     pthread_join(thread, NULL);
     assert_false(ibx_second_context_is_there(cuda) || ibx_staging_has_overdue(staging));
+    app->hold_stream(stream);
+    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    send(stream, 0, SIZE);
+    pthread_join(thread, NULL);
     close_scene();
 }
 
@@ -357,6 +379,7 @@ int main(int argc, char **argv)
 {
     refused = argc > 1 ? argv[1] : refused;
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_goes_where_none_is_made),
         cmocka_unit_test(test_comes_from_a_second_context),
         cmocka_unit_test(test_goes_by_a_second_context),
         cmocka_unit_test(test_later_pieces),
