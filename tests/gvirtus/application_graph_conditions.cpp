@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -321,6 +322,39 @@ bool while_captured(char *device, void *stream)
     return true;
 }
 
+// CUDA clones no graph that allocates memory or frees it. What a capture has of these is in the
+// program's graph nevertheless, also where the program gives the graph, and no call leaves an error.
+bool memory_while_captured(char *device, void *stream)
+{
+    void *graph = nullptr, *again = nullptr, *memory = nullptr;
+    void *const *last = nullptr;
+    std::size_t count = 9;
+    int status = 9;
+    const auto allocates = [&] {
+        REQUIRE((run<void **, std::size_t, void *>("cudaMallocAsync", &memory, 100, stream) == 0));
+        REQUIRE((run<void **, std::size_t, void *>("cudaMallocAsync", &memory, 100, stream) == 0));
+        REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && status == 1);
+        return HOLDS(count == 1 && again == graph);
+    };
+    const auto uses = [&](char what) {
+        REQUIRE(cudaMemsetAsync(memory, what, 20, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(device, memory, 20, 3, stream) == 0);
+        REQUIRE(run("cudaFreeAsync", memory, stream) == 0);
+        REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+        REQUIRE(cudaGetLastError() == 0 && runs(graph, stream));
+        return HOLDS(device_has(device, std::string(20, what).c_str(), 20));
+    };
+    cudaGetLastError(); // of what has failed before
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(capture_info(stream, &status, &graph, nullptr, nullptr) == 0 && graph);
+    REQUIRE(allocates() && uses('m') && run("cudaGraphDestroy", graph) == 0);
+    REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+    REQUIRE((run<void *, void *, void *const *, const void *, std::size_t, int>(
+                 "cudaStreamBeginCaptureToGraph", stream, graph, nullptr, nullptr, 0, 0) == 0));
+    REQUIRE(allocates() && allocates() && uses('n'));
+    return HOLDS(run("cudaGraphDestroy", graph) == 0);
+}
+
 // A stream that has joined a capture has that one's number, by which PyTorch finds the pool of
 // memory that is for the capture alone.
 bool joined(void *stream)
@@ -359,5 +393,6 @@ bool conditions()
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
     REQUIRE(moved(device, stream) && moved_later(device) && objects_of_bodies());
     REQUIRE(objects_after_moved());
+    REQUIRE(memory_while_captured(device, stream));
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

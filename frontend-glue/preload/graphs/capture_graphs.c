@@ -195,19 +195,40 @@ static int end_capture(const struct capture *c, void *stream, void **graph)
     return rc;
 }
 
-/* Adds the captured part as a child node after the last nodes, unless it is empty. */
+/* Whether a graph of `count` nodes allocates memory or frees it. */
+static bool has_memory(void *graph, size_t count)
+{
+    void **nodes = ibx_frontend_captured_memory() ? calloc(count, sizeof(*nodes)) : NULL;
+    bool has = false;
+    if (nodes && cudaGraphGetNodes(graph, nodes, &count))
+        count = 0;
+    for (size_t i = 0; nodes && i < count && !has; i++) {
+        int type = IBX_FRONTEND_NODE_EMPTY;
+        has = !cudaGraphNodeGetType(nodes[i], &type) &&
+              (type == IBX_FRONTEND_NODE_ALLOCATION || type == IBX_FRONTEND_NODE_FREE);
+    }
+    free(nodes);
+    return has;
+}
+
+/* Adds the captured part as a child node after the last nodes, unless it is empty. CUDA clones no
+ * graph that allocates memory or frees it: such a part is moved. */
 static int add_part(struct capture *c, void *part)
 {
     void *node = NULL;
     size_t nodes = 0;
     int rc = cudaGraphGetNodes(part, NULL, &nodes);
-    if (!rc && nodes)
+    const bool moves = !rc && nodes && has_memory(part, nodes);
+    if (moves)
+        rc = ibx_frontend_graph_move(&node, c->graph, c->last, c->count, part);
+    else if (!rc && nodes)
         rc = cudaGraphAddChildGraphNode(&node, c->graph, c->last, c->count, part);
     if (node) {
         c->last[0] = node;
         c->count = 1;
     }
-    cudaGraphDestroy(part);
+    if (!moves || rc)
+        cudaGraphDestroy(part);
     return rc;
 }
 

@@ -84,16 +84,11 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
     return made ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
 }
 
-/* A graph in another one: its clone, or, from CUDA 12.9 on, it itself. */
-static int add_child(void **node, void *graph, void *const *behind, size_t count, void *child,
-                     int ownership)
+int ibx_frontend_graph_move(void **node, void *graph, void *const *behind, size_t count,
+                            void *child)
 {
     struct extension_request e;
     uint64_t made = 0;
-    if (!ownership)
-        return cudaGraphAddChildGraphNode(node, graph, behind, count, child);
-    if (ownership != 1)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     begin_node(&e, IBX_EXT_NODE_MOVED, graph, behind, count);
     ibx_put_u64(&e.body, (uintptr_t)child);
     const int rc = ibx_frontend_request_ask(&e, &made);
@@ -103,6 +98,17 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
     ibx_frontend_objects_move(child, graph);
     ibx_frontend_objects_within(child, graph);
     return CUDA_SUCCESS;
+}
+
+/* A graph in another one: its clone, or, from CUDA 12.9 on, it itself. */
+static int add_child(void **node, void *graph, void *const *behind, size_t count, void *child,
+                     int ownership)
+{
+    if (!ownership)
+        return cudaGraphAddChildGraphNode(node, graph, behind, count, child);
+    if (ownership != 1)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_graph_move(node, graph, behind, count, child);
 }
 
 int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,

@@ -97,6 +97,7 @@ static int allocate(struct extension_request *e, void **address, size_t n, int d
     if (rc)
         return rc;
     ibx_frontend_memory_of(*address, n, device);
+    ibx_frontend_ordered_memory();
     return CUDA_SUCCESS;
 }
 
@@ -159,6 +160,7 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_put_u64(&e.body, (uintptr_t)stream);
     /* Before the call: another thread may get the same address right after it. */
     ibx_frontend_device_memory_gone(address);
+    ibx_frontend_ordered_memory();
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 

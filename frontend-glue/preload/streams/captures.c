@@ -170,6 +170,19 @@ bool ibx_frontend_capturing(void)
     return atomic_load_explicit(&captures, memory_order_relaxed);
 }
 
+static atomic_bool memory_captured;
+
+void ibx_frontend_ordered_memory(void)
+{
+    if (ibx_frontend_capturing())
+        atomic_store(&memory_captured, true);
+}
+
+bool ibx_frontend_captured_memory(void)
+{
+    return atomic_load(&memory_captured);
+}
+
 bool ibx_frontend_capture_is_invalid(void *stream)
 {
     bool known;

@@ -205,6 +205,10 @@ bool ibx_frontend_captures(void *stream);
 bool ibx_frontend_capture_is_invalid(void *stream);
 /* Whether this process captures any. */
 bool ibx_frontend_capturing(void);
+/* Memory was allocated or freed in the order of a stream, which may be captured. */
+void ibx_frontend_ordered_memory(void);
+/* Whether that has happened while this process captured. */
+bool ibx_frontend_captured_memory(void);
 /* The mode that the program has set for the calling thread. */
 int ibx_frontend_capture_mode(void);
 /* Around calls of this library that CUDA forbids beside captures, on behalf of a call that it

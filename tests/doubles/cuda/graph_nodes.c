@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define INVALID_VALUE 1
+#define NOT_SUPPORTED 801
 
 static int added(void **node, struct graph_node *made)
 {
@@ -38,11 +39,22 @@ EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, 
     return added(node, graph_add(graph, NODE_EMPTY, behind, count));
 }
 
+/* CUDA clones no graph into another one that allocates memory or frees it (H200, driver 580). */
+static bool has_memory_nodes(const struct double_graph *graph)
+{
+    bool has = false;
+    for (unsigned i = 0; i < graph->count; i++)
+        has = has || graph->nodes[i].type == NODE_ALLOC || graph->nodes[i].type == NODE_FREE;
+    return has;
+}
+
 EXPORT int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
                                       void *child)
 {
     if (graph == child)
         abort(); /* as CUDA ends the process */
+    if (has_memory_nodes(graph_of(child)))
+        return returns(NOT_SUPPORTED);
     struct double_graph *copy = graph_copy(child);
     struct graph_node *made = graph_add(graph, NODE_GRAPH, behind, count);
     if (made)

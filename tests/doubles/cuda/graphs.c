@@ -159,6 +159,16 @@ bool captures_event(void *stream, bool records, void *event)
     return node;
 }
 
+bool captures_memory(void *stream, bool allocates, void *memory, size_t n)
+{
+    struct graph_node *node = captured(stream, allocates ? NODE_ALLOC : NODE_FREE);
+    if (node) {
+        node->of.memory = memory;
+        node->of.memory_bytes = n;
+    }
+    return node;
+}
+
 bool device_wait_begins(void)
 {
     pthread_mutex_lock(&mutex);

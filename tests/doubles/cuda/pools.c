@@ -92,9 +92,16 @@ static int allocate(void **address, size_t n, void *pool)
 
 static uint8_t graphs; /* stands for the pool of memory of graphs */
 
+/* No capture forbids it. */
 int graph_malloc(void **address, size_t n)
 {
-    return allocate(address, n, &graphs);
+    int (*exchange)(int *mode) = NULL;
+    int mode = 2; /* cudaStreamCaptureModeRelaxed */
+    *(void **)&exchange = driver_function("cuThreadExchangeStreamCaptureMode");
+    exchange(&mode);
+    const int rc = allocate(address, n, &graphs);
+    exchange(&mode);
+    return rc;
 }
 
 static bool is_captured(void *stream)
@@ -112,9 +119,11 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
     if (device_of_stream(stream, &device))
         return returns(400);
     enter_device(device);
-    const int rc =
-        is_captured(stream) ? graph_malloc(address, n) : allocate(address, n, &pools[device]);
+    const bool captured = is_captured(stream);
+    const int rc = captured ? graph_malloc(address, n) : allocate(address, n, &pools[device]);
     leave_device();
+    if (captured && !rc)
+        captures_memory(stream, true, *address, n);
     return rc;
 }
 
@@ -145,6 +154,8 @@ EXPORT int cudaFreeAsync(void *address, void *stream)
     const bool captured = is_captured(stream);
     if (captured && !is_pooled((uintptr_t)address, &graphs))
         return returns(1);
+    if (captured && captures_memory(stream, false, address, 0))
+        return returns(0);
     const int rc = captured ? 0 : wait(stream ? stream : (void *)1);
     if (rc || set_pool(address, &no_pool))
         return returns(rc ? rc : 1);

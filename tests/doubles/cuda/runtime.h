@@ -43,6 +43,7 @@ bool captures_function(void *stream, void (*function)(void *argument), void *arg
 int captures_nothing(const void *stream);
 /* Likewise a node that records the event, or waits for it. */
 bool captures_event(void *stream, bool records, void *event);
+bool captures_memory(void *stream, bool allocates, void *memory, size_t n);
 /* Around a wait for the device, which ends captures that are under way, or begin meanwhile. False:
  * there was one. */
 bool device_wait_begins(void);
