@@ -323,7 +323,8 @@ bool while_captured(char *device, void *stream)
 }
 
 // CUDA clones no graph that allocates memory or frees it. What a capture has of these is in the
-// program's graph nevertheless, also where the program gives the graph, and no call leaves an error.
+// program's graph nevertheless, also where the program gives the graph, and no call leaves an
+// error.
 bool memory_while_captured(char *device, void *stream)
 {
     void *graph = nullptr, *again = nullptr, *memory = nullptr;

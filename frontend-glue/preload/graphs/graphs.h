@@ -50,7 +50,8 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
  * call function `number`. */
 void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
-/* ---------------------------------------------------------------------------- graph_conditions.c */
+/* ---------------------------------------------------------------------------- graph_conditions.c
+ */
 
 /* Adds a child node that has `child` itself, which is the graph's from then on. Returns a CUDA
  * error; before CUDA 12.9 there is always one. */
