@@ -152,6 +152,24 @@ static void check_silence(struct source *s)
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
 
+/* A destination that runs the VM sends PROGRESS all the time. If nothing comes over a link that
+ * stands, it is stopped, or something between the hosts swallows everything. Another link does no
+ * harm in the first case, and helps in the second. */
+static int check_sign_of_life(struct source *s, struct ibx_error *err)
+{
+    const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
+    if (s->state.now != SOURCE_SERVING || !source_linked(&s->link) ||
+        s->status.silent_ns < limit_ms * IBX_NS_PER_MS)
+        return 0;
+    s->silence = (struct migration_silence){0};
+    s->status.silent_ns = 0;
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "%s has given no sign of life for %u s, though its host or something "
+                         "between the hosts answers",
+                         s->status.record.peer[0] ? s->status.record.peer : "the destination",
+                         (unsigned)(limit_ms / 1000));
+}
+
 static void report(struct source *s)
 {
     check_silence(s);
@@ -556,6 +574,8 @@ static int turn(struct source *s, struct ibx_error *err)
         return ibx_source_reconnect(s, err);
     }
     rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, err);
+    if (!rc)
+        rc = check_sign_of_life(s, err);
     return rc ? rc : step(s, err);
 }
 

@@ -7,7 +7,10 @@
  * Without encryption but with a key, the relay changes one byte of a known field: of the
  * handshake, of tcp's frames, or of a message of the migration. The result is the same, except
  * where a READ gets another page than it should: that is detected after the commit, and the VM
- * is paused. */
+ * is paused.
+ *
+ * Or the relay swallows everything from some point after the commit on. Then the source connects
+ * again. */
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/tcp_relay.h"
 
@@ -56,6 +59,7 @@ static struct wire {
     _Atomic size_t passed; /* bytes of all sockets and both directions, in order of arrival */
     size_t flip;           /* the number of the byte that is changed; SIZE_MAX: none */
     atomic_bool flipped, cut;
+    atomic_bool swallows[TCP_RELAY_CONNECTIONS]; /* all of what the connection brings */
     bool looks; /* whether fields are looked for, and one of them changed in these bits */
     struct field field;
     uint8_t bits;
@@ -126,6 +130,7 @@ static void parse(struct way *way, uint8_t *bytes, size_t n)
 
 static void begin_ways(unsigned connection)
 {
+    wire->swallows[connection] = false;
     ways[connection][false] = (struct way){.next.to_receiver = false};
     ways[connection][true] = (struct way){.next.to_receiver = true};
 }
@@ -144,6 +149,12 @@ static void change_and_record(unsigned connection, bool to_receiver, uint8_t *by
     wire->passed = passed + n;
 }
 
+static bool swallows(unsigned connection, bool to_receiver)
+{
+    (void)to_receiver;
+    return wire->swallows[connection];
+}
+
 static bool cut_once(void)
 {
     return atomic_exchange(&wire->cut, false);
@@ -152,7 +163,7 @@ static bool cut_once(void)
 static void relay_begin(size_t flip, bool records)
 {
     static const struct tcp_relay relay = {
-        .begins = begin_ways, .passes = change_and_record, .cuts = cut_once};
+        .begins = begin_ways, .passes = change_and_record, .swallows = swallows, .cuts = cut_once};
     wire->passed = 0;
     wire->flip = flip;
     wire->flipped = wire->cut = false;
@@ -377,6 +388,29 @@ static void test_no_changed_field_is_taken(void)
     wire->looks = false;
 }
 
+/* A VM waits for pages whose connections stand. */
+static void test_all_is_swallowed_after_the_commit(void)
+{
+    static char key[128], command[256];
+    static const char encryption[] = "encryption=required";
+    pair_start(&(struct vm_options){.append = "idle=20000000"});
+    snprintf(key, sizeof(key), "%s/key", mover_folder);
+    snprintf(command, sizeof(command), "umask 077; openssl rand -hex 32 > %s", key);
+    assert_int_equal(system(command), 0);
+    pair_timeout = PAIR_TIMEOUT_SHORT;
+    pair_receive(
+        (const char *[]){"--key-file", key, "--set", encryption, "--max-bandwidth", HARDLY, NULL});
+    relay_begin(SIZE_MAX, false);
+    pair_send((const char *[]){"--key-file", key, "--set", encryption, NULL});
+    mover_await(&receiver, "filling", 0);
+    for (unsigned i = 0; i < TCP_RELAY_CONNECTIONS; i++)
+        wire->swallows[i] = true; /* until a new connection has this number */
+    mover_await_silent(&receiver);
+    mover_await_words(&sender, "connected again");
+    mover_must_print(&sender, "no sign of life");
+    pair_filled();
+}
+
 int main(void)
 {
     pair_beats = 40; /* the guest visits every page */
@@ -386,6 +420,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_a_recorder_finds_no_guest_page),
                                            VM_TEST(test_no_changed_byte_is_taken),
                                            VM_TEST(test_no_changed_field_is_taken),
+                                           VM_TEST(test_all_is_swallowed_after_the_commit),
                                            {0}};
     return vm_tests(tests, end);
 }
