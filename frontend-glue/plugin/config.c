@@ -24,6 +24,9 @@
 #define SESSIONS_MAX 1000000u
 #define RESUME_MAX   86400u /* seconds */
 #define IDLE_MAX     86400u /* seconds */
+#define SILENCE      60u    /* seconds */
+#define SILENCE_MIN  5u
+#define SILENCE_MAX  86400u
 #define SPARES_MAX   64u
 #define NOT_GIVEN    UINT64_MAX
 #define HOLD_MIN     ((size_t)1 << 20)
@@ -203,6 +206,19 @@ static int set_limit(const char *key, const char *value, size_t least, size_t mo
     return 0;
 }
 
+/* Signs of life come each second. */
+static int set_silence(struct ibx_options *options, const char *value, struct ibx_error *err)
+{
+    size_t found;
+    if (ibx_size_parse(value, &found, NULL) || found > SILENCE_MAX ||
+        (found && found < SILENCE_MIN))
+        return ibx_error_set(err, -EINVAL,
+                             "silence_seconds: \"%.64s\" is not accepted: give 0, or %u to %u",
+                             value, SILENCE_MIN, SILENCE_MAX);
+    options->silence_ms = (unsigned)found * 1000;
+    return 0;
+}
+
 static int set_spares(struct ibx_glue_config *config, const char *key, const char *value,
                       struct ibx_error *err)
 {
@@ -284,6 +300,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_pipeline(&config->pipeline, value, err);
     if (!strcmp(key, "resume_seconds"))
         return set_limit(key, value, 0, RESUME_MAX, &config->resume_seconds, err);
+    if (!strcmp(key, "silence_seconds"))
+        return set_silence(&config->options, value, err);
     if (!strcmp(key, "processes"))
         return set_processes(config, value, err);
     if (!strcmp(key, "spare_processes"))
@@ -570,6 +588,8 @@ static void set_defaults(struct ibx_glue_config *config)
                                  .idle_seconds = IBX_GLUE_IDLE_SECONDS,
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
+    config->options.silence_ms = SILENCE * 1000;
+    config->options.signs = true;
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
 }
 

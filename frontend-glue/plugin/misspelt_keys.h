@@ -11,8 +11,8 @@
 #define IBX_GLUE_PREFIX "rdma" /* of our keys, followed by a dot */
 /* Our keys that are not options of a connection. */
 #define IBX_GLUE_KEYS                                                                              \
-    "memory, pipeline, resume_seconds, processes, most_processes, spare_processes, idle_seconds, " \
-    "gpu, gpu_memory, gpu_threads, nccl, "                                                         \
+    "memory, pipeline, resume_seconds, silence_seconds, processes, most_processes, "               \
+    "spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, nccl, "                          \
     "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log"
 
 /* Returns -EINVAL, and the error says what to write, for a key that is almost one of ours, for one

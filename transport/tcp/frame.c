@@ -68,7 +68,7 @@ int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_fram
     if (has & HAS_LENGTH ? !length_valid(&f) : f.length != 0)
         return -EPROTO;
     if ((has & HAS_STATUS && !ibx_tcp_status_errno(f.status)) ||
-        (type == IBX_TCP_CREDIT && !f.credits) || (type == IBX_TCP_CHECK && f.lane > 1))
+        (type == IBX_TCP_CREDIT && !f.credits) || (type == IBX_TCP_CHECK && f.lane > IBX_TCP_LIVES))
         return -EPROTO;
     *out = f;
     return 0;

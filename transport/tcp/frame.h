@@ -28,7 +28,8 @@
 #define IBX_TCP_FRAME_BYTES 32u
 #define IBX_TCP_HELLO_BYTES (8u + IBX_PROOF_BYTES)
 #define IBX_TCP_TERMS_BYTES 11u
-#define IBX_TCP_PLACES      1u          /* a bit of what the ends agree on: frames have places */
+#define IBX_TCP_PLACES      1u          /* bits of what the ends agree on: frames have places; */
+#define IBX_TCP_SIGNS       2u          /* the server gives signs of life */
 #define IBX_TCP_BODY_MAX    (64u << 20) /* bytes of one READ or WRITE: the largest chunk option */
 #define IBX_TCP_LANES_MAX   16u         /* bulk lanes */
 #define IBX_TCP_SLOTS_MAX   1024u
@@ -46,6 +47,9 @@ enum ibx_tcp_type {
     IBX_TCP_PAD,
     IBX_TCP_CHECK, /* only where places are agreed on */
 };
+
+/* What a CHECK has as its lane. */
+enum ibx_tcp_check { IBX_TCP_ANSWERS, IBX_TCP_ASKS, IBX_TCP_LIVES };
 
 /* Why a READ or WRITE was refused. These are no errno values, which differ between systems. */
 enum ibx_tcp_status {

@@ -56,9 +56,11 @@ static uint64_t come(struct tcp_lane *lane)
     return lane->come - lane->body_left + lane->stage_have + ibx_tcp_thread_got(lane);
 }
 
-static void check_send(struct tcp_lane *lane, struct tcp_check *check, bool asks, uint64_t bytes)
+static void check_send(struct tcp_lane *lane, struct tcp_check *check, enum ibx_tcp_check kind,
+                       uint64_t bytes)
 {
-    const struct ibx_tcp_frame frame = {.type = IBX_TCP_CHECK, .lane = asks, .id = (uint32_t)bytes};
+    const struct ibx_tcp_frame frame = {
+        .type = IBX_TCP_CHECK, .lane = (uint8_t)kind, .id = (uint32_t)bytes};
     if (check->queued)
         return;
     ibx_tcp_item_init(&check->item, TCP_ITEM_CHECK, &frame);
@@ -75,7 +77,7 @@ static bool is_known(const struct tcp_lane *lane)
 void ibx_tcp_check_ask(struct tcp_lane *lane)
 {
     if (is_known(lane))
-        check_send(lane, &lane->ask, true, come(lane));
+        check_send(lane, &lane->ask, IBX_TCP_ASKS, come(lane));
 }
 
 /* From one CHECK to the next. */
@@ -86,20 +88,44 @@ static uint64_t pause_ns(uint64_t quiet_ns)
     return pause < least ? least : pause > most ? most : pause;
 }
 
+void ibx_tcp_sign_send(struct tcp_lane *lane)
+{
+    check_send(lane, &lane->answer, IBX_TCP_LIVES, lane->come);
+}
+
+/* Ends a connection whose peer has given no sign of life for too long. */
+static void check_silence(struct tcp *tcp, uint64_t all, uint64_t now)
+{
+    const unsigned limit_ms = ibx_link_options(tcp->link)->silence_ms;
+    if (all != tcp->heard_all || !tcp->alive_since)
+        tcp->alive_since = now;
+    tcp->heard_all = all;
+    if (!limit_ms || !(ibx_link_role(tcp->link) == IBX_ROLE_SERVER || tcp->expects_signs) ||
+        now - tcp->alive_since < limit_ms * IBX_NS_PER_MS)
+        return;
+    ibx_tcp_fail(
+        tcp, -ETIMEDOUT,
+        "the peer has given no sign of life for %u s, though its host or something between "
+        "the hosts answers",
+        limit_ms / 1000);
+}
+
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
 {
-    uint64_t heard = 0 - tcp->checks * IBX_TCP_FRAME_BYTES;
+    uint64_t all = 0;
     for (unsigned i = 0; i <= tcp->lane_count; i++)
-        heard += come(&tcp->lanes[i]);
+        all += come(&tcp->lanes[i]);
+    const uint64_t heard = all - tcp->checks * IBX_TCP_FRAME_BYTES;
+    if (tcp->check_at && now > tcp->check_at + PAUSED_MS * IBX_NS_PER_MS)
+        tcp->quiet_since = tcp->alive_since = now;
+    check_silence(tcp, all, now);
     if (heard != tcp->heard || !tcp->check_at) {
         tcp->heard = heard;
         tcp->quiet_since = now;
         tcp->check_at = now + CHECK_MS * IBX_NS_PER_MS;
     }
-    if (now < tcp->check_at)
+    if (now < tcp->check_at || tcp->status)
         return;
-    if (now - tcp->check_at > PAUSED_MS * IBX_NS_PER_MS)
-        tcp->quiet_since = now;
     for (unsigned i = 0; i <= tcp->lane_count; i++)
         ibx_tcp_check_ask(&tcp->lanes[i]);
     tcp->check_at = now + pause_ns(now - tcp->quiet_since);
@@ -132,9 +158,14 @@ static void judge(struct tcp_lane *lane, uint32_t received)
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     lane->tcp->checks++;
+    if (frame->lane == IBX_TCP_LIVES) { /* its thread is away: what it has received says nothing */
+        if (!lane->tcp->expects_signs)
+            ibx_tcp_fail(lane->tcp, -EPROTO, "the peer sent a sign of life that was not agreed on");
+        return;
+    }
     judge(lane, frame->id);
-    if (frame->lane && lane->tcp->state.now == TCP_LIVE)
-        check_send(lane, &lane->answer, false, lane->come);
+    if (frame->lane == IBX_TCP_ASKS && lane->tcp->state.now == TCP_LIVE)
+        check_send(lane, &lane->answer, IBX_TCP_ANSWERS, lane->come);
 }
 
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)

@@ -170,6 +170,7 @@ static unsigned lanes_wanted(const struct tcp *tcp)
 int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
 {
     struct tcp *tcp = endpoint;
+    const struct ibx_options *options = ibx_link_options(tcp->link);
     struct sockaddr_storage address = {0};
     socklen_t length;
     (void)err;
@@ -182,7 +183,7 @@ int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
     } else {
         address_put(offer, &address, length);
     }
-    ibx_put_u8(offer, IBX_TCP_PLACES);
+    ibx_put_u8(offer, IBX_TCP_PLACES | (options->signs ? IBX_TCP_SIGNS : 0));
     return 0;
 }
 
@@ -220,21 +221,22 @@ static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_st
     return 0;
 }
 
-/* What the peer offers or agrees to in the last byte. */
-static bool has_places(struct ibx_reader r)
+/* What the peer offers or agrees to in the last byte: bits. There are no signs without places. */
+static unsigned agreed_in(struct ibx_reader r)
 {
-    return ibx_reader_left(&r) && ibx_get_u8(&r) & IBX_TCP_PLACES;
+    const unsigned bits = ibx_reader_left(&r) ? ibx_get_u8(&r) : 0;
+    return bits & IBX_TCP_PLACES ? bits & (IBX_TCP_PLACES | IBX_TCP_SIGNS) : 0;
 }
 
 /* The same of an offer, behind its terms. */
-static bool offers_places(struct ibx_reader offer)
+static unsigned offered_in(struct ibx_reader offer)
 {
     const unsigned kind = ibx_get_u8(&offer);
     if (kind == ADDRESS_PORT)
         ibx_get_u16(&offer);
     else if (kind == ADDRESS_NAME)
         ibx_get_bytes(&offer, ibx_get_u16(&offer));
-    return kind <= ADDRESS_NAME && !offer.failed && has_places(offer);
+    return kind <= ADDRESS_NAME && !offer.failed ? agreed_in(offer) : 0;
 }
 
 static void lane_proof(const struct tcp *tcp, unsigned lane, uint8_t proof[IBX_PROOF_BYTES])
@@ -313,7 +315,9 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     struct sockaddr_storage address = {0};
     socklen_t length = 0;
     int rc = ibx_tcp_terms_get(offer, &tcp->peer);
-    tcp->places = !rc && offers_places(*offer);
+    const unsigned agreed = rc ? 0 : offered_in(*offer);
+    tcp->places = agreed & IBX_TCP_PLACES;
+    tcp->expects_signs = agreed & IBX_TCP_SIGNS;
     if (!rc && tcp->peer.lanes)
         rc = address_get(tcp, offer, &address, &length);
     if (rc == -EPROTO)
@@ -340,7 +344,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
                 tcp->lane_count, want, strerror(-rc));
     tcp->mine.lanes = tcp->lane_count;
     ibx_tcp_terms_put(&tcp->mine, answer);
-    ibx_put_u8(answer, tcp->places ? IBX_TCP_PLACES : 0);
+    ibx_put_u8(answer, (uint8_t)agreed);
     return 0;
 }
 
@@ -608,12 +612,14 @@ int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_
                    struct ibx_error *err)
 {
     struct tcp *tcp = endpoint;
+    unsigned agreed = 0;
     int rc = 0;
     if (answer) {
         rc = ibx_tcp_terms_get(answer, &tcp->peer);
         if (rc || tcp->peer.lanes > tcp->mine.lanes)
             return ibx_error_set(err, -EPROTO, "the client's answer to the tcp offer is malformed");
-        tcp->places = has_places(*answer);
+        agreed = agreed_in(*answer);
+        tcp->places = agreed & IBX_TCP_PLACES;
         if (tcp->peer.lanes)
             rc = lanes_accept(tcp, deadline_ns, err);
         if (tcp->listener >= 0)
@@ -627,5 +633,9 @@ int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_
     rc = ibx_tcp_messages_init(tcp, err);
     if (!rc)
         rc = ibx_tcp_work_init(tcp, err);
-    return rc ? rc : lanes_start(tcp, err);
+    if (!rc)
+        rc = lanes_start(tcp, err);
+    if (!rc && agreed & IBX_TCP_SIGNS && ibx_link_options(tcp->link)->signs)
+        ibx_tcp_signs_begin(tcp);
+    return rc;
 }

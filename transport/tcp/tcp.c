@@ -239,6 +239,7 @@ static int mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 static void mr_deregister(void *endpoint, struct ibx_mr *mr)
 {
     struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
     if (mr->access) {
         uint32_t index = (uint32_t)(mr->keys[0] & (REGIONS_MAX - 1));
         tcp->regions[index].mr = NULL;
@@ -246,6 +247,7 @@ static void mr_deregister(void *endpoint, struct ibx_mr *mr)
         tcp->region_free = index;
         ibx_tcp_jobs_forget(tcp, mr);
     }
+    ibx_tcp_leave(tcp);
     if (mr->allocated)
         munmap(mr->span.address, mr->span.length);
 }
@@ -317,11 +319,11 @@ static void report_lost(struct tcp *tcp)
     tcp->link->up->lost(tcp->link, tcp->status, tcp->reason);
 }
 
-static int progress(void *endpoint)
+static int make_progress(struct tcp *tcp)
 {
-    struct tcp *tcp = endpoint;
     tcp->reports = 0;
     tcp->turns++;
+    tcp->sleeps = false;
     tcp->moved = false;
     ibx_tcp_threads_awake(tcp);
     ibx_tcp_sends_report(tcp);
@@ -337,6 +339,15 @@ static int progress(void *endpoint)
     if (loss_due(tcp))
         report_lost(tcp);
     return tcp->reports + tcp->moved;
+}
+
+static int progress(void *endpoint)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    const int made = make_progress(tcp);
+    ibx_tcp_leave(tcp);
+    return made;
 }
 
 /* A socket that took no more bytes wakes the sleeper when it takes some again. */
@@ -382,9 +393,8 @@ static bool lane_arm(struct tcp *tcp, struct tcp_lane *lane)
     return false;
 }
 
-static int arm(void *endpoint)
+static int prepare_to_sleep(struct tcp *tcp)
 {
-    struct tcp *tcp = endpoint;
     ibx_tcp_threads_arm(tcp);
     if (tcp->state.now != TCP_DRAINING)
         ibx_tcp_credits_return(tcp);
@@ -400,11 +410,59 @@ static int arm(void *endpoint)
     return loss_due(tcp);
 }
 
+static int arm(void *endpoint)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    const int busy = prepare_to_sleep(tcp);
+    tcp->sleeps = !busy;
+    ibx_tcp_leave(tcp);
+    return busy;
+}
+
+/* --------------------------------------------------------------------- what is sent */
+
+static int rdma(void *endpoint, struct ibx_chunk *chunk)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    const int rc = ibx_tcp_rdma(tcp, chunk);
+    ibx_tcp_leave(tcp);
+    return rc;
+}
+
+static int send_message(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                        uint64_t cookie, unsigned flags)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    const int rc = ibx_tcp_send(tcp, iov, iovcnt, length, cookie, flags);
+    ibx_tcp_leave(tcp);
+    return rc;
+}
+
+static void release(void *endpoint, uint64_t slot)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    ibx_tcp_release(tcp, slot);
+    ibx_tcp_leave(tcp);
+}
+
+static void pad(void *endpoint, size_t bytes)
+{
+    struct tcp *tcp = endpoint;
+    ibx_tcp_enter(tcp);
+    ibx_tcp_pad(tcp, bytes);
+    ibx_tcp_leave(tcp);
+}
+
 /* -------------------------------------------------------------------------- end */
 
 static void abort_endpoint(void *endpoint)
 {
     struct tcp *tcp = endpoint;
+    ibx_tcp_signs_end(tcp);
     tcp->reports = 0;
     ibx_tcp_move(tcp, &tcp->state, TCP_ABORTED);
     ibx_tcp_fail(tcp, -ECONNABORTED, "closed by this side");
@@ -422,6 +480,7 @@ static void abort_endpoint(void *endpoint)
 static void close_endpoint(void *endpoint)
 {
     struct tcp *tcp = endpoint;
+    ibx_tcp_signs_end(tcp);
     if (tcp_uring(tcp))
         ibx_tcp_uring_close(tcp);
     ibx_tcp_threads_end(tcp);
@@ -459,12 +518,12 @@ const struct ibx_provider ibx_provider_tcp = {
     .finish = ibx_tcp_finish,
     .query = query,
     .receive_ahead = ibx_tcp_receive_ahead,
-    .pad = ibx_tcp_pad,
+    .pad = pad,
     .mr_register = mr_register,
     .mr_deregister = mr_deregister,
-    .rdma = ibx_tcp_rdma,
-    .send = ibx_tcp_send,
-    .release = ibx_tcp_release,
+    .rdma = rdma,
+    .send = send_message,
+    .release = release,
     .progress = progress,
     .arm = arm,
     .abort = abort_endpoint,

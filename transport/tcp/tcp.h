@@ -24,6 +24,7 @@
  *   probe.c       finds out sooner than TCP that a silent network is back
  *   long_packets.c  where the network loses long packets and passes short ones
  *   loss.c        finds out that a relay lost bytes which TCP has delivered
+ *   signs.c       tells a client that its server lives while that runs a long handler
  *   uring.c       io_uring as the engine of the bulk lanes
  *
  * When the peer dies: its kernel closes the sockets and the connection is lost at once, after what
@@ -271,6 +272,16 @@ struct tcp {
     uint64_t check_at;    /* ns; when the peer is asked, if nothing comes; 0: not set */
     bool stuck;           /* it ends since packets do not arrive, though the peer's host answers */
     unsigned segment_limit; /* bytes; 0: none */
+    bool expects_signs;     /* of life, from the server; see signs.c */
+    uint64_t heard_all;     /* bytes of all frames, at the last look */
+    uint64_t alive_since;   /* ns; when some of them came, or this side began to wait */
+
+    /* Server: it gives signs of life, by another thread. `inside`: a thread uses this struct.
+     * `sleeps`: the connection's own thread sleeps until something comes. */
+    bool gives_signs, sleeps;
+    atomic_bool inside;
+    unsigned turns_seen; /* at the other thread's last look */
+    LIST_ENTRY(tcp) giving;
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */
     size_t chunk;
@@ -385,6 +396,25 @@ void ibx_tcp_check_ask(struct tcp_lane *lane);
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 /* Counts a frame that has come. False: it is not where it should be, and the connection is over. */
 bool ibx_tcp_in_place(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
+
+void ibx_tcp_sign_send(struct tcp_lane *lane);
+
+/* signs.c */
+/* The connection is live; its own thread calls these two. */
+void ibx_tcp_signs_begin(struct tcp *tcp);
+void ibx_tcp_signs_end(struct tcp *tcp);
+void ibx_tcp_wait_to_enter(struct tcp *tcp);
+/* Around all that the connection's own thread does with it. */
+static inline void ibx_tcp_enter(struct tcp *tcp)
+{
+    if (tcp->gives_signs)
+        ibx_tcp_wait_to_enter(tcp);
+}
+static inline void ibx_tcp_leave(struct tcp *tcp)
+{
+    if (tcp->gives_signs)
+        atomic_store_explicit(&tcp->inside, false, memory_order_release);
+}
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);

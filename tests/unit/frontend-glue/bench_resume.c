@@ -2,10 +2,11 @@
 /* Measures how much longer a call of 4 bytes takes if its session can survive its connection.
  * This is not a test: it checks nothing.
  *
- *   bench_resume PROVIDER [PAIRS [CALLS]]
+ *   bench_resume PROVIDER [PAIRS [CALLS [signs]]]
  *
  * Sessions that can (for 30 s) and sessions that cannot make CALLS calls each, alternately,
- * PAIRS times. Prints the median of the pairs' ratios and its 95 % interval. */
+ * PAIRS times. With `signs` both can, and the servers of the former give signs of life.
+ * Prints the median of the pairs' ratios and its 95 % interval. */
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
@@ -15,9 +16,16 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <cmocka.h>
 
 #define CALL_BYTES 4u
+
+static void give_signs(struct ibx_options *options)
+{
+    options->signs = true;
+    options->silence_ms = 60000;
+}
 
 static int echo(struct session_pair *pair, void *argument)
 {
@@ -65,11 +73,12 @@ static int compare(const void *a, const void *b)
 }
 
 /* The order within a pair alternates, so that it favours neither. */
-static void pairs(unsigned count, unsigned n)
+static void pairs(unsigned count, unsigned n, bool signs)
 {
     struct session_pair with, without;
     double *ratios = calloc(count, sizeof(double)), *ns = calloc(count, sizeof(double));
-    open_pair(&without, 0);
+    open_pair(&without, signs ? 30 : 0);
+    session_options = signs ? give_signs : NULL;
     open_pair(&with, 30);
     calls(&without, n);
     calls(&with, n);
@@ -98,6 +107,7 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     session_pair_use(argv[1], NULL, NULL, NULL);
     pairs(argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 200,
-          argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) : 1000);
+          argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) : 1000,
+          argc > 4 && !strcmp(argv[4], "signs"));
     return 0;
 }

@@ -122,6 +122,8 @@ static void test_defaults(void **state)
     struct ibx_options defaults;
     ibx_options_init(&defaults);
     strcpy(defaults.purpose, "gvirtus");
+    defaults.silence_ms = 60000;
+    defaults.signs = true;
     assert_memory_equal(&config.options, &defaults, sizeof(defaults));
 
     assert_int_equal(ibx_glue_config_load("::1", 1, &config, &error), 0);
@@ -283,10 +285,12 @@ static void test_bad_keys(void **state)
     (void)state;
     expect_refused(
         "a : b\nrdma.colour : 1M\n", "line 2 (rdma.colour)",
-        "timeout_ms, memory, pipeline, resume_seconds, processes, "
+        "timeout_ms, memory, pipeline, resume_seconds, silence_seconds, processes, "
         "most_processes, spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, nccl, "
         "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
+    expect_refused("rdma.silence_seconds : 86401\n", "\"86401\"", "0, or 5 to 86400");
+    expect_refused("rdma.silence_seconds : 4\n", "\"4\"", "0, or 5 to 86400");
     expect_refused("rdma.processes : two\n", "\"two\"", "tenant, program or one");
     expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
@@ -389,7 +393,7 @@ static void test_keys_without_a_dot(void **state)
     static const char *const ours[] = {
         "memory",        "processes",    "pipeline", "resume_seconds", "gpu",  "gpu_memory",
         "gpu_threads",   "nccl",         "tenants",  "sessions",       "pins", "requests",
-        "device_memory", "tenant_share", "share",    "tuning",         "log"};
+        "device_memory", "tenant_share", "share",    "tuning",         "log",  "silence_seconds"};
     const unsigned count = sizeof(ours) / sizeof(ours[0]);
     unsigned options = 0;
     while (ibx_options_key(options))
@@ -412,6 +416,8 @@ static void test_pipeline(void **state)
     load_text("rdma.slots : 8\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
     assert_int_equal(config.resume_seconds, 30);
+    assert_int_equal(config.options.silence_ms, 60000);
+    assert_true(config.options.signs);
     assert_int_equal(config.processes, IBX_PROCESSES_PROGRAM);
     assert_false(config.processes_given);
     assert_int_equal(config.most_processes, 1024);
@@ -438,8 +444,11 @@ static void test_pipeline(void **state)
     expect_refused("a : b\nrdma.most_processes : 0\n", "line 2 (rdma.most_processes)", "1024");
     expect_refused("a : b\nrdma.most_processes : 1025\n", "line 2 (rdma.most_processes)", "1024");
     expect_refused("a : b\nrdma.spare_processes : 65\n", "line 2 (rdma.spare_processes)", "64");
-    load_text("rdma.resume_seconds : 0\n");
+    load_text("rdma.resume_seconds : 0\nrdma.silence_seconds : 0\n");
     assert_int_equal(config.resume_seconds, 0);
+    assert_int_equal(config.options.silence_ms, 0);
+    load_text("rdma.silence_seconds : 5\n");
+    assert_int_equal(config.options.silence_ms, 5000);
     load_text("rdma.pipeline : launches\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_LAUNCHES);
     load_text("rdma.pipeline : all\ncommunicator : rdma://h:1?pipeline=off\n");

@@ -86,12 +86,13 @@ static void test_malformed_frames_are_refused(void **state)
         {7, 0, 1},                                        /* CREDIT */
         {8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5},          /* PAD */
         {9, 1, 0, 0, 0, 0, 0, 0, 1},                      /* CHECK */
+        {9, 2, 0, 0, 0, 0, 0, 0, 1},                      /* a sign of life */
     };
     struct ibx_tcp_frame frame;
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         assert_int_equal(ibx_tcp_frame_get(good[i], &frame), 0);
         bool lane = i == 1, credits = i == 0 || i == 6;
-        bool id = (i >= 1 && i <= 5) || i == 8, length = i <= 3 || i == 7,
+        bool id = (i >= 1 && i <= 5) || i >= 8, length = i <= 3 || i == 7,
              target = i == 1 || i == 3;
         const bool free_byte[IBX_TCP_FRAME_BYTES] = {
             true,   lane,   credits, credits, true,   true,   true,   true,
@@ -110,7 +111,7 @@ static void test_malformed_frames_are_refused(void **state)
     const uint8_t wrong[][IBX_TCP_FRAME_BYTES] = {
         {0},
         {8},    /* PAD of 0 bytes */
-        {9, 2}, /* CHECK that neither asks nor answers */
+        {9, 3}, /* CHECK that neither asks nor answers, and is no sign of life */
         {9, 0, 1},
         {10},
         {255},

@@ -300,6 +300,16 @@ static void test_checks_that_cross_replies(void **state)
     assert_null(end_lost(&server));
 }
 
+/* Only a server that has promised signs of life gives them. */
+static void test_a_sign_that_was_not_agreed_on(void **state)
+{
+    struct ibx_tcp_frame sign = check(0, false, 0);
+    (void)state;
+    sign.lane = IBX_TCP_LIVES;
+    send_frame(0, sign);
+    expect_lost(-EPROTO, "sign of life");
+}
+
 /* An earlier client neither gets places nor CHECKs, and may send none. */
 static void test_earlier_clients(void **state)
 {
@@ -335,6 +345,7 @@ int main(void)
         PLACED(test_missing_bytes_end_it),
         PLACED(test_bytes_that_come_late),
         PLACED(test_checks_that_cross_replies),
+        PLACED(test_a_sign_that_was_not_agreed_on),
         cmocka_unit_test_setup_teardown(test_earlier_clients, connect_earlier, disconnect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
