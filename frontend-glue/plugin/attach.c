@@ -234,6 +234,11 @@ void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes
     attachment->selects = false;
 }
 
+bool ibx_attachment_preloaded(const struct ibx_attachment *attachment)
+{
+    return attachment && attachment->preloaded;
+}
+
 void ibx_attach_begins(void)
 {
     ibx_last_session_close();

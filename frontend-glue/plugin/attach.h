@@ -34,6 +34,8 @@ uint64_t ibx_attach_attempt(void);
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);
 /* To be called with what GVirtuS has read. Accepts NULL. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n);
+/* Whether the preload library is there. Accepts NULL. */
+bool ibx_attachment_preloaded(const struct ibx_attachment *attachment);
 /* Whether the thread has ended, and the session with it. A later write comes from a new thread with
  * the same number, which needs a session of its own. Accepts NULL. */
 bool ibx_attachment_ended(const struct ibx_attachment *attachment);

@@ -203,6 +203,9 @@ class RdmaCommunicator final : public Communicator
         if (server)
             return server_ended(buffer, size);
         ibx_session_answer(session, buffer, size);
+        // GVirtuS gives the program a null handle for an error, and uses it at the module's end.
+        if (registers && !ibx_attachment_preloaded(attachment))
+            ibx_session_answer_registration(buffer, size);
         ibx_attachment_on_read(attachment, buffer, size);
         return size;
     }
@@ -216,6 +219,9 @@ class RdmaCommunicator final : public Communicator
         const bool tries = lacks_connection && last_attempt != ibx_attach_attempt();
         if (tries || ibx_attachment_ended(attachment))
             begin_anew();
+        if (begins)
+            registers = size == sizeof(registration) && !std::memcmp(buffer, registration, size);
+        begins = false;
         ibx_attachment_on_write(attachment, buffer, size);
         if (pipeline)
             ibx_pipeline_write(pipeline, buffer, size);
@@ -229,6 +235,7 @@ class RdmaCommunicator final : public Communicator
         if (ibx_inside_cut_off())
             return;
         Inside hold;
+        begins = true;
         if (pipeline)
             ibx_pipeline_sync(pipeline);
         else if (session)
@@ -329,11 +336,15 @@ class RdmaCommunicator final : public Communicator
         return n;
     }
 
+    static constexpr char registration[] = "cudaRegisterFatBinary";
+
     ibx_session *session; // null: it was accepted, and its client has gone
     bool server;
     ibx_pipeline_mode mode;
     ibx_pipeline *pipeline = nullptr;     // of a client's session
     ibx_attachment *attachment = nullptr; // to the thread that connected
+    bool begins = true;                   // the next write begins a request
+    bool registers = false;               // the present request is a registration
     bool lacks_connection = false;        // a front end's, until an attempt succeeds
     std::uint64_t last_attempt = 0;       // ibx_attach_attempt() when begin_anew() last tried
     ibx_last_requests *last = nullptr;    // of a server's thread whose client has gone

@@ -43,6 +43,11 @@ void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
     answer(buffer, n, IBX_CUDA_ERROR_UNKNOWN);
 }
 
+void ibx_session_answer_registration(void *buffer, size_t n)
+{
+    answer(buffer, n, 0);
+}
+
 void ibx_session_answer_unloading(void *buffer, size_t n)
 {
     answer(buffer, n, IBX_CUDA_ERROR_UNLOADING);

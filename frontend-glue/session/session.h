@@ -125,6 +125,8 @@ bool ibx_session_in_frame(const struct ibx_session *session);
  * (cudaErrorUnknown) for a read of four bytes, otherwise zeros. Logs why, once. In the middle of a
  * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
+/* Client: the same for a request that registers a module: it succeeds. */
+void ibx_session_answer_registration(void *buffer, size_t n);
 /* Client: the caller has logged why the session has no connection, so that _answer() does not. */
 void ibx_session_reason_logged(struct ibx_session *session);
 /* Client: the same with exit code 4 (cudaErrorCudartUnloading), without a session or a log: in a

@@ -248,6 +248,24 @@ bool back_end_killed()
     return true;
 }
 
+// GVirtuS's front end gives a program that registers a module a null handle for any error, and uses
+// it at the end of the module. So the program would end there by SIGSEGV, in a constructor, instead
+// of by what it does about the failure of its first call.
+bool registers_after_the_end()
+{
+    BackEnd back;
+    auto over = connected(back.port);
+    FrontEnd front(over.get());
+    REQUIRE(round_trip(&front, 0, 1000, 1));
+    back.end();
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(front.call("cudaRegisterFatBinary", Body()) == 0 && front.out.empty());
+        REQUIRE(front.call("cudaRegisterFatBinaryEnd", Body()) == 999);
+        REQUIRE(front.call("cudaMalloc", Body()) == 999);
+    }
+    return true;
+}
+
 // What `act` makes appear on standard error, a file that is opened with these flags.
 std::string said_by(const std::function<void()> &act, int flags = O_APPEND)
 {
@@ -570,6 +588,7 @@ int main(int argc, char **argv)
     check("clients that have ended leave no memory behind", nothing_stays_of_clients);
     check("a connection is closed when its thread ends", threads_that_end);
     check("calls return error 999 after the back end was killed", back_end_killed);
+    check("modules can be registered after the back end was killed", registers_after_the_end);
     if (provider == "tcp") { // only this goes through a relay
         check("each call is answered once although connections break", link_that_breaks);
         check("... and although somebody replays what clients sent", link_that_is_replayed);

@@ -81,7 +81,7 @@ static struct ibx_image_wrapper *expand(const void *wrapper)
                : NULL;
 }
 
-void **__cudaRegisterFatBinary(void *compressed)
+void **ibx_frontend_register_module(void *compressed)
 {
     __typeof__(&__cudaRegisterFatBinary) next = NEXT(__cudaRegisterFatBinary);
     struct ibx_image_wrapper *expanded = expand(compressed);
@@ -95,4 +95,18 @@ void **__cudaRegisterFatBinary(void *compressed)
     else if (may_print(wrapper))
         ibx_frontend_prints();
     return handle;
+}
+
+static bool is_back_end_gone(void)
+{
+    __typeof__(&cudaDeviceSynchronize) synchronize = NEXT(cudaDeviceSynchronize);
+    return synchronize && synchronize() == CUDA_UNKNOWN;
+}
+
+/* GVirtuS uses the handle at the module's end, even if it is null. So a program that is registering
+ * its modules when the back end ends gets one, and its first call fails. */
+void **__cudaRegisterFatBinary(void *compressed)
+{
+    void **handle = ibx_frontend_register_module(compressed);
+    return handle || !is_back_end_gone() ? handle : compressed;
 }

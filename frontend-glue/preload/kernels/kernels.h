@@ -85,6 +85,8 @@ bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 /* The architectures of all devices of the back end, which is asked once; none: it does not say. */
 struct ibx_image_targets;
 const struct ibx_image_targets *ibx_frontend_targets(void);
+/* What __cudaRegisterFatBinary() does. NULL also if the back end is gone. */
+void **ibx_frontend_register_module(void *wrapper);
 
 /* ------------------------------------------------------------------------------ child_modules.c */
 

@@ -148,7 +148,7 @@ static bool register_locked(struct library *l)
 {
     static _Atomic(void *) found;
     void (*last)(void **module);
-    l->module = __cudaRegisterFatBinary(&l->wrapper);
+    l->module = ibx_frontend_register_module(&l->wrapper);
     if (!l->module)
         return false;
     for (struct part *p = l->parts; p; p = p->next) {

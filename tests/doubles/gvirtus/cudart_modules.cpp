@@ -49,17 +49,17 @@ EXPORTED void stub_registers(std::size_t n)
     registered_bytes = n;
 }
 
-// A request that begins with the module's name.
-static void tell_of(void **module, const char *call, const Body &more = Body())
+// A request that begins with the module's name; its exit code.
+static int tell_of(void **module, const char *call, const Body &more = Body())
 {
     char name[24];
     Body body;
     if (!registered_bytes)
-        return;
+        return 0;
     std::snprintf(name, sizeof(name), "%p", static_cast<void *>(module));
     body.string(name);
     append(&body.bytes, more.bytes.data(), more.bytes.size());
-    mine()->call(call, body);
+    return mine()->call(call, body);
 }
 
 // What was registered: a letter for each module, end of a module, kernel and variable.
@@ -130,8 +130,8 @@ extern "C" EXPORTED void **__cudaRegisterFatBinary(void *wrapper)
         return nullptr;
     registered += 'M';
     module.bytes.resize(registered_bytes);
-    tell_of(static_cast<void **>(wrapper), "cudaRegisterFatBinary", module);
-    return static_cast<void **>(wrapper);
+    const int rc = tell_of(static_cast<void **>(wrapper), "cudaRegisterFatBinary", module);
+    return rc == 999 ? nullptr : static_cast<void **>(wrapper);
 }
 
 extern "C" void __cudaRegisterFatBinaryEnd(void **);
