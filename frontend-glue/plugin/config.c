@@ -27,6 +27,7 @@
 #define SILENCE      60u    /* seconds */
 #define SILENCE_MIN  5u
 #define SILENCE_MAX  86400u
+#define UNSENT_MAX   (1u << 20) /* with a quarter of it some copies are slower */
 #define SPARES_MAX   64u
 #define NOT_GIVEN    UINT64_MAX
 #define HOLD_MIN     ((size_t)1 << 20)
@@ -590,6 +591,7 @@ static void set_defaults(struct ibx_glue_config *config)
     ibx_options_init(&config->options);
     config->options.silence_ms = SILENCE * 1000;
     config->options.signs = true;
+    config->options.unsent_max = UNSENT_MAX;
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
 }
 

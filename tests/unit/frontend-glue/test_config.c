@@ -124,6 +124,7 @@ static void test_defaults(void **state)
     strcpy(defaults.purpose, "gvirtus");
     defaults.silence_ms = 60000;
     defaults.signs = true;
+    defaults.unsent_max = 1 << 20;
     assert_memory_equal(&config.options, &defaults, sizeof(defaults));
 
     assert_int_equal(ibx_glue_config_load("::1", 1, &config, &error), 0);
