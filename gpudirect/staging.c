@@ -191,6 +191,7 @@ static void dma_ended(struct ibx_staging *st)
 void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
     ibx_staging_overdue_forget(st, context);
+    ibx_staging_left_forget(st, context);
     if (context && st->context != context)
         return;
     dma_ended(st);
@@ -205,6 +206,7 @@ void ibx_staging_destroy(struct ibx_staging *st)
     ibx_staging_leave_slots(st);
     ibx_staging_end(st);
     ibx_staging_overdue_end(st);
+    ibx_staging_left_end(st);
     ibx_staging_drop_events(st);
     free(st);
 }
@@ -345,8 +347,11 @@ static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool
         return rc;
     st->aside = false; /* the other context has failed */
     ibx_staging_take_turn(st, slot->length);
-    rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
-                         slot->event, &begun);
+    uint8_t *bytes = ibx_pinned_payload(slot->chunk);
+    if (to_device && st->copy.leaves &&
+        ibx_staging_leave_bytes(st, bytes, slot->at, slot->length, &rc))
+        return rc ? rc : ibx_state_move(&slot->state, SLOT_FREE);
+    rc = ibx_staging_dma(st, bytes, slot->at, slot->length, to_device, slot->event, &begun);
     if (rc && begun) /* no event is behind it */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     if (rc)

@@ -10,7 +10,7 @@
  * each copy takes what is free there, at most IBX_STAGING_DEPTH chunks, one a slot.
  *
  * Copies run in the calling thread's current context, on the stream that they name, and have ended
- * when the call returns, as those of cudaMemcpy.
+ * when the call returns, as those of cudaMemcpy; unless they say that they need not.
  *
  * All calls return 0; or a positive CUresult, after which the next copy can begin; or the negative
  * errno of the wire, after which the struct ibx_staging may be destroyed already.
@@ -38,9 +38,13 @@ struct ibx_gpu_copy {
     bool
         beside_graphs; /* graphs wait for their client: no driver call may wait inside the driver */
     bool changes;      /* to the device: work that the copy comes after may write its bytes */
-    bool alone; /* a plain one, staged: it comes after no work, in a stream for such copies in
-                   this direction. Streams that wait may not keep it waiting */
+    bool alone;  /* a plain one, staged: it comes after no work, in a stream for such copies in
+                    this direction. Streams that wait may not keep it waiting */
+    bool leaves; /* a plain one of at most IBX_LEFT_MOST bytes, staged, to the device: the call may
+                    return before it has ended */
 };
+/* Bytes; CUDA takes so much pageable memory in the call. */
+#define IBX_LEFT_MOST ((size_t)64 << 10)
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
 uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy);
@@ -76,7 +80,7 @@ struct ibx_staging;
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging);
 /* Accepts NULL. Waits for DMA in flight, and gives the chunks back; no move may be in flight. Waits
  * for copies that streams that wait keep waiting, and overdue ones, for a second at most: then the
- * GPU keeps their chunks until it has made them. */
+ * GPU keeps their chunks until it has made them. Does not wait for copies that were left. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. A copy under way in
  * it ends with a CUresult. */
@@ -84,6 +88,12 @@ void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 /* For all sessions together, in the thread that has reset or destroyed a context: what the process
  * has there is gone. */
 void ibx_staging_forget_for_all(const void *context);
+/* Gives back the chunks of copies that were left and have ended. To be called when the session has
+ * nothing to do, in a thread that may call CUDA; a context that was reset was forgotten before. */
+void ibx_staging_left_look(struct ibx_staging *staging);
+/* As ibx_staging_forget(), for copies that were left by stagings that have been destroyed. From any
+ * thread. */
+void ibx_left_bytes_forget(const void *context);
 /* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TAKEN_MOST   (64u << 10)
 #define STAGE_MIN    (32u << 10)  /* shorter copies are better off in one message */
 #define SLOTS        32u          /* of the memory, one bit each; a divisor of 2^64 */
 #define SLOT         (512u << 10) /* bytes of one */
@@ -155,9 +156,17 @@ struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s)
     return stage ? &stage->ahead : NULL;
 }
 
+/* Whether CUDA takes the bytes in the call, whatever the stream waits for: through this memory the
+ * copy would be waited for. */
+static bool is_taken(const struct ibx_frontend_copy *copy)
+{
+    return copy->async && copy->to_device && copy->n <= TAKEN_MOST;
+}
+
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
-    if (copy->rows || copy->whole || (copy->n < STAGE_MIN && ibx_client_fits(s, copy)) ||
+    if (copy->rows || copy->whole || is_taken(copy) ||
+        (copy->n < STAGE_MIN && ibx_client_fits(s, copy)) ||
         strcmp(ibx_session_path(s)->provider, "shm") != 0 || ibx_shared_holds(copy->host, copy->n))
         return false;
     struct client_stage *stage = stage_of(s);

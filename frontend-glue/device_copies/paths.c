@@ -14,8 +14,8 @@
 static bool came_pinned(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
-    return c->stage == COPY_FROM_MESSAGE && !c->alone && c->bytes > ibx_copies_way(x)->inline_max &&
-           ibx_pinned_holds(c->payload, c->bytes);
+    return c->stage == COPY_FROM_MESSAGE && !c->alone && !c->gpu.leaves &&
+           c->bytes > ibx_copies_way(x)->inline_max && ibx_pinned_holds(c->payload, c->bytes);
 }
 
 /* Between a message and the driver, without a chunk. */
@@ -27,7 +27,7 @@ static bool inline_able(struct gpu_session *x)
         return true;
     /* While such a copy waits, the driver keeps other calls out, also those for which a graph
      * waits. */
-    bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs;
+    bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs && !c->gpu.leaves;
     bool stage = c->stage == COPY_FROM_MESSAGE || (c->stage == COPY_TO_REPLY && f->out == f->width);
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
 }
@@ -68,6 +68,15 @@ const struct copy_path *const ibx_copy_paths[PATHS] = {
     [PATH_STAGED] = &ibx_path_staged,
 };
 
+/* Whether nobody waits for the end of the copy: CUDA does not, since it takes the bytes. The stream
+ * may wait for what the client does behind the call. */
+static bool leaves(const struct copy *c)
+{
+    const struct ibx_frame *f = &c->frame;
+    return f->call == IBX_FRAME_MEMCPY_ASYNC && f->kind == IBX_FRAME_H2D && f->height == 1 &&
+           f->width <= IBX_LEFT_MOST && !c->settle && !c->alone && c->stage <= COPY_FROM_CLIENT;
+}
+
 void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t bytes)
 {
     const struct ibx_frame *f = &x->copy.frame;
@@ -83,6 +92,7 @@ void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t byt
         .stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY,
         .beside_graphs = ibx_host_work_repeats(),
         .alone = x->copy.alone,
+        .leaves = leaves(&x->copy),
     };
 }
 

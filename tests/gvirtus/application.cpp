@@ -545,6 +545,7 @@ int main(int argc, char **argv)
         {"exits-in-search", exits_in_search},
         {"exits-in-wait", exits_in_wait},
         {"ends-beside-standstill", ends_beside_standstill},
+        {"bytes-are-taken", bytes_are_taken},
         {"stock", stock},
         {"other-version", other_version},
     };

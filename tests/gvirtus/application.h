@@ -454,6 +454,7 @@ bool destroyed_beside_wait();
 // application_stream_order.cpp
 
 // The order between the legacy stream and others.
+bool bytes_are_taken();     // by copies in streams that wait
 bool order_behind_legacy(); // of copies, and sets of memory
 bool order_between_streams();
 bool order_behind_kernels(); // of copies of few bytes

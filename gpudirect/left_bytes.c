@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Short asynchronous copies to the device whose bytes the caller does not keep. CUDA takes up to 64
+ * KiB of pageable memory in the call and returns, whatever the stream waits for; what ends that may
+ * be a later call of the same program. So such a copy is made from chunks that the GPU keeps until
+ * it has made it. A chunk takes one copy after the other, with an event behind each, and is used
+ * again once all of these are done. Without room the copy is waited for, as CUDA waits when much is
+ * under way (about 2 MiB on an H200, driver 580).
+ *
+ * The chunks of a staging that ends before its copies have been made are left to whoever looks
+ * next: the stream may wait without end.
+ */
+#include "gpudirect/staging_internal.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CAPTURED_EVENT  907 /* CUresult: the stream was being captured as the event was recorded */
+#define INVALID_CONTEXT 201 /* CUresult: the thread has none, and nothing is known */
+#define ALIGNED         256u
+
+struct ibx_left_chunk {
+    struct ibx_left_chunk *next;
+    const struct ibx_cuda *cuda;
+    void *context; /* of the events */
+    struct ibx_quota *quota;
+    unsigned chunk;
+    size_t used;                   /* bytes */
+    unsigned copies, over, events; /* made from here; done, from the first on; that exist */
+    bool kept;                     /* a graph may use it at any time: it is never given back */
+    void *event[IBX_LEFT_COPIES];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_left_chunk *orphans;
+static atomic_uint taken; /* chunks of all stagings, for which others must not wait */
+
+/* Whether all copies that were made from the chunk are done. An event of a stream that the client
+ * has begun to capture meanwhile never is: the copy is a node of a graph. */
+static bool is_over(struct ibx_left_chunk *c)
+{
+    int rc = 0;
+    while (c->over < c->copies && !c->kept &&
+           (rc = c->cuda->event_query(c->event[c->over])) != IBX_CUDA_NOT_READY &&
+           rc != INVALID_CONTEXT) {
+        c->kept = rc == CAPTURED_EVENT;
+        c->over += !c->kept;
+    }
+    if (c->over < c->copies)
+        return false;
+    c->used = 0;
+    c->copies = c->over = 0;
+    return true;
+}
+
+/* With the events, unless they are gone with their context. */
+static void free_chunk(struct ibx_left_chunk *c, bool events)
+{
+    void *popped;
+    const bool entered = events && c->events && !c->cuda->ctx_push_current(c->context);
+    for (unsigned i = 0; i < c->events && entered; i++)
+        c->cuda->event_destroy(c->event[i]);
+    if (entered)
+        c->cuda->ctx_pop_current(&popped);
+    if (!c->kept)
+        ibx_pinned_give(c->quota, c->chunk);
+    atomic_fetch_sub(&taken, 1);
+    free(c);
+}
+
+/* Frees those that `goes` says. */
+static void free_some(struct ibx_left_chunk **at,
+                      bool (*goes)(struct ibx_left_chunk *, const void *), const void *context,
+                      bool events)
+{
+    while (*at) {
+        struct ibx_left_chunk *c = *at;
+        if (!goes(c, context)) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        free_chunk(c, events);
+    }
+}
+
+static bool ends_over(struct ibx_left_chunk *c, const void *context)
+{
+    (void)context;
+    return is_over(c);
+}
+
+/* The context is gone; NULL: any may be. */
+static bool ends_gone(struct ibx_left_chunk *c, const void *context)
+{
+    return !context || c->context == context;
+}
+
+static bool has_room(const struct ibx_left_chunk *c, size_t n)
+{
+    return !c->kept && c->copies < IBX_LEFT_COPIES && n <= IBX_PINNED_CHUNK - c->used;
+}
+
+static struct ibx_left_chunk *new_chunk(struct ibx_staging *st)
+{
+    pthread_mutex_lock(&lock);
+    free_some(&orphans, ends_over, NULL, true);
+    pthread_mutex_unlock(&lock);
+    struct ibx_left_chunk *c = calloc(1, sizeof(*c));
+    const bool room = atomic_fetch_add(&taken, 1) < ibx_pinned_count() / 2;
+    const int chunk = c && room ? ibx_pinned_take(st->quota, 0) : -1;
+    if (chunk < 0) {
+        atomic_fetch_sub(&taken, 1);
+        free(c);
+        return NULL;
+    }
+    c->cuda = st->cuda;
+    c->context = st->context;
+    c->quota = st->quota;
+    c->chunk = (unsigned)chunk;
+    c->next = st->left_chunks;
+    return st->left_chunks = c;
+}
+
+/* A chunk of the events' context with room for n bytes; NULL: there is none. Copies go to the first
+ * one until it is full. */
+static struct ibx_left_chunk *chunk_for(struct ibx_staging *st, size_t n)
+{
+    unsigned count = 0;
+    for (struct ibx_left_chunk **at = &st->left_chunks, *c; (c = *at); at = &c->next, count++) {
+        if (c->context != st->context || !(has_room(c, n) || is_over(c)))
+            continue;
+        *at = c->next;
+        c->next = st->left_chunks;
+        return st->left_chunks = c;
+    }
+    return count < IBX_LEFT_CHUNKS ? new_chunk(st) : NULL;
+}
+
+static bool event_ready(struct ibx_left_chunk *c)
+{
+    const bool missing = c->copies == c->events;
+    if (missing && c->cuda->event_create(&c->event[c->events], IBX_CUDA_EVENT_DISABLE_TIMING))
+        return false;
+    c->events += missing;
+    return true;
+}
+
+bool ibx_staging_leave_bytes(struct ibx_staging *st, const void *bytes, uint64_t at, size_t n,
+                             int *rc)
+{
+    struct ibx_left_chunk *c = n <= IBX_LEFT_MOST ? chunk_for(st, n) : NULL;
+    bool begun = false;
+    if (!c || !event_ready(c))
+        return false;
+    uint8_t *here = (uint8_t *)ibx_pinned_payload(c->chunk) + c->used;
+    memcpy(here, bytes, n);
+    *rc = ibx_staging_dma(st, here, at, n, true, c->event[c->copies], &begun);
+    if (*rc && begun) /* no event is behind it */
+        ibx_cuda_stream_wait(st->cuda, st->copy.stream);
+    if (!*rc) {
+        c->copies++;
+        c->used += (n + ALIGNED - 1) / ALIGNED * ALIGNED;
+    }
+    return true;
+}
+
+void ibx_staging_left_forget(struct ibx_staging *st, const void *context)
+{
+    free_some(&st->left_chunks, ends_gone, context, false);
+}
+
+void ibx_left_bytes_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    free_some(&orphans, ends_gone, context, false);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_staging_left_look(struct ibx_staging *st)
+{
+    if (!st->left_chunks)
+        return;
+    const int mode = ibx_cuda_capture_relax(st->cuda);
+    free_some(&st->left_chunks, ends_over, NULL, true);
+    ibx_cuda_capture_restore(st->cuda, mode);
+}
+
+void ibx_staging_left_end(struct ibx_staging *st)
+{
+    ibx_staging_left_look(st);
+    pthread_mutex_lock(&lock);
+    for (struct ibx_left_chunk *c; (c = st->left_chunks);) {
+        st->left_chunks = c->next;
+        if (c->quota) /* it may end before the chunk does */
+            ibx_quota_give(c->quota, 1);
+        c->quota = NULL;
+        c->next = orphans;
+        orphans = c;
+    }
+    pthread_mutex_unlock(&lock);
+}

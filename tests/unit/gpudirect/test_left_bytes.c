@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Short copies to the device that are not waited for: their bytes are kept until they are made. */
+#include "gpudirect/staging.h"
+#include "tests/fixtures/cuda_unit.h"
+
+#include <stdlib.h>
+
+#define CHUNKS         8u
+#define MOST           4u /* chunks that have such bytes: half of the pool */
+#define CAPTURED_EVENT 907
+#define EACH           IBX_LEFT_MOST
+#define FULL           (MOST * (IBX_PINNED_CHUNK / EACH)) /* copies for which there is room */
+
+static struct ibx_quota quota;
+static struct ibx_staging *staging;
+static uint64_t device;
+static void *stream, *context;
+static uint8_t bytes[EACH];
+
+static int wire_move(void *arrived, unsigned slot, unsigned chunk, void *local, uint64_t offset,
+                     size_t n)
+{
+    (void)chunk;
+    memcpy(local, bytes + offset, n);
+    *(uint32_t *)arrived |= 1u << slot;
+    return 0;
+}
+
+static int wire_arrived(void *arrived, bool wait, uint32_t *slots)
+{
+    (void)wait;
+    *slots = *(uint32_t *)arrived;
+    *(uint32_t *)arrived = 0;
+    return 0;
+}
+
+/* Copies n times this letter. */
+static void leave(char letter, size_t n)
+{
+    uint32_t arrived = 0;
+    const struct ibx_staging_wire wire = {&arrived, wire_move, wire_arrived, NULL, 1};
+    const struct ibx_gpu_copy copy = {
+        .device = device, .width = n, .height = 1, .stream = stream, .leaves = true};
+    memset(bytes, letter, n);
+    assert_true(ibx_staging_begin(staging, n));
+    assert_int_equal(ibx_staging_to_device(staging, &wire, &copy), 0);
+    ibx_staging_end(staging);
+}
+
+static void assert_letter(char letter, size_t n)
+{
+    memset(bytes, letter, n);
+    assert_on_device(device, bytes, n);
+}
+
+static void go_on(void)
+{
+    app->hold_stream(NULL);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+}
+
+/* The calls return while the stream is held, as long as there is room; and the bytes are those of
+ * the calls. The chunks come back when somebody looks. */
+static void test_returns(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < FULL; i++)
+        leave((char)('a' + i % 26), EACH);
+    assert_int_equal(ibx_pinned_taken(), MOST);
+    assert_int_equal(ibx_quota_used(&quota), MOST);
+    ibx_staging_left_look(staging);
+    assert_int_equal(ibx_pinned_taken(), MOST);
+    go_on();
+    assert_letter((char)('a' + (FULL - 1) % 26), EACH);
+    ibx_staging_left_look(staging);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    assert_int_equal(ibx_quota_used(&quota), 0);
+}
+
+/* One without room is waited for. */
+static void test_waits_without_room(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < FULL; i++)
+        leave('b', EACH);
+    app->slow(1000);
+    app->hold_stream(NULL);
+    leave('c', EACH);
+    assert_int_equal(app->stream_query(stream), 0);
+    app->slow(0);
+    assert_letter('c', EACH);
+}
+
+/* A chunk whose copies are over is used again, so that a program may make any number of them. */
+static void test_any_number(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 3000; i++)
+        leave((char)('a' + i % 26), 1 + i % 100);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_in_range(ibx_pinned_taken(), 1, MOST);
+    assert_letter((char)('a' + 2999 % 26), 1 + 2999 % 100);
+}
+
+/* The end waits for nothing, and the chunks come back by a later staging. */
+static void test_ends_before(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    leave('d', EACH);
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    assert_int_equal(ibx_quota_used(&quota), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    leave('e', 4);
+    assert_int_equal(ibx_pinned_taken(), 2);
+    go_on();
+    ibx_staging_left_look(staging);
+    leave('f', 4);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+}
+
+/* No event of a context that is gone is asked for. */
+static void test_context_is_gone(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    leave('g', EACH);
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    leave('h', EACH);
+    go_on();
+    app->inject("cuEventQuery", 1, 700, true);
+    ibx_staging_forget(staging, context);
+    ibx_left_bytes_forget(context);
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(ibx_pinned_taken(), 0);
+}
+
+/* The client has begun to capture the stream: its graph may use the bytes at any time, so nobody
+ * gets the chunk any more. */
+static void test_captured(void **state)
+{
+    (void)state;
+    leave('i', EACH);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    app->inject("cuEventQuery", 1, CAPTURED_EVENT, false);
+    ibx_staging_left_look(staging);
+    app->inject(NULL, 0, 0, false);
+    ibx_staging_left_look(staging);
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    leave('j', EACH);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    ibx_staging_left_look(staging);
+    assert_int_equal(ibx_pinned_taken(), 1);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    quota = (struct ibx_quota){.most = CHUNKS};
+    assert_int_equal(app->mem_alloc(&device, EACH), 0);
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    assert_int_equal(cuda->ctx_get_current(&context), 0);
+    assert_int_equal(ibx_pinned_open(cuda, CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    ibx_staging_set_quota(staging, &quota);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    const unsigned kept = *state ? 1 : 0; /* by a graph */
+    go_on();
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_pinned_taken(), kept);
+    assert_int_equal(cuda_stats().unpinned_async, 0);
+    assert_int_equal(app->stream_destroy(stream), 0);
+    return app->mem_free(device);
+}
+
+int main(void)
+{
+    static bool graph = true;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_returns, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_waits_without_room, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_any_number, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_ends_before, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
+        cmocka_unit_test_prestate_setup_teardown(test_captured, set_up, tear_down, &graph),
+    };
+    return cmocka_run_group_tests_name("left-bytes", tests, find_cuda, NULL);
+}
