@@ -540,10 +540,11 @@ bool ibx_frontend_begun_ever(void)
     return atomic_load_explicit(&begun_ever, memory_order_relaxed);
 }
 
-/* There the driver begins once more. */
+/* There the driver begins once more, and what the thread has called are calls of its parent. */
 static void not_begun(void)
 {
     atomic_store(&begun_ever, false);
+    use = IBX_RUNTIME_UNUSED;
 }
 
 __attribute__((constructor)) static void watch_children(void)

@@ -90,6 +90,31 @@ bool driver_ranges_of_variables()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+namespace
+{
+
+// What the thread that forks has called is none of its child's calls, in which the driver has not
+// begun; and there a call of the runtime counts for all threads.
+bool begins_again_in_children()
+{
+    int count = 0, status = -1;
+    for (bool uses : {false, true}) {
+        REQUIRE(cudaDeviceSynchronize() == 0); // no call of the driver has seen it when it forks
+        const pid_t child = fork();
+        if (!child && uses) {
+            int rc = cudaDeviceSynchronize();
+            std::thread([&] { rc = rc ? rc : cu("cuDeviceGetCount", &count); }).join();
+            _exit(rc);
+        }
+        if (!child)
+            _exit(cu("cuDeviceGetCount", &count) == 3 ? 0 : 1);
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    }
+    return true;
+}
+
+} // namespace
+
 // The runtime begins the driver for all threads, and makes a context current in its own.
 bool driver_begins_in_another_thread()
 {
@@ -102,7 +127,8 @@ bool driver_begins_in_another_thread()
     const pid_t child = fork();
     if (!child)
         _exit(cu("cuDeviceGetCount", &count) == 3 ? 0 : 1);
-    return HOLDS(waitpid(child, &status, 0) == child && status == 0);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    return HOLDS(begins_again_in_children());
 }
 
 // The context that the runtime has made current stays so when another library begins to use the
