@@ -546,6 +546,7 @@ int main(int argc, char **argv)
         {"exits-in-wait", exits_in_wait},
         {"ends-beside-standstill", ends_beside_standstill},
         {"bytes-are-taken", bytes_are_taken},
+        {"forked-beside-waits", forked_beside_waits},
         {"stock", stock},
         {"other-version", other_version},
     };
