@@ -173,11 +173,13 @@ void ibx_frontend_first_is_over(void)
     ibx_frontend_comes_outside();
 }
 
-/* The plugin calls this when GVirtuS has connected. The rest of the first call is like any other,
- * and may take long. Cancellation stays off: the plugin has turned it off, too, and turns it on
- * later. */
+/* The plugin calls this when GVirtuS has connected, perhaps in a call that is none of this
+ * library's: the thread's first call of this library connects nothing then. The rest of the first
+ * call is like any other, and may take long. Cancellation stays off: the plugin has turned it off,
+ * too, and turns it on later. */
 void ibx_frontend_begins(void)
 {
+    has_called = true;
     is_connected();
 }
 

@@ -525,6 +525,7 @@ int main(int argc, char **argv)
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},
         {"forked-beside-first-call", forked_beside_first_call},
+        {"forked-beside-connected", forked_beside_connected},
         {"forked-beside-a-look", forked_beside_a_look},
         {"looks-under-the-lock", looks_under_the_lock},
         {"programs-beside-calls", programs_beside_calls},

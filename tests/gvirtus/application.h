@@ -135,6 +135,7 @@ bool forked();
 bool forked_meanwhile();
 bool forked_at_first_calls();
 bool forked_beside_first_call();
+bool forked_beside_connected();
 bool forked_beside_a_look();
 bool looks_under_the_lock();
 bool killed();

@@ -389,6 +389,34 @@ bool forked_beside_first_call()
     return HOLDS(waitpid(child, &status, 0) == child && status == 0 && !forks_late);
 }
 
+// A thread that a call of GVirtuS's own has connected does not connect any more, however long its
+// first call of the library takes.
+bool forked_beside_connected()
+{
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(stream));
+    REQUIRE(cudaMemsetAsync(device_memory(8), 1, 8, stream) == 0);
+    std::atomic<pid_t> caller{0};
+    std::atomic<int> rc{-1};
+    std::thread other([&] {
+        stub_remote()->mode(); // no function of the library's
+        caller = gettid();
+        rc = cudaStreamSynchronize(stream);
+    });
+    for (int asleep = 0; rc == -1 && asleep < 50; usleep(1000))
+        asleep = caller && thread_state(getpid(), caller) == 'S' ? asleep + 1 : 0;
+    const pid_t child = fork();
+    if (!child)
+        _exit(0);
+    const bool beside = rc == -1;
+    stub_remote()->release_stream(reinterpret_cast<std::uintptr_t>(stream));
+    other.join();
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    return HOLDS(beside && rc == 0 && !forks_late && cudaStreamDestroy(stream) == 0);
+}
+
 // ... which a thread that connects changes meanwhile.
 bool looks_under_the_lock()
 {

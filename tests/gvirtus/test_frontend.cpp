@@ -636,6 +636,7 @@ void check_what_it_does_not()
     check("children of a process whose threads connect",
           [] { return run("forked-at-first-calls", true); });
     check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
+    check("... one of which is connected", [] { return run("forked-beside-connected", true); });
     check("... beside calls of other threads", [] { return run("forked-beside-a-look", true); });
     check("calls beside threads that connect", [] { return run("looks-under-the-lock", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
