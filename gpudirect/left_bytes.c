@@ -103,13 +103,19 @@ static bool has_room(const struct ibx_left_chunk *c, size_t n)
     return !c->kept && c->copies < IBX_LEFT_COPIES && n <= IBX_PINNED_CHUNK - c->used;
 }
 
+/* Whether at least as many chunks of the quota are left as are held: other copies need some. */
+static bool leaves_quota(const struct ibx_staging *st)
+{
+    return !st->quota || ibx_quota_left(st->quota) >= ibx_quota_used(st->quota);
+}
+
 static struct ibx_left_chunk *new_chunk(struct ibx_staging *st)
 {
     pthread_mutex_lock(&lock);
     free_some(&orphans, ends_over, NULL, true);
     pthread_mutex_unlock(&lock);
     struct ibx_left_chunk *c = calloc(1, sizeof(*c));
-    const bool room = atomic_fetch_add(&taken, 1) < ibx_pinned_count() / 2;
+    const bool room = atomic_fetch_add(&taken, 1) < ibx_pinned_count() / 2 && leaves_quota(st);
     const int chunk = c && room ? ibx_pinned_take(st->quota, 0) : -1;
     if (chunk < 0) {
         atomic_fetch_sub(&taken, 1);

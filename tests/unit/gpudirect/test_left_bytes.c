@@ -93,6 +93,22 @@ static void test_waits_without_room(void **state)
     assert_letter('c', EACH);
 }
 
+/* Other copies need chunks of a small quota, too. */
+static void test_small_quota(void **state)
+{
+    (void)state;
+    quota.most = 3;
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < FULL / MOST; i++)
+        leave('k', EACH);
+    app->slow(1000);
+    app->hold_stream(NULL);
+    leave('l', EACH);
+    assert_int_equal(app->stream_query(stream), 0);
+    assert_int_equal(ibx_quota_used(&quota), 1);
+    app->slow(0);
+}
+
 /* A chunk whose copies are over is used again, so that a program may make any number of them. */
 static void test_any_number(void **state)
 {
@@ -189,6 +205,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_returns, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_waits_without_room, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_small_quota, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_number, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ends_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
