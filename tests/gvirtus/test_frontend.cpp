@@ -359,8 +359,7 @@ void check_what_the_provider_changes()
           "order-behind-legacy", "order-between-streams", "order-behind-kernels", "events-are-kept",
           "captures", "captures-of-planes", "captures-of-events", "captures-of-callbacks",
           "captures-forbid", "copies-beside-captures", "empty-copies-in-captures",
-          "copies-of-managed-in-graphs", "destroyed-while-running", "bytes-are-taken",
-          "forked-beside-waits"})
+          "copies-of-managed-in-graphs", "destroyed-while-running", "bytes-are-taken"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
@@ -636,7 +635,6 @@ void check_what_it_does_not()
     check("children of a process whose threads connect",
           [] { return run("forked-at-first-calls", true); });
     check("... one of which takes long", [] { return run("forked-beside-first-call", true); });
-    check("... one of which is connected", [] { return run("forked-beside-connected", true); });
     check("... beside calls of other threads", [] { return run("forked-beside-a-look", true); });
     check("calls beside threads that connect", [] { return run("looks-under-the-lock", true); });
     check("a libcudart that was loaded locally", [] { return loaded_locally("copies", 1); });
@@ -665,9 +663,9 @@ void check_what_it_does_not()
     check("... libraries that cannot be reached", static_libraries_refused);
     check("modules of Python with a stripped runtime", static_runtime_of_python);
     for (const char *test :
-         {"programs-beside-calls", "daemons", "helpers-of-clone", "waits-in-handlers",
-          "cancelled-in-copies", "cancelled-before-calls", "small-stacks",
-          "modules-beside-launches", "libraries-again", "libraries-beside-unloads",
+         {"forked-beside-waits", "forked-beside-connected", "programs-beside-calls", "daemons",
+          "helpers-of-clone", "waits-in-handlers", "cancelled-in-copies", "cancelled-before-calls",
+          "small-stacks", "modules-beside-launches", "libraries-again", "libraries-beside-unloads",
           "exits-in-function-waited-for", "exits-in-function-beside-work",
           "exits-in-function-alone", "calls-as-threads-end", "calls-as-process-ends",
           "fails-beyond", "failed-allocations"})
