@@ -149,6 +149,13 @@ struct isolation {
     uint64_t given, given_number; /* the memory that it frees, for ibx_memory_free_end() */
 };
 
+/* Where a kernel's parameters are among its arguments. */
+#define LAYOUT_MOST 32u
+struct launch_layout {
+    enum { LAYOUT_NOT_ASKED, LAYOUT_KNOWN, LAYOUT_LONG } state; /* LONG: there are more */
+    uint16_t count, end, at[LAYOUT_MOST];
+};
+
 /* A kernel that was launched, and the function by which the client names it. */
 #define LAUNCH_FUNCTIONS 64u
 struct launch_function {
@@ -158,6 +165,7 @@ struct launch_function {
     struct ibx_client_module *module; /* that it is of */
     unsigned since;                   /* the count of the process's registrations then */
     bool refused;                     /* a launch has failed: GVirtuS launches it from then on */
+    struct launch_layout layout;      /* asked for when a node of a graph gets the kernel */
 };
 
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */

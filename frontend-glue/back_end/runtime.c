@@ -46,10 +46,36 @@ static void *runtime(void)
     return handle;
 }
 
+/* What this thread has looked up: each extension request needs a function or several, and dlsym(3)
+ * takes longer than some of these. */
+#define FOUND      64u /* a power of two */
+#define FOUND_NAME 56u
+
+static _Thread_local struct {
+    void *function; /* NULL: empty */
+    char name[FOUND_NAME];
+} found_last[FOUND];
+
+static unsigned place_of(const char *name, size_t n)
+{
+    unsigned hash = (unsigned)n;
+    for (size_t i = 0; i < n; i++)
+        hash = hash * 31 + (unsigned char)name[i];
+    return hash % FOUND;
+}
+
 void *ibx_back_end_runtime(const char *name)
 {
-    void *handle = runtime();
-    return handle ? dlsym(handle, name) : NULL;
+    const size_t n = strlen(name);
+    const unsigned place = place_of(name, n);
+    if (found_last[place].function && !strcmp(found_last[place].name, name))
+        return found_last[place].function;
+    void *handle = runtime(), *function = handle ? dlsym(handle, name) : NULL;
+    if (function && n < FOUND_NAME) {
+        memcpy(found_last[place].name, name, n + 1);
+        found_last[place].function = function;
+    }
+    return function;
 }
 
 bool ibx_back_end_has_error(void)

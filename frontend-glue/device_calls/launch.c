@@ -65,6 +65,7 @@ struct launch {
     uint8_t *arguments;
     void *packed[5]; /* the arguments in one buffer, for the driver */
     void **pointers; /* the arguments one by one; NULL: use `packed` */
+    void *few[LAYOUT_MOST];
 };
 
 static struct {
@@ -223,18 +224,35 @@ static size_t parameters_of(void *kernel, size_t *end)
     return count;
 }
 
-/* Sets l->pointers, which the caller frees, if the arguments cannot be passed in one buffer. Nor
- * should they for a node of a graph (`node`), where that is possible: driver 580 makes no such node
- * a cooperative one, and captures no cooperative launch. */
-static int point_to_arguments(struct launch *l, void *kernel, bool node)
+/* The driver is asked only once: a program may set the arguments of a graph's kernels each time
+ * before it launches the graph. */
+static const struct launch_layout *layout_of(struct launch_function *f)
 {
-    size_t end, at, n;
-    const bool must = l->bytes > PACKED_MAX;
-    if (!must && (!node || !l->bytes))
-        return 0;
-    const size_t count = parameters_of(kernel, &end);
-    if (!count || end > l->bytes)
-        return !must ? 0 : cuda.parameter ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED;
+    struct launch_layout *const layout = &f->layout;
+    size_t end = 0, at, n;
+    if (layout->state != LAYOUT_NOT_ASKED)
+        return layout;
+    const size_t count = parameters_of(f->kernel, &end);
+    bool whole = count <= LAYOUT_MOST && end <= UINT16_MAX;
+    for (size_t i = 0; i < count && whole; i++) {
+        whole = !cuda.parameter(f->kernel, i, &at, &n);
+        layout->at[i] = (uint16_t)at;
+    }
+    layout->count = (uint16_t)(whole ? count : 0);
+    layout->end = (uint16_t)(whole ? end : 0);
+    layout->state = whole ? LAYOUT_KNOWN : LAYOUT_LONG;
+    return layout;
+}
+
+static void end_arguments(struct launch *l)
+{
+    if (l->pointers != l->few)
+        free(l->pointers);
+}
+
+static int point_to_many(struct launch *l, void *kernel, size_t count)
+{
+    size_t at, n;
     l->pointers = calloc(count, sizeof(*l->pointers));
     for (size_t i = 0; l->pointers && i < count; i++) {
         if (cuda.parameter(kernel, i, &at, &n))
@@ -242,6 +260,28 @@ static int point_to_arguments(struct launch *l, void *kernel, bool node)
         l->pointers[i] = l->arguments + at;
     }
     return l->pointers ? 0 : CUDA_MEMORY_ALLOCATION;
+}
+
+/* Sets l->pointers, until end_arguments(), if the arguments cannot be passed in one buffer. Nor
+ * should they for a node of a graph (`node`), where that is possible: driver 580 makes no such node
+ * a cooperative one, and captures no cooperative launch. */
+static int point_to_arguments(struct launch *l, struct launch_function *f, bool node)
+{
+    const bool must = l->bytes > PACKED_MAX;
+    if (!must && (!node || !l->bytes))
+        return 0;
+    const struct launch_layout *layout = layout_of(f);
+    size_t end = layout->end;
+    const size_t count =
+        layout->state == LAYOUT_KNOWN ? layout->count : parameters_of(f->kernel, &end);
+    if (!count || end > l->bytes)
+        return !must ? 0 : cuda.parameter ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED;
+    if (layout->state != LAYOUT_KNOWN)
+        return point_to_many(l, f->kernel, count);
+    l->pointers = l->few;
+    for (size_t i = 0; i < count; i++)
+        l->few[i] = l->arguments + layout->at[i];
+    return 0;
 }
 
 static void **packed(struct launch *l)
@@ -258,12 +298,12 @@ static int launch(struct gpu_session *x, const uint8_t *body, size_t n)
     if (!f || f->refused)
         return -1;
     const unsigned before = ibx_captures_over_so_far(x);
-    int rc = point_to_arguments(&l, f->kernel, false);
+    int rc = point_to_arguments(&l, f, false);
     if (!rc)
         rc =
             cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
                         (unsigned)l.shared, (void *)(uintptr_t)l.stream, l.pointers, packed(&l));
-    free(l.pointers);
+    end_arguments(&l);
     f->refused = rc;
     ibx_graph_captures_kernel(x, l.stream, before);
     return rc;
@@ -444,7 +484,7 @@ static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)
         return x->launches.failure;
-    int rc = point_to_arguments(&l, f->kernel, true);
+    int rc = point_to_arguments(&l, f, true);
     struct kernel_parameters parameters = {.kernel = f->kernel,
                                            .shared = (unsigned)l.shared,
                                            .arguments = l.pointers,
@@ -455,7 +495,7 @@ static int kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
     else if (!rc)
         rc = node->exec ? cuda.set_exec(node->exec, node->node, &parameters)
                         : cuda.set_node(node->node, &parameters);
-    free(l.pointers);
+    end_arguments(&l);
     if (!rc && node->exec)
         ibx_graph_exec_has_kernel(x, node->exec, node->node);
     else if (!rc)
@@ -501,10 +541,10 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
     memcpy(config.grid, l.size, sizeof(config.grid));
     memcpy(config.block, l.size + 3, sizeof(config.block));
     const unsigned before = ibx_captures_over_so_far(x);
-    int rc = point_to_arguments(&l, f->kernel, is_captured(x, &l));
+    int rc = point_to_arguments(&l, f, is_captured(x, &l));
     if (!rc)
         rc = cuda.launch_as(&config, f->kernel, l.pointers, packed(&l));
-    free(l.pointers);
+    end_arguments(&l);
     ibx_graph_captures_kernel(x, l.stream, before);
     return rc;
 }
