@@ -225,6 +225,7 @@ struct gvirtus_handler {
     bool launches_exec;              /* no, an executable graph; 0: neither */
     bool frees;                      /* it gives memory back: until ibx_frees_end() */
     bool may_reset;                  /* it may reset the context */
+    bool changes_graphs;             /* it may: ibx_graphs_changed() */
     bool takes_context;              /* it resets or destroys a context: */
     void *taken_context;             /* this one; NULL: it is not known which */
 };

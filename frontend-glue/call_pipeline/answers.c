@@ -6,6 +6,12 @@
 
 #include <string.h>
 
+static void set_answer(struct ibx_pipeline *p, const uint8_t *answer, size_t n)
+{
+    p->answer = answer;
+    p->answer_left = n;
+}
+
 static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     return ibx_launch_is_plain(body, n) &&
@@ -78,6 +84,17 @@ static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *b
            ibx_answer_copy_may_be_early(p, frame.dst, frame.payload);
 }
 
+/* Whether an update that has succeeded succeeds again: no request has changed a graph since, other
+ * than by kernels' arguments. */
+static bool refreshes_again(struct ibx_pipeline *p, const uint8_t *body)
+{
+    if (!ibx_successes_hold(&p->others, ibx_refresh_key(p, body)))
+        return false;
+    ibx_request_refreshes_late(p);
+    set_answer(p, ibx_refresh_answer, sizeof(ibx_refresh_answer));
+    return true;
+}
+
 /* Whether the request may be run later; its reply is set then. *sure: it cannot fail by itself. */
 static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
@@ -111,8 +128,10 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     case IBX_CALL_SET_DEVICE:
         return ibx_pipeline_may_select(p, body, n);
     case IBX_CALL_EXTENSION:
-        return ibx_request_sets_node(call, body, n) &&
-               ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
+        return ibx_request_refreshes(call, body, n)
+                   ? refreshes_again(p, body)
+                   : ibx_request_sets_node(call, body, n) &&
+                         ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
         if (ibx_request_queued_launch(call, body, n, &launch))
@@ -123,12 +142,6 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     default:
         return false;
     }
-}
-
-static void set_answer(struct ibx_pipeline *p, const uint8_t *answer, size_t n)
-{
-    p->answer = answer;
-    p->answer_left = n;
 }
 
 void ibx_answer_success(struct ibx_pipeline *p)

@@ -44,6 +44,8 @@ static void outdates(const struct ibx_pipeline *p)
     const enum ibx_call_kind kind = p->call->kind;
     if (p->effects.ends_nodes)
         ibx_process_graph();
+    if (p->effects.changes_graphs)
+        ibx_process_graph_changed();
     if (kind == IBX_CALL_RESETS) {
         ibx_process_reset();
         ibx_library_clear();
@@ -89,6 +91,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* sharing does not end */
     p->effects.ends_nodes = ends_nodes(p->call, body, n);
+    p->effects.changes_graphs = ibx_request_changes_graphs(p, body, n);
     p->effects.ends_handle = ends_handle(p->call, body, n, &p->effects.ended_handle);
     p->effects.records = ibx_call_records(p->call) ? scope.event : 0;
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
@@ -332,6 +335,14 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_pipeline_selects(p, body, n);
 }
 
+/* In a capture, more may come into the graph. */
+static void learn_refresh(struct ibx_pipeline *p, const uint8_t *body, size_t out)
+{
+    if (out == IBX_EXT_REFRESHED && !ibx_process_captures() &&
+        !memcmp(p->reply + IBX_REPLY_HEAD, ibx_refresh_answer + IBX_REPLY_HEAD, out))
+        ibx_successes_add(&p->others, ibx_refresh_key(p, body));
+}
+
 /* Learns from a request that has succeeded. Its body is still staged, its reply is in p->reply. */
 static void learn_success(struct ibx_pipeline *p, size_t out)
 {
@@ -348,6 +359,8 @@ static void learn_success(struct ibx_pipeline *p, size_t out)
         ibx_library_made(p->reply + IBX_REPLY_HEAD, out);
     if (call->length && call->length != n)
         return;
+    if (ibx_request_refreshes(call, body, n))
+        learn_refresh(p, body, out);
     if (call->kind == IBX_CALL_ALLOCATES && out == 8)
         learn_allocation(p, body, n);
     if (call->kind == IBX_CALL_ASKS)

@@ -7,6 +7,7 @@
 #include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/call_pipeline/reply_cache.h"
 #include "frontend-glue/session/calls.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/hooks.h"
 
 #include <pthread.h>
@@ -131,6 +132,7 @@ struct ibx_effects {
     enum ibx_settles settles; /* ibx_request_settles() */
     bool frees;               /* it frees memory that cudaMalloc has returned */
     bool ends_nodes;          /* it destroys a graph, or one of its nodes */
+    bool changes_graphs;      /* ibx_request_changes_graphs() */
     bool ends_handle;         /* it destroys a stream, an event or an executable graph: */
     uint64_t ended_handle;    /* ... this one */
     uint64_t records;         /* the event that it records; 0: none */
@@ -286,6 +288,17 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n);
  * decides whether that succeeds. */
 bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n);
 uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Whether the request updates an executable graph; the key that such an update was answered by
+ * ibx_refresh_answer, and that no graph was changed since; and that nobody reads the answer to the
+ * one in hand. */
+bool ibx_request_refreshes(const struct ibx_call *call, const uint8_t *body, size_t n);
+uint64_t ibx_refresh_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
+void ibx_request_refreshes_late(struct ibx_pipeline *pipeline);
+/* Whether the request in hand may change a graph or an executable graph so that an update of one by
+ * the other, which has succeeded before, may fail, or comes to another answer. */
+bool ibx_request_changes_graphs(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* The reply to an update by a graph that names no events and calls no functions. */
+extern const uint8_t ibx_refresh_answer[IBX_REPLY_HEAD + IBX_EXT_REFRESHED];
 /* Keys of what decides whether a launch succeeds: device, function, block, shared memory and
  * divisors of the grid; and that its stream exists on this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
@@ -492,6 +505,9 @@ void ibx_process_end(uint64_t handle);
 /* How often graphs, or nodes, were destroyed; one more time. */
 unsigned ibx_process_graphs(void);
 void ibx_process_graph(void);
+/* How often requests have changed graphs, as ibx_request_changes_graphs() says; one more time. */
+unsigned ibx_process_graph_changes(void);
+void ibx_process_graph_changed(void);
 /* A counter that rises with each request that may add work to a stream, or record an event: before
  * it is sent, and before its call returns. Never 0. work() raises it. */
 uint64_t ibx_process_epoch(void);

@@ -8,6 +8,7 @@
 
 #include "common/log.h"
 
+static _Atomic unsigned graph_changes;
 static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, reported_losses, cuts;
 static _Atomic int unreported;
 static _Atomic uint64_t epoch = 1;
@@ -74,6 +75,16 @@ unsigned ibx_process_graphs(void)
 void ibx_process_graph(void)
 {
     atomic_fetch_add(&graphs, 1);
+}
+
+unsigned ibx_process_graph_changes(void)
+{
+    return atomic_load_explicit(&graph_changes, memory_order_acquire);
+}
+
+void ibx_process_graph_changed(void)
+{
+    atomic_fetch_add(&graph_changes, 1);
 }
 
 uint64_t ibx_process_epoch(void)

@@ -295,6 +295,59 @@ uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t 
     return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device.body) << 8, key, sizeof(key));
 }
 
+/* A success: no result, no nodes, no functions, and a graph of which that holds until it is
+ * changed.
+ */
+const uint8_t ibx_refresh_answer[] = {[12] = IBX_EXT_REFRESHED,
+                                      [IBX_REPLY_HEAD + IBX_EXT_REFRESHED - 4] = 1};
+
+bool ibx_request_refreshes(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    return n == IBX_EXT_REFRESH && ibx_call_extension(call, body, n) == IBX_EXT_EXEC_REFRESH;
+}
+
+uint64_t ibx_refresh_key(const struct ibx_pipeline *p, const uint8_t *body)
+{
+    uint8_t key[4 + IBX_EXT_REFRESH] = {0};
+    struct ibx_writer w = ibx_writer_of(key, 4);
+    ibx_put_u32(&w, ibx_process_graph_changes());
+    memcpy(key + 4, body, IBX_EXT_REFRESH - 1);
+    return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device.body) << 8, key, sizeof(key));
+}
+
+void ibx_request_refreshes_late(struct ibx_pipeline *p)
+{
+    p->staged[p->staged_length - 1] = 1;
+}
+
+/* Whether a call with an unknown name is about graphs. */
+static bool is_about_graphs(const struct ibx_pipeline *p)
+{
+    const char *name = (const char *)p->staged;
+    return !memchr(name, 0, p->staged_length) || strstr(name, "Graph") || strstr(name, "Capture");
+}
+
+bool ibx_request_changes_graphs(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    const struct ibx_call *call = p->call;
+    const unsigned number = ibx_call_extension(call, body, n);
+    switch (call->kind) {
+    case IBX_CALL_OTHER:
+        return is_about_graphs(p);
+    case IBX_CALL_RESETS:
+    case IBX_CALL_BEGIN_CAPTURE:
+    case IBX_CALL_END_CAPTURE:
+        return true;
+    case IBX_CALL_DESTROYS:
+        return !strcmp(call->name, "cudaGraphExecDestroy");
+    case IBX_CALL_EXTENSION:
+        return number == IBX_EXT_SET_KERNEL || number == IBX_EXT_SET_MEMSET ||
+               !ibx_extension_keeps_graphs(number);
+    default:
+        return false;
+    }
+}
+
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out)
 {
     return ibx_request_hash(2 ^ (uint64_t)out << 8, &call, sizeof(call));

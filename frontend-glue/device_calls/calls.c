@@ -475,6 +475,13 @@ static enum handler_task find_task(const char *name, enum ibx_call_kind kind,
     return kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS ? TASK_REGISTERS : TASK_OTHER;
 }
 
+/* Whether the call may change a graph, also by work that a stream captures from now on. */
+static bool changes_graphs(const char *name)
+{
+    return strcmp(name, "cudaGraphLaunch") != 0 &&
+           (strstr(name, "Graph") || strstr(name, "Capture"));
+}
+
 static bool changes_kernels(enum handler_task task)
 {
     return task == TASK_REGISTERS || task == TASK_UNLOADS;
@@ -491,6 +498,9 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
     x->handler.task = find_task(name, kind, x->handler.captures);
     if (changes_kernels(x->handler.task))
         ibx_registrations_changed();
+    x->handler.changes_graphs = changes_graphs(name);
+    if (x->handler.changes_graphs)
+        ibx_graphs_changed();
 }
 
 /* Notes a handle that GVirtuS's handler has returned: extension requests may name it, too. */
@@ -523,6 +533,9 @@ void ibx_device_call_answered(struct gpu_session *x)
     ibx_room_end(&x->handler.exec_room);
     ibx_handles_let_go(x);
     x->handler.captures = CAPTURES_UNUSED;
+    if (x->handler.changes_graphs)
+        ibx_graphs_changed();
+    x->handler.changes_graphs = false;
     if (changes_kernels(task)) /* other sessions may have looked kernels up while it ran */
         ibx_registrations_changed();
     x->handler.task = TASK_OTHER;

@@ -278,7 +278,12 @@ int ibx_extension_run(struct gpu_session *x, const struct ibx_request *q, struct
     e.function = call->run && call->function ? ibx_back_end_runtime(call->function) : NULL;
     if (!call->run || (call->function && !e.function))
         return CUDA_NOT_SUPPORTED;
+    const bool keeps = ibx_extension_keeps_graphs(number);
+    if (!keeps)
+        ibx_graphs_changed();
     const int rc = call->run(&e);
+    if (!keeps)
+        ibx_graphs_changed();
     ibx_handles_let_go(x);
     ibx_functions_let_go(&x->launches.user);
     *out = e.out;

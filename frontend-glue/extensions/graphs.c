@@ -255,37 +255,90 @@ static int list_functions(struct extension_request *e)
 
 /* ------------------------------------------------------------------- what can be launched */
 
-/* An error of the update is part of the answer, with CUDA's result: the request itself succeeds. */
-static int update(struct extension_request *e)
-{
+/* What an update has come to. */
+struct updated {
+    int rc; /* cudaError_t */
     struct {
         int result;
         void *node, *other;
-    } told = {.result = 0};
+    } told;
+    size_t functions; /* of the client, which the graph calls */
+    bool plain;       /* none, and no node names an event */
+};
+
+/* Finds what the graph's nodes name, unless it is known that they name nothing; the request holds
+ * the events. A cudaError_t. While streams are captured their work may come into a graph. */
+static int find_named(struct extension_request *e, void *graph, struct updated *u)
+{
+    const uint64_t changes = ibx_graph_changes();
+    u->plain = !ibx_captures_any() && ibx_handles_graph_is_plain(e->x, (uintptr_t)graph);
+    ibx_graph_events_end(e->x);
+    if (u->plain)
+        return 0;
+    int rc = ibx_graph_events_begin(e->x, graph);
+    if (!rc && ibx_extension_count_functions(e->x, graph, &u->functions))
+        u->functions = SIZE_MAX; /* not known */
+    u->plain = !rc && !u->functions && !e->x->graph_events.count && !ibx_captures_any();
+    if (u->plain)
+        ibx_handles_graph_plain(e->x, (uintptr_t)graph, changes);
+    return rc;
+}
+
+/* Returns an error of the request's; one of CUDA's update is u->rc. */
+static int run_update(struct extension_request *e, void *exec, void *graph, struct updated *u)
+{
     int (*change)(void *exec, void *graph, void *result) = NULL;
     int (*version)(int *found) = NULL;
     int found = 0;
-    void *exec = pointer(&e->in), *graph = pointer(&e->in);
-    if (!whole(e) || !ibx_handles_change(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec) ||
-        !is_graph(e, graph))
+    if (!ibx_handles_change(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
     *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
     if (!version || version(&found) || found < 12000)
         return CUDA_NOT_SUPPORTED;
-    int rc = ibx_graph_events_begin(e->x, graph);
+    const int rc = find_named(e, graph, u);
     if (rc)
         return rc;
     FUNCTION(e, change);
-    rc = change(exec, graph, &told);
-    if (!rc)
+    u->rc = change(exec, graph, &u->told);
+    if (!u->rc)
         ibx_exec_functions_gone(exec);
-    if (!rc && !ibx_graph_events_note(e->x, (uintptr_t)exec))
-        rc = CUDA_MEMORY_ALLOCATION;
-    ibx_put_u32(&e->out, (uint32_t)rc);
-    ibx_put_u32(&e->out, (uint32_t)told.result);
-    ibx_put_u64(&e->out, (uintptr_t)told.node);
-    ibx_put_u64(&e->out, (uintptr_t)told.other);
+    if (!u->rc && !ibx_graph_events_note(e->x, (uintptr_t)exec))
+        u->rc = CUDA_MEMORY_ALLOCATION;
     return 0;
+}
+
+static void put_updated(struct extension_request *e, const struct updated *u)
+{
+    ibx_put_u32(&e->out, (uint32_t)u->rc);
+    ibx_put_u32(&e->out, (uint32_t)u->told.result);
+    ibx_put_u64(&e->out, (uintptr_t)u->told.node);
+    ibx_put_u64(&e->out, (uintptr_t)u->told.other);
+}
+
+/* An error of the update is part of the answer, with CUDA's result: the request itself succeeds. */
+static int update(struct extension_request *e)
+{
+    struct updated u = {.rc = 0};
+    void *exec = pointer(&e->in), *graph = pointer(&e->in);
+    const int rc = whole(e) ? run_update(e, exec, graph, &u) : CUDA_INVALID_VALUE;
+    if (!rc)
+        put_updated(e, &u);
+    return rc;
+}
+
+/* The same, unless the client's call has returned: nobody reads the answer then. */
+static int refresh(struct extension_request *e)
+{
+    struct updated u = {.rc = 0};
+    void *exec = pointer(&e->in), *graph = pointer(&e->in);
+    const bool late = ibx_get_u8(&e->in);
+    const int rc = whole(e) ? run_update(e, exec, graph, &u) : CUDA_INVALID_VALUE;
+    if (rc)
+        return rc;
+    put_updated(e, &u);
+    ibx_put_u64(&e->out, u.functions);
+    ibx_put_u32(&e->out, u.plain);
+    return late ? u.rc : 0;
 }
 
 static int destroy_exec(struct extension_request *e)
@@ -460,6 +513,7 @@ const struct extension_call ibx_graph_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_GRAPH_NODES] = {"cudaGraphGetNodes", list_nodes},
     [IBX_EXT_GRAPH_FUNCTIONS] = {"cudaGraphGetNodes", list_functions},
     [IBX_EXT_EXEC_UPDATE] = {"cudaGraphExecUpdate", update},
+    [IBX_EXT_EXEC_REFRESH] = {"cudaGraphExecUpdate", refresh},
     [IBX_EXT_EXEC_DESTROY] = {"cudaGraphExecDestroy", destroy_exec},
     [IBX_EXT_EXEC_UPLOAD] = {"cudaGraphUpload", upload},
     [IBX_EXT_EXEC_FLAGS] = {"cudaGraphExecGetFlags", flags_of_exec},

@@ -3,6 +3,37 @@
 #include "frontend-glue/handles/handle_lists.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+
+static _Atomic uint64_t changes = 1;
+
+uint64_t ibx_graph_changes(void)
+{
+    return atomic_load(&changes);
+}
+
+void ibx_graphs_changed(void)
+{
+    atomic_fetch_add(&changes, 1);
+}
+
+void ibx_handles_graph_plain(struct gpu_session *x, uint64_t graph, uint64_t at)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    if (found)
+        found->plain_at = at;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_graph_is_plain(struct gpu_session *x, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    const bool is = found && found->plain_at == ibx_graph_changes();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
 
 bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph, uint64_t number)
 {

@@ -98,6 +98,14 @@ void ibx_handles_exec_captured(struct gpu_session *x, uint64_t exec);
  * that. */
 bool ibx_handles_graph_has(struct gpu_session *x, uint64_t graph, const void *what);
 void ibx_handles_graph_note(struct gpu_session *x, uint64_t graph, const void *what);
+/* handle_graphs.c: how often requests so far may have changed which nodes some graph has, or what
+ * they name; never 0. changed(): one is about to, or has. */
+uint64_t ibx_graph_changes(void);
+void ibx_graphs_changed(void);
+/* plain(): at that number of changes no node of the graph names an event, or calls a function of a
+ * client. is_plain(): whether that is so now. */
+void ibx_handles_graph_plain(struct gpu_session *x, uint64_t graph, uint64_t changes);
+bool ibx_handles_graph_is_plain(struct gpu_session *x, uint64_t graph);
 /* handle_modules.c: GVirtuS launches a function of a module that its handlers have made, and the
  * launch may be captured: the module may not be unloaded any more (ibx_handles_may_end()). */
 void ibx_handles_captured(struct gpu_session *x, uint64_t function);

@@ -14,6 +14,46 @@ static size_t aligned(size_t at, size_t size)
     return (at + size - 1) / size * size;
 }
 
+bool ibx_extension_keeps_graphs(unsigned number)
+{
+    switch (number) {
+    case IBX_EXT_LAUNCH:
+    case IBX_EXT_LAUNCH_QUEUED:
+    case IBX_EXT_MEMSET:
+    case IBX_EXT_MEMSET_2D:
+    case IBX_EXT_MEMSET_ELEMENTS:
+    case IBX_EXT_MEMCPY_3D_ASYNC:
+    case IBX_EXT_MALLOC_ASYNC:
+    case IBX_EXT_MALLOC_FROM_POOL:
+    case IBX_EXT_FREE_ASYNC:
+    case IBX_EXT_STREAM_VALUE:
+    case IBX_EXT_STREAM_WAIT:
+    case IBX_EXT_STREAM_FLAGS:
+    case IBX_EXT_STREAM_DEVICE:
+    case IBX_EXT_IS_CAPTURING:
+    case IBX_EXT_HOST_OPEN:
+    case IBX_EXT_HOST_ADD:
+    case IBX_EXT_HOST_ASK:
+    case IBX_EXT_POINTER:
+    case IBX_EXT_PRINTED:
+    case IBX_EXT_GRAPH_NODES:
+    case IBX_EXT_GRAPH_FUNCTIONS:
+    case IBX_EXT_NODE_TYPE:
+    case IBX_EXT_NODE_NEIGHBOURS:
+    case IBX_EXT_GET_KERNEL:
+    case IBX_EXT_GET_MEMSET:
+    case IBX_EXT_SET_KERNEL:
+    case IBX_EXT_SET_MEMSET:
+    case IBX_EXT_EXEC_UPDATE:
+    case IBX_EXT_EXEC_REFRESH:
+    case IBX_EXT_EXEC_UPLOAD:
+    case IBX_EXT_EXEC_FLAGS:
+        return true;
+    default:
+        return false;
+    }
+}
+
 void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure)
 {
     const uint8_t *bytes = structure;

@@ -173,6 +173,7 @@ enum ibx_extension {
     IBX_EXT_VIRTUAL_EXPORT,      /* cuMemExportToShareableHandle */
     IBX_EXT_VIRTUAL_IMPORT,      /* cuMemImportFromShareableHandle */
     IBX_EXT_HOST_MAP_AT,         /* shared memory at an address of the program's, for kernels */
+    IBX_EXT_EXEC_REFRESH,        /* cudaGraphExecUpdate; its call may return before it is run */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 
@@ -243,6 +244,12 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 #define IBX_EXT_PTX_MOST      (8u << 20)  /* bytes of PTX in a COMPILE */
 #define IBX_EXT_LOG_MOST      (64u << 10) /* ... and of each log */
+
+/* Bytes of an EXEC_REFRESH, whose last one says whether its call has returned; of the answer to an
+ * EXEC_UPDATE; and of the answer to an EXEC_REFRESH, which begins alike. */
+#define IBX_EXT_REFRESH   19u
+#define IBX_EXT_UPDATED   24u
+#define IBX_EXT_REFRESHED 36u
 
 #define IBX_EXT_LINKED    64u         /* images in a LINK, at most */
 #define IBX_EXT_LINK_MOST (32u << 20) /* ... and bytes of all */
@@ -321,6 +328,10 @@ struct ibx_cuda_resource {
     } of;
     unsigned flags; /* from CUDA 13 on */
 };
+
+/* Whether an extension request of that number leaves it as it was which nodes graphs have, what
+ * these are, and which event or function of the client each names. */
+bool ibx_extension_keeps_graphs(unsigned number);
 
 /* Whether a request with this name is one of these. */
 static inline bool ibx_extension_is(const char *name)

@@ -353,6 +353,7 @@ bool conditions();
 
 bool kernels_of_graphs();
 bool kernels_that_are_set_again();
+bool updates_that_are_repeated();
 bool attributes_of_nodes();
 bool events_and_functions_of_nodes();
 bool graphs_of_nodes();

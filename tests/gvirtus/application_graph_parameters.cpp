@@ -128,6 +128,62 @@ bool kernels_that_are_set_again()
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
 }
 
+// Such a program also updates its executable graph each time. An update that has succeeded does so
+// again, without a wait, until a graph is changed otherwise than by kernels' arguments; the next
+// call that waits for the device returns an error that comes later. After any other change the call
+// waits, and says what is wrong.
+bool updates_that_are_repeated()
+{
+    constexpr std::size_t n = 5000;
+    char *device = device_memory(2 * n), *second = device + n;
+    std::size_t bytes = n;
+    void *to = second, *from = device, *arguments[] = {&to, &from, &bytes}, *event = nullptr;
+    Kernel kernel = {&stub_kernel, {10, 1, 1}, {64, 1, 1}, 0, arguments, nullptr};
+    Graph graph, other;
+    REQUIRE(cudaEventCreate(&event) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    void *exec = graph.made();
+    Update told = {};
+    const auto update = [&] {
+        told = {7, device, device};
+        return run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph.handle, &told);
+    };
+    const auto fails_next = [&] { stub_remote()->inject("cudaGraphExecUpdate", 1, 910, false); };
+    const auto is_late = [&] {
+        fails_next();
+        const bool late = update() == 0 && !told.result && !told.node && !told.other &&
+                          fails(cudaDeviceSynchronize(), 910);
+        stub_remote()->inject("", 0, 0, false);
+        return late && update() == 0; // it waits, since an update has failed
+    };
+    const auto waits = [&] {
+        fails_next();
+        const bool waited = fails(update(), 910);
+        stub_remote()->inject("", 0, 0, false);
+        return waited && update() == 0 && cudaDeviceSynchronize() == 0;
+    };
+    const auto set = [&] {
+        return run<void *, const Kernel *>("cudaGraphKernelNodeSetParams", graph.nodes[0], &kernel);
+    };
+    REQUIRE(waits() && is_late() && is_late());
+    REQUIRE(set() == 0 && update() == 0 && set() == 0 && is_late()); // other arguments
+    kernel.grid.x = 11;
+    REQUIRE(set() == 0 && waits()); // another grid, for which the call has waited
+    REQUIRE(is_late() && launch(exec, nullptr) == 0 && is_late());
+    REQUIRE(other.add("cudaGraphAddKernelNode", {}, &kernel) == 0 && waits());
+    // A node that names an event, which may be destroyed at any time.
+    void *record = nullptr;
+    REQUIRE((run<void **, void *, void *const *, std::size_t, void *>(
+                 "cudaGraphAddEventRecordNode", &record, graph.handle, nullptr, 0, event) == 0));
+    REQUIRE(fails(update(), 910) && told.result == 2);
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0);
+    exec = graph.made();
+    REQUIRE(waits() && waits() && cudaEventDestroy(event) == 0 && fails(update(), 400));
+    return HOLDS(graph.destroy() == 0 && other.destroy() == 0 &&
+                 run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
+}
+
 // Cooperative launches in a capture; and a plain one there, whose node becomes a cooperative one.
 static bool captures_cooperative(void **arguments)
 {

@@ -345,19 +345,23 @@ int cudaGraphExecDestroy(void *exec)
     return rc;
 }
 
-int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
+/* Sends the request for an update. *functions: of the graph, SIZE_MAX if they are not known. */
+static int send_update(const void *exec, const void *graph, struct graph_update *result,
+                       uint64_t *functions)
 {
+    static const char call[] = "cudaGraphExecUpdate";
     struct extension_request e;
-    uint8_t bytes[24] = {0};
+    uint8_t bytes[IBX_EXT_REFRESHED] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct graph_update told;
-    const int version = ibx_frontend_cuda_version();
-    if (version && version < 12) /* it has four parameters */
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    ibx_frontend_request_begin(&e, IBX_EXT_EXEC_UPDATE, "cudaGraphExecUpdate");
-    ibx_put_u64(&e.body, (uintptr_t)exec);
-    ibx_put_u64(&e.body, (uintptr_t)graph);
-    int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
+    int rc;
+    ibx_frontend_node_begin(&e, IBX_EXT_EXEC_REFRESH, call, exec, graph);
+    ibx_put_u8(&e.body, 0);
+    const bool known = ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc);
+    if (!known) {
+        ibx_frontend_node_begin(&e, IBX_EXT_EXEC_UPDATE, call, exec, graph);
+        rc = ibx_frontend_request_make(&e, bytes, IBX_EXT_UPDATED);
+    }
     if (rc)
         return rc;
     rc = (int)ibx_get_u32(&r);
@@ -366,10 +370,28 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
     told.other = (void *)(uintptr_t)ibx_get_u64(&r);
     if (result)
         *result = told;
+    *functions = known ? ibx_get_u64(&r) : SIZE_MAX;
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
+{
+    uint64_t functions = SIZE_MAX;
+    const int version = ibx_frontend_cuda_version();
+    if (version && version < 12) /* it has four parameters */
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    const int rc = send_update(exec, graph, result, &functions);
     if (rc)
-        return ibx_frontend_fail(rc);
+        return rc;
     ibx_frontend_objects_updated(exec, graph);
-    return note(exec, graph, true);
+    if (functions)
+        return note(exec, graph, true);
+    if (atomic_load_explicit(&executable_count, memory_order_relaxed)) {
+        pthread_mutex_lock(&lock);
+        forget(exec);
+        pthread_mutex_unlock(&lock);
+    }
+    return CUDA_SUCCESS;
 }
 
 int cudaGraphUpload(void *exec, void *stream)

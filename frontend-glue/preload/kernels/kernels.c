@@ -522,7 +522,8 @@ static void copy_arguments(uint8_t *to, const struct kernel *k, void **arguments
         memcpy(to + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
 }
 
-/* Appends the body that GVirtuS would write, whose front end takes several microseconds for that. */
+/* Appends the body that GVirtuS would write, whose front end takes several microseconds for that.
+ */
 static int put_known(struct extension_request *e, const struct kernel *k,
                      const struct launch_config *c, void **arguments)
 {

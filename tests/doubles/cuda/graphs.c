@@ -595,8 +595,13 @@ struct update_result {
 
 EXPORT int cudaGraphExecUpdate(void *handle, void *graph_handle, struct update_result *told)
 {
+    bool (*fails)(const char *function, int *code) = NULL;
+    int code = 0;
     struct double_graph *exec = graph_of(handle), *graph = graph_of(graph_handle);
     *told = (struct update_result){.result = 0};
+    *(void **)&fails = driver_function("ibx_double_fails");
+    if (fails("cudaGraphExecUpdate", &code))
+        return returns(code);
     bool same = exec->count == graph->count;
     for (unsigned i = 0; i < graph->count && same; i++)
         same = exec->nodes[i].type == graph->nodes[i].type;

@@ -236,6 +236,8 @@ static const struct {
     {IBX_EXT_SET_COPY, "?7 exec pair queue q2 " TO_DEVICE},
     {IBX_EXT_SET_COPY, "?7 q0 pair queue q2 " TO_DEVICE},
     {IBX_EXT_EXEC_UPDATE, "exec graph"},
+    {IBX_EXT_EXEC_REFRESH, "exec graph b0"},
+    {IBX_EXT_EXEC_REFRESH, "exec graph b1"},
     {IBX_EXT_EXEC_UPLOAD, "exec stream"},
     {IBX_EXT_EXEC_FLAGS, "exec"},
     {IBX_EXT_EXEC_DESTROY, "exec"},
