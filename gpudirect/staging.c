@@ -191,7 +191,7 @@ static void dma_ended(struct ibx_staging *st)
 void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
     ibx_staging_overdue_forget(st, context);
-    ibx_staging_left_forget(st, context);
+    ibx_staging_unawaited_forget(st, context);
     if (context && st->context != context)
         return;
     dma_ended(st);
@@ -206,7 +206,7 @@ void ibx_staging_destroy(struct ibx_staging *st)
     ibx_staging_leave_slots(st);
     ibx_staging_end(st);
     ibx_staging_overdue_end(st);
-    ibx_staging_left_end(st);
+    ibx_staging_unawaited_end(st);
     ibx_staging_drop_events(st);
     free(st);
 }
@@ -231,7 +231,7 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
     size_t step = step_of(st, &plain, bytes);
     st->captured = st->captured && st->count;
-    ibx_left_chunks_take_back(st->cuda);
+    ibx_abandoned_chunks_take_back(st->cuda);
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
         int chunk = ibx_pinned_take(st->quota, st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)
@@ -348,8 +348,8 @@ static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool
     st->aside = false; /* the other context has failed */
     ibx_staging_take_turn(st, slot->length);
     uint8_t *bytes = ibx_pinned_payload(slot->chunk);
-    if (to_device && st->copy.leaves &&
-        ibx_staging_leave_bytes(st, bytes, slot->at, slot->length, &rc))
+    if (to_device && st->copy.unawaited &&
+        ibx_staging_copy_unawaited(st, bytes, slot->at, slot->length, &rc))
         return rc ? rc : ibx_state_move(&slot->state, SLOT_FREE);
     rc = ibx_staging_dma(st, bytes, slot->at, slot->length, to_device, slot->event, &begun);
     if (rc && begun) /* no event is behind it */

@@ -38,13 +38,13 @@ struct ibx_gpu_copy {
     bool
         beside_graphs; /* graphs wait for their client: no driver call may wait inside the driver */
     bool changes;      /* to the device: work that the copy comes after may write its bytes */
-    bool alone;  /* a plain one, staged: it comes after no work, in a stream for such copies in
-                    this direction. Streams that wait may not keep it waiting */
-    bool leaves; /* a plain one of at most IBX_LEFT_MOST bytes, staged, to the device: the call may
-                    return before it has ended */
+    bool alone;     /* a plain one, staged: it comes after no work, in a stream for such copies in
+                       this direction. Streams that wait may not keep it waiting */
+    bool unawaited; /* a plain one of at most IBX_UNAWAITED_MOST bytes, staged, to the device: the
+                    call may return before it has ended */
 };
 /* Bytes; CUDA takes so much pageable memory in the call. */
-#define IBX_LEFT_MOST ((size_t)64 << 10)
+#define IBX_UNAWAITED_MOST ((size_t)64 << 10)
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
 uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy);
@@ -90,10 +90,10 @@ void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 void ibx_staging_forget_for_all(const void *context);
 /* Gives back the chunks of copies that were left and have ended. To be called when the session has
  * nothing to do, in a thread that may call CUDA; a context that was reset was forgotten before. */
-void ibx_staging_left_look(struct ibx_staging *staging);
+void ibx_staging_unawaited_look(struct ibx_staging *staging);
 /* As ibx_staging_forget(), for copies that were left by stagings that have been destroyed. From any
  * thread. */
-void ibx_left_bytes_forget(const void *context);
+void ibx_unawaited_forget(const void *context);
 /* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by staging.c, which copies through chunks, unstaged.c, which does without,
- * overdue_copies.c, left_bytes.c, and left_chunks.c. */
+ * overdue_copies.c, unawaited_copies.c, and abandoned_chunks.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
@@ -45,11 +45,11 @@ struct ibx_overdue {
     } copies[IBX_STAGING_DEPTH];
 };
 
-/* Bytes of copies that are not waited for (left_bytes.c). A staging has at most so many chunks of
- * them, and one has the bytes of at most so many copies. */
-#define IBX_LEFT_CHUNKS 4u
-#define IBX_LEFT_COPIES 256u
-struct ibx_left_chunk;
+/* Bytes of copies that are not waited for (unawaited_copies.c). A staging has at most so many
+ * chunks of them, and one has the bytes of at most so many copies. */
+#define IBX_UNAWAITED_CHUNKS 4u
+#define IBX_UNAWAITED_COPIES 256u
+struct ibx_unawaited_chunk;
 
 struct ibx_staging {
     const struct ibx_cuda *cuda;
@@ -84,7 +84,7 @@ struct ibx_staging {
     unsigned left; /* counts pieces of ibx_staging_leave() that have a slot's event behind them */
     void *left_stream;
 
-    struct ibx_left_chunk *left_chunks;
+    struct ibx_unawaited_chunk *unawaited_chunks;
     struct ibx_overdue overdue;
     bool aside; /* another context makes the current copy: streams that wait keep it waiting here */
 };
@@ -150,20 +150,20 @@ void ibx_staging_overdue_end(struct ibx_staging *staging);
 /* Whether the GPU has made the copy, or never makes it. */
 bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy);
 
-/* left_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. */
-void ibx_left_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota);
+/* abandoned_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. */
+void ibx_abandoned_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota);
 /* Takes chunks back from copies in the current context that were made since. */
-void ibx_left_chunks_take_back(const struct ibx_cuda *cuda);
+void ibx_abandoned_chunks_take_back(const struct ibx_cuda *cuda);
 
-/* left_bytes.c. Copies n bytes, from byte `at` of the current copy on, to the device, and does not
- * wait for that; `bytes` need not last. *rc: 0 or a CUresult. False: there is no room, and nothing
- * was done. */
-bool ibx_staging_leave_bytes(struct ibx_staging *staging, const void *bytes, uint64_t at, size_t n,
-                             int *rc);
+/* unawaited_copies.c. Copies n bytes, from byte `at` of the current copy on, to the device, and
+ * does not wait for that; `bytes` need not last. *rc: 0 or a CUresult. False: there is no room, and
+ * nothing was done. */
+bool ibx_staging_copy_unawaited(struct ibx_staging *staging, const void *bytes, uint64_t at,
+                                size_t n, int *rc);
 /* As ibx_staging_forget(), for these. */
-void ibx_staging_left_forget(struct ibx_staging *staging, const void *context);
+void ibx_staging_unawaited_forget(struct ibx_staging *staging, const void *context);
 /* Before the end: does not wait for them. */
-void ibx_staging_left_end(struct ibx_staging *staging);
+void ibx_staging_unawaited_end(struct ibx_staging *staging);
 
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);

@@ -358,7 +358,7 @@ static void waits(void *context)
 {
     struct gpu_session *x = context;
     if (x->staging && ibx_back_end_resets() == x->resets)
-        ibx_staging_left_look(x->staging);
+        ibx_staging_unawaited_look(x->staging);
     if (!ibx_session_posts_pending(x->s) && ibx_gpu_registrations_tidy(&x->registrations))
         x->copy.mr = NULL;
 }

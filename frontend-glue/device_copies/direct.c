@@ -99,7 +99,7 @@ static bool direct_able(struct gpu_session *x)
     bool stage = c->stage == COPY_FROM_CLIENT || c->stage == COPY_TO_CLIENT ||
                  (c->stage == COPY_TO_REPLY && c->frame.out == c->frame.width &&
                   c->frame.out >= ibx_session_caps(x->s)->rendezvous);
-    if (!stage || c->gpu.leaves || c->frame.height != 1 ||
+    if (!stage || c->gpu.unawaited || c->frame.height != 1 ||
         c->gpu.width < ibx_copies_way(x)->direct_min)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))

@@ -14,7 +14,7 @@
 static bool came_pinned(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
-    return c->stage == COPY_FROM_MESSAGE && !c->alone && !c->gpu.leaves &&
+    return c->stage == COPY_FROM_MESSAGE && !c->alone && !c->gpu.unawaited &&
            c->bytes > ibx_copies_way(x)->inline_max && ibx_pinned_holds(c->payload, c->bytes);
 }
 
@@ -27,7 +27,7 @@ static bool inline_able(struct gpu_session *x)
         return true;
     /* While such a copy waits, the driver keeps other calls out, also those for which a graph
      * waits. */
-    bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs && !c->gpu.leaves;
+    bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs && !c->gpu.unawaited;
     bool stage = c->stage == COPY_FROM_MESSAGE || (c->stage == COPY_TO_REPLY && f->out == f->width);
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
 }
@@ -70,11 +70,12 @@ const struct copy_path *const ibx_copy_paths[PATHS] = {
 
 /* Whether nobody waits for the end of the copy: CUDA does not, since it takes the bytes. The stream
  * may wait for what the client does behind the call. */
-static bool leaves(const struct copy *c)
+static bool is_unawaited(const struct copy *c)
 {
     const struct ibx_frame *f = &c->frame;
     return f->call == IBX_FRAME_MEMCPY_ASYNC && f->kind == IBX_FRAME_H2D && f->height == 1 &&
-           f->width <= IBX_LEFT_MOST && !c->settle && !c->alone && c->stage <= COPY_FROM_CLIENT;
+           f->width <= IBX_UNAWAITED_MOST && !c->settle && !c->alone &&
+           c->stage <= COPY_FROM_CLIENT;
 }
 
 void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t bytes)
@@ -92,7 +93,7 @@ void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t byt
         .stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY,
         .beside_graphs = ibx_host_work_repeats(),
         .alone = x->copy.alone,
-        .leaves = leaves(&x->copy),
+        .unawaited = is_unawaited(&x->copy),
     };
 }
 

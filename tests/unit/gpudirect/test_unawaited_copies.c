@@ -8,7 +8,7 @@
 #define CHUNKS         8u
 #define MOST           4u /* chunks that have such bytes: half of the pool */
 #define CAPTURED_EVENT 907
-#define EACH           IBX_LEFT_MOST
+#define EACH           IBX_UNAWAITED_MOST
 #define FULL           (MOST * (IBX_PINNED_CHUNK / EACH)) /* copies for which there is room */
 
 static struct ibx_quota quota;
@@ -69,11 +69,11 @@ static void test_returns(void **state)
         leave((char)('a' + i % 26), EACH);
     assert_int_equal(ibx_pinned_taken(), MOST);
     assert_int_equal(ibx_quota_used(&quota), MOST);
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     assert_int_equal(ibx_pinned_taken(), MOST);
     go_on();
     assert_letter((char)('a' + (FULL - 1) % 26), EACH);
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     assert_int_equal(ibx_pinned_taken(), 0);
     assert_int_equal(ibx_quota_used(&quota), 0);
 }
@@ -133,7 +133,7 @@ static void test_ends_before(void **state)
     leave('e', 4);
     assert_int_equal(ibx_pinned_taken(), 2);
     go_on();
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     leave('f', 4);
     assert_int_equal(ibx_pinned_taken(), 1);
     assert_int_equal(app->stream_synchronize(stream), 0);
@@ -151,7 +151,7 @@ static void test_context_is_gone(void **state)
     go_on();
     app->inject("cuEventQuery", 1, 700, true);
     ibx_staging_forget(staging, context);
-    ibx_left_bytes_forget(context);
+    ibx_unawaited_forget(context);
     app->inject(NULL, 0, 0, false);
     assert_int_equal(ibx_pinned_taken(), 0);
 }
@@ -164,14 +164,14 @@ static void test_captured(void **state)
     leave('i', EACH);
     assert_int_equal(app->stream_synchronize(stream), 0);
     app->inject("cuEventQuery", 1, CAPTURED_EVENT, false);
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     app->inject(NULL, 0, 0, false);
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     ibx_staging_destroy(staging);
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     leave('j', EACH);
     assert_int_equal(app->stream_synchronize(stream), 0);
-    ibx_staging_left_look(staging);
+    ibx_staging_unawaited_look(staging);
     assert_int_equal(ibx_pinned_taken(), 1);
 }
 
@@ -211,5 +211,5 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
         cmocka_unit_test_prestate_setup_teardown(test_captured, set_up, tear_down, &graph),
     };
-    return cmocka_run_group_tests_name("left-bytes", tests, find_cuda, NULL);
+    return cmocka_run_group_tests_name("unawaited-copies", tests, find_cuda, NULL);
 }

@@ -13,52 +13,53 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-struct left {
-    struct left *next;
+struct abandoned {
+    struct abandoned *next;
     void *context; /* of the events */
     struct ibx_quota *quota;
     struct ibx_overdue_copy copy;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct left *) first; /* changed under the lock */
+static _Atomic(struct abandoned *) first; /* changed under the lock */
 
 /* Without memory to note it, the chunk is nobody's any more. */
-static void leave(void *context, struct ibx_quota *quota, const struct ibx_overdue_copy *copy)
+static void abandon(void *context, struct ibx_quota *quota, const struct ibx_overdue_copy *copy)
 {
-    struct left *l = malloc(sizeof(*l));
+    struct abandoned *l = malloc(sizeof(*l));
     if (!l)
         return;
-    *l = (struct left){.context = context, .quota = quota, .copy = *copy};
+    *l = (struct abandoned){.context = context, .quota = quota, .copy = *copy};
     pthread_mutex_lock(&lock);
     l->next = atomic_load(&first);
     atomic_store(&first, l);
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_left_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota)
+void ibx_abandoned_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota)
 {
     ibx_log(IBX_LOG_WARN,
             "a session has ended, and the GPU has not begun %u copies of it yet: chunks of "
             "page-locked memory stay with them until it has made them",
             overdue->count);
     for (unsigned i = 0; i < overdue->count; i++)
-        leave(overdue->context, quota, &overdue->copies[i]);
+        abandon(overdue->context, quota, &overdue->copies[i]);
     overdue->count = 0;
 }
 
-static void give(struct left *l)
+static void give(struct abandoned *l)
 {
     ibx_pinned_give(l->quota, l->copy.chunk);
     free(l);
 }
 
 /* Takes those out of the list that `is_over` says. */
-static void sweep(bool (*is_over)(const struct left *l, const void *argument), const void *argument)
+static void sweep(bool (*is_over)(const struct abandoned *l, const void *argument),
+                  const void *argument)
 {
-    struct left *kept = NULL, *next;
+    struct abandoned *kept = NULL, *next;
     pthread_mutex_lock(&lock);
-    for (struct left *l = atomic_load(&first); l; l = next) {
+    for (struct abandoned *l = atomic_load(&first); l; l = next) {
         next = l->next;
         if (is_over(l, argument)) {
             give(l);
@@ -72,7 +73,7 @@ static void sweep(bool (*is_over)(const struct left *l, const void *argument), c
 }
 
 /* The events may be asked in their own context only: another one may be destroyed meanwhile. */
-static bool is_made(const struct left *l, const void *argument)
+static bool is_made(const struct abandoned *l, const void *argument)
 {
     const struct ibx_cuda *cuda = argument;
     void *context;
@@ -83,13 +84,13 @@ static bool is_made(const struct left *l, const void *argument)
     return true;
 }
 
-void ibx_left_chunks_take_back(const struct ibx_cuda *cuda)
+void ibx_abandoned_chunks_take_back(const struct ibx_cuda *cuda)
 {
     if (atomic_load_explicit(&first, memory_order_relaxed))
         sweep(is_made, cuda);
 }
 
-static bool is_gone(const struct left *l, const void *context)
+static bool is_gone(const struct abandoned *l, const void *context)
 {
     return l->context == context;
 }

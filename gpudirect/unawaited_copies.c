@@ -21,8 +21,8 @@
 #define INVALID_CONTEXT 201 /* CUresult: the thread has none, and nothing is known */
 #define ALIGNED         256u
 
-struct ibx_left_chunk {
-    struct ibx_left_chunk *next;
+struct ibx_unawaited_chunk {
+    struct ibx_unawaited_chunk *next;
     const struct ibx_cuda *cuda;
     void *context; /* of the events */
     struct ibx_quota *quota;
@@ -30,16 +30,16 @@ struct ibx_left_chunk {
     size_t used;                   /* bytes */
     unsigned copies, over, events; /* made from here; done, from the first on; that exist */
     bool kept;                     /* a graph may use it at any time: it is never given back */
-    void *event[IBX_LEFT_COPIES];
+    void *event[IBX_UNAWAITED_COPIES];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_left_chunk *orphans;
+static struct ibx_unawaited_chunk *orphans;
 static atomic_uint taken; /* chunks of all stagings, for which others must not wait */
 
 /* Whether all copies that were made from the chunk are done. An event of a stream that the client
  * has begun to capture meanwhile never is: the copy is a node of a graph. */
-static bool is_over(struct ibx_left_chunk *c)
+static bool is_over(struct ibx_unawaited_chunk *c)
 {
     int rc = 0;
     while (c->over < c->copies && !c->kept &&
@@ -56,7 +56,7 @@ static bool is_over(struct ibx_left_chunk *c)
 }
 
 /* With the events, unless they are gone with their context. */
-static void free_chunk(struct ibx_left_chunk *c, bool events)
+static void free_chunk(struct ibx_unawaited_chunk *c, bool events)
 {
     void *popped;
     const bool entered = events && c->events && !c->cuda->ctx_push_current(c->context);
@@ -71,12 +71,12 @@ static void free_chunk(struct ibx_left_chunk *c, bool events)
 }
 
 /* Frees those that `goes` says. */
-static void free_some(struct ibx_left_chunk **at,
-                      bool (*goes)(struct ibx_left_chunk *, const void *), const void *context,
+static void free_some(struct ibx_unawaited_chunk **at,
+                      bool (*goes)(struct ibx_unawaited_chunk *, const void *), const void *context,
                       bool events)
 {
     while (*at) {
-        struct ibx_left_chunk *c = *at;
+        struct ibx_unawaited_chunk *c = *at;
         if (!goes(c, context)) {
             at = &c->next;
             continue;
@@ -86,21 +86,21 @@ static void free_some(struct ibx_left_chunk **at,
     }
 }
 
-static bool ends_over(struct ibx_left_chunk *c, const void *context)
+static bool ends_over(struct ibx_unawaited_chunk *c, const void *context)
 {
     (void)context;
     return is_over(c);
 }
 
 /* The context is gone; NULL: any may be. */
-static bool ends_gone(struct ibx_left_chunk *c, const void *context)
+static bool ends_gone(struct ibx_unawaited_chunk *c, const void *context)
 {
     return !context || c->context == context;
 }
 
-static bool has_room(const struct ibx_left_chunk *c, size_t n)
+static bool has_room(const struct ibx_unawaited_chunk *c, size_t n)
 {
-    return !c->kept && c->copies < IBX_LEFT_COPIES && n <= IBX_PINNED_CHUNK - c->used;
+    return !c->kept && c->copies < IBX_UNAWAITED_COPIES && n <= IBX_PINNED_CHUNK - c->used;
 }
 
 /* Whether at least as many chunks of the quota are left as are held: other copies need some. */
@@ -109,12 +109,12 @@ static bool leaves_quota(const struct ibx_staging *st)
     return !st->quota || ibx_quota_left(st->quota) >= ibx_quota_used(st->quota);
 }
 
-static struct ibx_left_chunk *new_chunk(struct ibx_staging *st)
+static struct ibx_unawaited_chunk *new_chunk(struct ibx_staging *st)
 {
     pthread_mutex_lock(&lock);
     free_some(&orphans, ends_over, NULL, true);
     pthread_mutex_unlock(&lock);
-    struct ibx_left_chunk *c = calloc(1, sizeof(*c));
+    struct ibx_unawaited_chunk *c = calloc(1, sizeof(*c));
     const bool room = atomic_fetch_add(&taken, 1) < ibx_pinned_count() / 2 && leaves_quota(st);
     const int chunk = c && room ? ibx_pinned_take(st->quota, 0) : -1;
     if (chunk < 0) {
@@ -126,26 +126,27 @@ static struct ibx_left_chunk *new_chunk(struct ibx_staging *st)
     c->context = st->context;
     c->quota = st->quota;
     c->chunk = (unsigned)chunk;
-    c->next = st->left_chunks;
-    return st->left_chunks = c;
+    c->next = st->unawaited_chunks;
+    return st->unawaited_chunks = c;
 }
 
 /* A chunk of the events' context with room for n bytes; NULL: there is none. Copies go to the first
  * one until it is full. */
-static struct ibx_left_chunk *chunk_for(struct ibx_staging *st, size_t n)
+static struct ibx_unawaited_chunk *chunk_for(struct ibx_staging *st, size_t n)
 {
     unsigned count = 0;
-    for (struct ibx_left_chunk **at = &st->left_chunks, *c; (c = *at); at = &c->next, count++) {
+    for (struct ibx_unawaited_chunk **at = &st->unawaited_chunks, *c; (c = *at);
+         at = &c->next, count++) {
         if (c->context != st->context || !(has_room(c, n) || is_over(c)))
             continue;
         *at = c->next;
-        c->next = st->left_chunks;
-        return st->left_chunks = c;
+        c->next = st->unawaited_chunks;
+        return st->unawaited_chunks = c;
     }
-    return count < IBX_LEFT_CHUNKS ? new_chunk(st) : NULL;
+    return count < IBX_UNAWAITED_CHUNKS ? new_chunk(st) : NULL;
 }
 
-static bool event_ready(struct ibx_left_chunk *c)
+static bool event_ready(struct ibx_unawaited_chunk *c)
 {
     const bool missing = c->copies == c->events;
     if (missing && c->cuda->event_create(&c->event[c->events], IBX_CUDA_EVENT_DISABLE_TIMING))
@@ -154,10 +155,10 @@ static bool event_ready(struct ibx_left_chunk *c)
     return true;
 }
 
-bool ibx_staging_leave_bytes(struct ibx_staging *st, const void *bytes, uint64_t at, size_t n,
-                             int *rc)
+bool ibx_staging_copy_unawaited(struct ibx_staging *st, const void *bytes, uint64_t at, size_t n,
+                                int *rc)
 {
-    struct ibx_left_chunk *c = n <= IBX_LEFT_MOST ? chunk_for(st, n) : NULL;
+    struct ibx_unawaited_chunk *c = n <= IBX_UNAWAITED_MOST ? chunk_for(st, n) : NULL;
     bool begun = false;
     if (!c || !event_ready(c))
         return false;
@@ -173,33 +174,33 @@ bool ibx_staging_leave_bytes(struct ibx_staging *st, const void *bytes, uint64_t
     return true;
 }
 
-void ibx_staging_left_forget(struct ibx_staging *st, const void *context)
+void ibx_staging_unawaited_forget(struct ibx_staging *st, const void *context)
 {
-    free_some(&st->left_chunks, ends_gone, context, false);
+    free_some(&st->unawaited_chunks, ends_gone, context, false);
 }
 
-void ibx_left_bytes_forget(const void *context)
+void ibx_unawaited_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
     free_some(&orphans, ends_gone, context, false);
     pthread_mutex_unlock(&lock);
 }
 
-void ibx_staging_left_look(struct ibx_staging *st)
+void ibx_staging_unawaited_look(struct ibx_staging *st)
 {
-    if (!st->left_chunks)
+    if (!st->unawaited_chunks)
         return;
     const int mode = ibx_cuda_capture_relax(st->cuda);
-    free_some(&st->left_chunks, ends_over, NULL, true);
+    free_some(&st->unawaited_chunks, ends_over, NULL, true);
     ibx_cuda_capture_restore(st->cuda, mode);
 }
 
-void ibx_staging_left_end(struct ibx_staging *st)
+void ibx_staging_unawaited_end(struct ibx_staging *st)
 {
-    ibx_staging_left_look(st);
+    ibx_staging_unawaited_look(st);
     pthread_mutex_lock(&lock);
-    for (struct ibx_left_chunk *c; (c = st->left_chunks);) {
-        st->left_chunks = c->next;
+    for (struct ibx_unawaited_chunk *c; (c = st->unawaited_chunks);) {
+        st->unawaited_chunks = c->next;
         if (c->quota) /* it may end before the chunk does */
             ibx_quota_give(c->quota, 1);
         c->quota = NULL;
