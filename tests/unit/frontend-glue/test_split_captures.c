@@ -17,9 +17,10 @@ static int of_threads_now; /* ... of streams of threads */
 static struct {
     int begin, end, destroy, mode; /* what GVirtuS's functions return; the calling thread's mode */
     bool captured;                 /* what CUDA says of any stream */
+    bool memory;                   /* whether a captured node allocates memory */
 } is;
 static struct {
-    unsigned asked, rests, stays, destroyed, parts;
+    unsigned asked, rests, stays, destroyed, parts, moved;
     const void *last_destroyed;
 } was;
 static char made[16]; /* graphs: parts of captures */
@@ -173,8 +174,28 @@ int cudaGraphDestroy(void *graph)
 }
 int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
 {
-    (void)graph, (void)nodes;
+    (void)graph;
+    if (nodes)
+        *nodes = NULL;
     *count = 1;
+    return 0;
+}
+bool ibx_frontend_captured_memory(void)
+{
+    return true;
+}
+int cudaGraphNodeGetType(void *node, int *type)
+{
+    (void)node;
+    *type = is.memory ? IBX_FRONTEND_NODE_ALLOCATION : IBX_FRONTEND_NODE_EMPTY;
+    return 0;
+}
+int ibx_frontend_graph_move(void **node, void *graph, void *const *behind, size_t count,
+                            void *child)
+{
+    (void)graph, (void)behind, (void)count;
+    was.moved++;
+    *node = child;
     return 0;
 }
 int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
@@ -357,6 +378,23 @@ static void nobody_wants_the_graph(NO_STATE)
     assert_int_equal(was.destroyed, 1);
 }
 
+/* CUDA clones no graph that allocates memory: such a part becomes the child itself, and is not
+ * destroyed. */
+static void a_part_that_allocates_moves(NO_STATE)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        void *graph;
+        memset(&was, 0, sizeof(was));
+        is.memory = i;
+        captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+        assert_int_equal(asks(&graph), 0);
+        assert_int_equal(was.moved, is.memory);
+        assert_int_equal(was.parts, !is.memory);
+        assert_int_equal(was.destroyed, !is.memory);
+        ends_in(&stream, 0);
+    }
+}
+
 struct forbidden {
     unsigned long long id;
     void *on;
@@ -431,6 +469,7 @@ int main(void)
         TEST(it_was_invalidated),
         TEST(its_thread_has_ended),
         TEST(nobody_wants_the_graph),
+        TEST(a_part_that_allocates_moves),
         TEST(whom_it_forbids_unsafe_calls),
         TEST(a_child_captures_nothing),
     };
