@@ -40,7 +40,7 @@ static void leave(char letter, size_t n)
     uint32_t arrived = 0;
     const struct ibx_staging_wire wire = {&arrived, wire_move, wire_arrived, NULL, 1};
     const struct ibx_gpu_copy copy = {
-        .device = device, .width = n, .height = 1, .stream = stream, .leaves = true};
+        .device = device, .width = n, .height = 1, .stream = stream, .unawaited = true};
     memset(bytes, letter, n);
     assert_true(ibx_staging_begin(staging, n));
     assert_int_equal(ibx_staging_to_device(staging, &wire, &copy), 0);
