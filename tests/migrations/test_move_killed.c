@@ -149,6 +149,25 @@ static void test_before_the_commit(void)
     pair_moved("");
 }
 
+/* The next tool is there before the watchdog of the one that was killed has QEMU's monitor again,
+ * and lets go of it for the watchdog, which has the VM until it ends. */
+static void test_sent_again_at_once(void)
+{
+    pair_start_source();
+    start_destination();
+    receive_until(NULL, NULL, NULL);
+    send_until("source:recorded");
+    mover_await_stop(&sender);
+    const pid_t watchdog = mover_watchdog(&sender);
+    assert_int_equal(kill(watchdog, SIGSTOP), 0); /* so that it keeps the monitor */
+    mover_kill(&sender, SIGKILL);
+    send_until(NULL);
+    mover_await_asleep(&sender); /* it waits for the monitor */
+    assert_int_equal(kill(watchdog, SIGCONT), 0);
+    pair_done();
+    pair_moved("");
+}
+
 /* The destination has everything and waits for the commit, and nobody is left who sends that. */
 static void test_source_killed_while_the_destination_waits(void)
 {
@@ -301,6 +320,7 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {
         VM_TEST(test_before_the_commit),
+        VM_TEST(test_sent_again_at_once),
         VM_TEST(test_source_killed_while_the_destination_waits),
         VM_TEST(test_recovered),
         VM_TEST(test_done),
