@@ -15,8 +15,9 @@ from virsh_scene import Move, Tool, caught, here, main, nothing_left
 def recover_leaves_a_paused_vm_paused(hosts, domain):
     """The destination's tool dies when the VM is loaded, and libvirt does not continue that."""
     domain.start(hosts.a)
-    move = Move(hosts, domain)
+    move = Move(hosts, domain, stop_at="destination:filling")
     assert move.migrate("--suspend").code == 0
+    move.receiver.stopped()
     move.receiver.kill()
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
     assert again.end() == 0, again.text
