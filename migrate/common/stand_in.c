@@ -14,13 +14,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STILL_MS 3000 /* without a beat; a busy host may not run a tool for a second */
-#define AGAIN_MS 1000 /* between two questions while QEMU reports nothing */
+#define STILL_MS  3000 /* without a beat; a busy host may not run a tool for a second */
+#define AGAIN_MS  1000 /* between two questions while QEMU reports nothing */
+#define UNSEEN_MS 3000 /* for an answer, before the question is asked again */
 
 static const struct ibx_state stand_in_states[] = {
     [STAND_IN_IDLE] = {"idle", IBX_TO(STAND_IN_ASKED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [STAND_IN_ASKED] = {"asked",
-                        IBX_TO(STAND_IN_REFUSED) | IBX_TO(STAND_IN_DONE) | IBX_TO(STAND_IN_IDLE),
+                        IBX_TO(STAND_IN_ASKED) | IBX_TO(STAND_IN_REFUSED) | IBX_TO(STAND_IN_DONE) |
+                            IBX_TO(STAND_IN_IDLE),
                         IBX_STATE_FINAL},
     [STAND_IN_REFUSED] = {"refused", IBX_TO(STAND_IN_ASKED) | IBX_TO(STAND_IN_IDLE),
                           IBX_STATE_FINAL},
@@ -80,6 +82,7 @@ static void ask(struct ibx_stand_in *s, const json_t *before)
     json_decref(command);
     s->unread = unread(s);
     s->again_ns = ibx_deadline_in_ms(AGAIN_MS);
+    s->unseen_ns = ibx_deadline_in_ms(UNSEEN_MS);
     if (text) {
         const size_t length = strlen(text);
         text[length] = '\n'; /* replaces the NUL */
@@ -136,8 +139,10 @@ void ibx_stand_in_look(struct ibx_stand_in *s, const json_t *before)
     }
     if (s->state.now == STAND_IN_ASKED)
         take_answer(s);
-    if (s->state.now == STAND_IN_IDLE || (s->state.now == STAND_IN_REFUSED &&
-                                          (unread(s) > s->unread || ibx_now_ns() >= s->again_ns)))
+    const uint64_t now = ibx_now_ns();
+    if (s->state.now == STAND_IN_IDLE ||
+        (s->state.now == STAND_IN_REFUSED && (unread(s) > s->unread || now >= s->again_ns)) ||
+        (s->state.now == STAND_IN_ASKED && now >= s->unseen_ns))
         ask(s, before);
 }
 

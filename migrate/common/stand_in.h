@@ -8,9 +8,12 @@
  * While QEMU migrates the VM it refuses that. Then this asks again whenever QEMU reports something,
  * since that may be the end of the migration. It does not read from the monitor: the answers are
  * for the tool, too, which learns from them that its migration must not go on (ibx_qmp_stood_in()).
+ * So in the end there is more than this looks at, or than the socket takes. QEMU still does what it
+ * is asked for then, and is asked again from time to time.
  *
  * state machine: stand-in
  *   [*] -> IDLE -> ASKED -> REFUSED -> ASKED    REFUSED: QEMU migrates the VM
+ *   ASKED -> ASKED                              no answer is seen
  *   ASKED -> DONE                               QEMU saves the VM with its RAM again
  *   ASKED | REFUSED | DONE -> IDLE -> [*]       the tool goes on
  *   ASKED | REFUSED | DONE -> [*]               the tool has ended
@@ -35,6 +38,7 @@ struct ibx_stand_in {
     const atomic_uint *beats;   /* the tool counts them in its loop; 0: it has not begun to */
     unsigned beat;              /* the last one seen */
     uint64_t beat_ns, again_ns; /* when it came; when to ask again though nothing is reported */
+    uint64_t unseen_ns;         /* ... though no answer to the last question has been seen */
     size_t unread;              /* bytes before the question, or up to the end of its answer */
     char bytes[IBX_STAND_IN_UNREAD];
 };

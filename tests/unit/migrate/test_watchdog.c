@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a watchdog does when its tool has ended, by what that has told it. This process acts as
  * QEMU, and as the tool. */
+#include "migrate/common/stand_in.h"
 #include "migrate/common/watchdog.h"
 #include "migrate/journal/journal.h"
 #include "tests/fixtures/denied_call.h"
@@ -302,6 +303,9 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
 #define TAKES_IT      STANDS_IN("{\"return\": {}")
 #define EVENT(name)   "{\"event\": \"" name "\", \"timestamp\": {}}\r\n"
 
+#define TEN(text)  text text text text text text text text text text
+#define LONG_EVENT EVENT(TEN(TEN("LONG_AND_LONGER_")))
+
 /* A tool that leaves RAM out, and then stands still; its exit status is 0 if it learns that the
  * watchdog has acted for it. */
 static _Noreturn void tool(int fd)
@@ -329,8 +333,9 @@ static _Noreturn void tool(int fd)
     _exit(learns ? 0 : 1);
 }
 
-/* QEMU refuses while it migrates the VM. Whatever it reports may be the end of that. */
-static void test_acts_for_a_tool_that_stands_still(NO_STATE)
+/* Such a tool, and QEMU, which answers by this script. It stands still for as long. Returns whether
+ * its watchdog asks nothing more then. */
+static bool stands_still_until(const struct step *steps)
 {
     int pair[2], status;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
@@ -340,22 +345,34 @@ static void test_acts_for_a_tool_that_stands_still(NO_STATE)
         tool(pair[0]);
     close(pair[0]);
     static struct peer p;
-    p = (struct peer){.steps = SCRIPT({RESETS, EVENT("BLOCK_JOB_READY") REFUSES, 0},
-                                      {NULL, EVENT("MIGRATION") EVENT("STOP"), 0},
-                                      {RESETS, EVENT("RESUME") TAKES_IT, 0}),
-                      .fd = pair[1],
-                      .received_fd = -1,
-                      .deaf = true};
+    p = (struct peer){.steps = steps, .fd = pair[1], .received_fd = -1, .deaf = true};
     peer_run(&p);
     assert_string_equal(p.wrong, "");
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
     assert_true(WIFSTOPPED(status));
     struct pollfd more = {.fd = pair[1], .events = POLLIN};
-    assert_int_equal(poll(&more, 1, SHORT), 0);
+    const bool over = !poll(&more, 1, SHORT);
     assert_int_equal(kill(pid, SIGCONT), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(pair[1]);
+    return over;
+}
+
+/* QEMU refuses while it migrates the VM. Whatever it reports may be the end of that. */
+static void test_acts_for_a_tool_that_stands_still(NO_STATE)
+{
+    assert_true(stands_still_until(SCRIPT({RESETS, EVENT("BLOCK_JOB_READY") REFUSES, 0},
+                                          {NULL, EVENT("MIGRATION") EVENT("STOP"), 0},
+                                          {RESETS, EVENT("RESUME") TAKES_IT, 0})));
+}
+
+/* It stands still for so long that what it has not read is more than the watchdog looks at: QEMU's
+ * answers are not seen any more, and it is asked again and again. */
+static void test_acts_for_a_tool_that_has_read_nothing_for_long(NO_STATE)
+{
+    stands_still_until(SCRIPT({RESETS, LONG_EVENT, IBX_STAND_IN_UNREAD / sizeof(LONG_EVENT) + 1},
+                              {NULL, REFUSES, 0}, {RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}));
 }
 
 /* ------------------------------------------------------------ a freeze */
@@ -460,6 +477,7 @@ int main(void)
         TEST(test_ends_by_a_signal_when_qemu_has_ended),
         TEST(test_one_that_is_stopped_is_released),
         TEST(test_acts_for_a_tool_that_stands_still),
+        TEST(test_acts_for_a_tool_that_has_read_nothing_for_long),
         TEST(test_a_frozen_vm_that_cannot_be_seen),
         TEST(test_settings_of_a_frozen_vm),
         TEST(test_a_seal_is_looked_for_by_old_system_calls),
