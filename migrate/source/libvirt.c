@@ -54,10 +54,11 @@ int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err)
 int ibx_source_libvirt_set(struct source *s, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
+    const uint64_t mark = ibx_qmp_mark(s->vm.qmp); /* it may stand still amid them, too */
     int rc = ibx_source_set_settings(s, err);
     if (rc)
         return rc;
-    s->set_mark = ibx_qmp_mark(s->vm.qmp);
+    s->set_mark = mark;
     rc =
         ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     s->vm.paused |= !rc && strcmp(status, "running") != 0;

@@ -170,9 +170,9 @@ struct source {
     uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
     uint64_t decided_epoch; /* managed: of the link over which DECIDED was sent */
     uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
-    uint64_t set_mark;      /* managed: ibx_qmp_mark() when x-ignore-shared was set; 0: before */
-    bool without_ram;       /* managed: QEMU has completed another migration with x-ignore-shared */
-    uint64_t gate_by_ns;    /* managed: until when it is awaited at the gate */
+    uint64_t set_mark;   /* managed: ibx_qmp_mark() before x-ignore-shared was set; 0: it is not */
+    bool without_ram;    /* managed: QEMU has completed another migration with x-ignore-shared */
+    uint64_t gate_by_ns; /* managed: until when it is awaited at the gate */
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a source asks QEMU after its VM has moved, and what it marks there, with a scripted peer. */
+/* What a source asks QEMU after its VM has moved, and what it marks there, with a scripted peer;
+ * and what a tool learns that libvirt drives. */
 #include "migrate/common/return_path.h"
 #include "migrate/source/source.h"
 #include "tests/fixtures/qmp_peer.h"
@@ -275,6 +276,35 @@ static void test_vm_is_continued_after_its_stop(NO_STATE)
     ibx_source_vm_fini(&vm);
 }
 
+/* ------------------------------------------------------------ where libvirt drives */
+
+/* QEMU takes settings by two commands. */
+int __wrap_ibx_source_set_settings(struct source *s, struct ibx_error *err);
+int __wrap_ibx_source_set_settings(struct source *s, struct ibx_error *err)
+{
+    const uint64_t by = ibx_deadline_in_ms(GENEROUS);
+    const int rc = ibx_qmp_execute(s->vm.qmp, "migrate-set-capabilities", NULL, NULL, by, err);
+    return rc ? rc : ibx_qmp_execute(s->vm.qmp, "migrate-set-parameters", NULL, NULL, by, err);
+}
+
+/* The tool has stood still between the two, and its watchdog has put x-ignore-shared back. */
+static void test_stands_still_amid_the_settings(NO_STATE)
+{
+    static struct source s;
+    attached(SCRIPT({"migrate-set-capabilities",
+                     READY(2) "{\"return\": {}, \"id\" : \"" IBX_QMP_STAND_IN "\"}\r\n", 0},
+                    {"migrate-set-parameters", READY(3), 0},
+                    {"query-status", "{\"return\": {\"status\": \"running\"}, \"id\": 4}\r\n", 0}));
+    s = (struct source){.vm.qmp = qmp};
+    ibx_source_vm_drive(&s.vm, true);
+    ibx_gate_init(&s.gate, NULL);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_ASKING), 0);
+    assert_int_equal(ibx_source_libvirt_set(&s, &error), 0);
+    assert_int_equal(ibx_source_libvirt_gate(&s, &error), -EBUSY);
+    assert_non_null(strstr(error.message, "stood still"));
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_vm_shuts_down_while_it_is_stopped),
         cmocka_unit_test(test_vm_is_paused_before_its_migration_begins),
         cmocka_unit_test(test_vm_is_continued_after_its_stop),
+        cmocka_unit_test(test_stands_still_amid_the_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
