@@ -53,12 +53,11 @@ static void give(struct abandoned *l)
     free(l);
 }
 
-/* Takes those out of the list that `is_over` says. */
+/* Takes those out of the list that `is_over` says. The caller holds the lock. */
 static void sweep(bool (*is_over)(const struct abandoned *l, const void *argument),
                   const void *argument)
 {
     struct abandoned *kept = NULL, *next;
-    pthread_mutex_lock(&lock);
     for (struct abandoned *l = atomic_load(&first); l; l = next) {
         next = l->next;
         if (is_over(l, argument)) {
@@ -69,7 +68,6 @@ static void sweep(bool (*is_over)(const struct abandoned *l, const void *argumen
         kept = l;
     }
     atomic_store(&first, kept);
-    pthread_mutex_unlock(&lock);
 }
 
 /* The events may be asked in their own context only: another one may be destroyed meanwhile. */
@@ -86,8 +84,11 @@ static bool is_made(const struct abandoned *l, const void *argument)
 
 void ibx_abandoned_chunks_take_back(const struct ibx_cuda *cuda)
 {
-    if (atomic_load_explicit(&first, memory_order_relaxed))
-        sweep(is_made, cuda);
+    /* A thread that has the lock may wait inside the driver, for its own context. */
+    if (!atomic_load_explicit(&first, memory_order_relaxed) || pthread_mutex_trylock(&lock))
+        return;
+    sweep(is_made, cuda);
+    pthread_mutex_unlock(&lock);
 }
 
 static bool is_gone(const struct abandoned *l, const void *context)
@@ -97,6 +98,8 @@ static bool is_gone(const struct abandoned *l, const void *context)
 
 void ibx_staging_forget_for_all(const void *context)
 {
+    pthread_mutex_lock(&lock);
     sweep(is_gone, context);
+    pthread_mutex_unlock(&lock);
     ibx_queue_probe_forget(context);
 }

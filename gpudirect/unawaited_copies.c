@@ -7,8 +7,9 @@
  * again once all of these are done. Without room the copy is waited for, as CUDA waits when much is
  * under way (about 2 MiB on an H200, driver 580).
  *
- * The chunks of a staging that ends before its copies have been made are left to whoever looks
- * next: the stream may wait without end.
+ * The chunks of a staging that ends before its copies have been made are left to whoever looks next
+ * in their context, since the stream may wait without end. Until then they count in their quota, as
+ * abandoned_chunks.c has it: otherwise a client that comes again and again could take them all.
  */
 #include "gpudirect/staging_internal.h"
 
@@ -29,7 +30,7 @@ struct ibx_unawaited_chunk {
     unsigned chunk;
     size_t used;                   /* bytes */
     unsigned copies, over, events; /* made from here; done, from the first on; that exist */
-    bool kept;                     /* a graph may use it at any time: it is never given back */
+    bool kept;                     /* a graph of the context may use it at any time */
     void *event[IBX_UNAWAITED_COPIES];
 };
 
@@ -37,14 +38,22 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_unawaited_chunk *orphans;
 static atomic_uint taken; /* chunks of all stagings, for which others must not wait */
 
-/* Whether all copies that were made from the chunk are done. An event of a stream that the client
- * has begun to capture meanwhile never is: the copy is a node of a graph. */
+/* Whether an answer to a query of an event says nothing about it: an error that concerns another
+ * capture, for example. */
+static bool says_nothing(int rc)
+{
+    return rc == INVALID_CONTEXT || (rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST &&
+                                     rc != CAPTURED_EVENT);
+}
+
+/* Whether all copies that were made from the chunk, in the current context, are done. An event of a
+ * stream that the client has begun to capture meanwhile never is: the copy is a node of a graph. */
 static bool is_over(struct ibx_unawaited_chunk *c)
 {
     int rc = 0;
     while (c->over < c->copies && !c->kept &&
            (rc = c->cuda->event_query(c->event[c->over])) != IBX_CUDA_NOT_READY &&
-           rc != INVALID_CONTEXT) {
+           !says_nothing(rc)) {
         c->kept = rc == CAPTURED_EVENT;
         c->over += !c->kept;
     }
@@ -55,17 +64,12 @@ static bool is_over(struct ibx_unawaited_chunk *c)
     return true;
 }
 
-/* With the events, unless they are gone with their context. */
+/* With the events, unless they are gone with their context, and all graphs there. */
 static void free_chunk(struct ibx_unawaited_chunk *c, bool events)
 {
-    void *popped;
-    const bool entered = events && c->events && !c->cuda->ctx_push_current(c->context);
-    for (unsigned i = 0; i < c->events && entered; i++)
+    for (unsigned i = 0; i < c->events && events; i++)
         c->cuda->event_destroy(c->event[i]);
-    if (entered)
-        c->cuda->ctx_pop_current(&popped);
-    if (!c->kept)
-        ibx_pinned_give(c->quota, c->chunk);
+    ibx_pinned_give(c->quota, c->chunk);
     atomic_fetch_sub(&taken, 1);
     free(c);
 }
@@ -86,16 +90,25 @@ static void free_some(struct ibx_unawaited_chunk **at,
     }
 }
 
+/* Events may be asked in their own context only: another thread may destroy another one meanwhile.
+ */
 static bool ends_over(struct ibx_unawaited_chunk *c, const void *context)
 {
-    (void)context;
-    return is_over(c);
+    return c->context == context && is_over(c);
 }
 
-/* The context is gone; NULL: any may be. */
+/* Frees those of the current context whose copies are done. */
+static void free_over(const struct ibx_cuda *cuda, struct ibx_unawaited_chunk **at)
+{
+    void *context;
+    if (!cuda->ctx_get_current(&context))
+        free_some(at, ends_over, context, true);
+}
+
+/* The context is gone; NULL: any may be, but a graph may still use what is kept. */
 static bool ends_gone(struct ibx_unawaited_chunk *c, const void *context)
 {
-    return !context || c->context == context;
+    return context ? c->context == context : !c->kept;
 }
 
 static bool has_room(const struct ibx_unawaited_chunk *c, size_t n)
@@ -111,9 +124,10 @@ static bool leaves_quota(const struct ibx_staging *st)
 
 static struct ibx_unawaited_chunk *new_chunk(struct ibx_staging *st)
 {
-    pthread_mutex_lock(&lock);
-    free_some(&orphans, ends_over, NULL, true);
-    pthread_mutex_unlock(&lock);
+    if (!pthread_mutex_trylock(&lock)) { /* another thread, which has it, does the same */
+        free_over(st->cuda, &orphans);
+        pthread_mutex_unlock(&lock);
+    }
     struct ibx_unawaited_chunk *c = calloc(1, sizeof(*c));
     const bool room = atomic_fetch_add(&taken, 1) < ibx_pinned_count() / 2 && leaves_quota(st);
     const int chunk = c && room ? ibx_pinned_take(st->quota, 0) : -1;
@@ -191,7 +205,7 @@ void ibx_staging_unawaited_look(struct ibx_staging *st)
     if (!st->unawaited_chunks)
         return;
     const int mode = ibx_cuda_capture_relax(st->cuda);
-    free_some(&st->unawaited_chunks, ends_over, NULL, true);
+    free_over(st->cuda, &st->unawaited_chunks);
     ibx_cuda_capture_restore(st->cuda, mode);
 }
 
@@ -201,9 +215,6 @@ void ibx_staging_unawaited_end(struct ibx_staging *st)
     pthread_mutex_lock(&lock);
     for (struct ibx_unawaited_chunk *c; (c = st->unawaited_chunks);) {
         st->unawaited_chunks = c->next;
-        if (c->quota) /* it may end before the chunk does */
-            ibx_quota_give(c->quota, 1);
-        c->quota = NULL;
         c->next = orphans;
         orphans = c;
     }

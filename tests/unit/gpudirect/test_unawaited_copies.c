@@ -11,6 +11,9 @@
 #define EACH           IBX_UNAWAITED_MOST
 #define FULL           (MOST * (IBX_PINNED_CHUNK / EACH)) /* copies for which there is room */
 
+#define DESTROYED           709 /* CUresult: the context is */
+#define CAPTURE_UNSUPPORTED 900
+
 static struct ibx_quota quota;
 static struct ibx_staging *staging;
 static uint64_t device;
@@ -128,7 +131,7 @@ static void test_ends_before(void **state)
     leave('d', EACH);
     ibx_staging_destroy(staging);
     assert_int_equal(ibx_pinned_taken(), 1);
-    assert_int_equal(ibx_quota_used(&quota), 0);
+    assert_int_equal(ibx_quota_used(&quota), 1); /* a client that comes again has no more of it */
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     leave('e', 4);
     assert_int_equal(ibx_pinned_taken(), 2);
@@ -136,7 +139,63 @@ static void test_ends_before(void **state)
     ibx_staging_unawaited_look(staging);
     leave('f', 4);
     assert_int_equal(ibx_pinned_taken(), 1);
+    assert_int_equal(ibx_quota_used(&quota), 0);
     assert_int_equal(app->stream_synchronize(stream), 0);
+}
+
+/* Nobody asks for an event in another context than its own, which others may destroy meanwhile. */
+static void test_another_context(void **state)
+{
+    void *const held = stream;
+    uint64_t there;
+    (void)state;
+    app->hold_stream(held);
+    leave('m', EACH);
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    leave('n', EACH);
+    assert_int_equal(ibx_pinned_taken(), 2);
+    cuda_application_use(1);
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    assert_int_equal(app->mem_alloc(&there, EACH), 0);
+    const uint64_t here = device;
+    device = there;
+    app->inject("cuEventQuery", 1, DESTROYED, false);
+    ibx_staging_unawaited_look(staging);
+    assert_int_equal(ibx_pinned_taken(), 2);
+    leave('o', EACH);
+    assert_int_equal(ibx_pinned_taken(), 3);
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    ibx_staging_unawaited_look(staging);
+    assert_int_equal(ibx_pinned_taken(), 2);
+    assert_int_equal(app->stream_destroy(stream), 0);
+    device = here;
+    stream = held;
+    go_on();
+    assert_int_equal(app->mem_free(there), 0);
+    cuda_application_use(0);
+    ibx_staging_unawaited_look(staging);
+    leave('p', 4);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    assert_letter('p', 4);
+}
+
+/* An error that concerns a capture says nothing about the copy. */
+static void test_beside_captures(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    leave('q', EACH);
+    app->inject("cuEventQuery", 1, CAPTURE_UNSUPPORTED, false);
+    ibx_staging_unawaited_look(staging);
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    go_on();
+    ibx_staging_unawaited_look(staging);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    assert_letter('q', EACH);
 }
 
 /* No event of a context that is gone is asked for. */
@@ -208,6 +267,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_small_quota, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_number, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ends_before, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_another_context, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_beside_captures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
         cmocka_unit_test_prestate_setup_teardown(test_captured, set_up, tear_down, &graph),
     };
