@@ -111,11 +111,10 @@ struct ibx_options {
     unsigned unsent_max; /* bytes that the kernel takes for a socket of tcp ahead of those that it
                             sends, about: a peer that does not read can make it hold so many; 0: as
                             it chooses, net.ipv4.tcp_wmem [0] */
-    unsigned silence_ms; /* tcp: after which the connection ends if the peer gives no sign of life
-                            while this side waits for it, though its host answers: it is stopped, or
-                            something between the hosts swallows everything. A client applies this
-                            only to servers with `signs`, a server only while it READs or WRITEs;
-                            0: never [0] */
+    unsigned silence_ms; /* client of tcp: after which the connection ends if a server with `signs`
+                            gives no sign of life while this side waits for it, though its host
+                            answers: it is stopped, or something between the hosts swallows
+                            everything; 0: never [0] */
     bool signs;          /* server: another thread tells clients of tcp that this process lives
                             while a connection's own thread polls nothing [false] */
     bool messages_only;  /* client: no READs and WRITEs, for which tcp then opens no sockets

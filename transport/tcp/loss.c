@@ -93,15 +93,15 @@ void ibx_tcp_sign_send(struct tcp_lane *lane)
     check_send(lane, &lane->answer, IBX_TCP_LIVES, lane->come);
 }
 
-/* Ends a connection whose peer has given no sign of life for too long. */
+/* Ends a connection whose server has given no sign of life for too long. A client may be stopped
+ * for any time: if what it sends is swallowed, its own limit ends the connection. */
 static void check_silence(struct tcp *tcp, uint64_t all, uint64_t now)
 {
     const unsigned limit_ms = ibx_link_options(tcp->link)->silence_ms;
     if (all != tcp->heard_all || !tcp->alive_since)
         tcp->alive_since = now;
     tcp->heard_all = all;
-    if (!limit_ms || !(ibx_link_role(tcp->link) == IBX_ROLE_SERVER || tcp->expects_signs) ||
-        now - tcp->alive_since < limit_ms * IBX_NS_PER_MS)
+    if (!limit_ms || !tcp->expects_signs || now - tcp->alive_since < limit_ms * IBX_NS_PER_MS)
         return;
     ibx_tcp_fail(
         tcp, -ETIMEDOUT,

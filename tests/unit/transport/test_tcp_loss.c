@@ -203,6 +203,17 @@ static void test_how_often_it_asks(void **state)
     assert_true(checks_in(4000) >= 12);
 }
 
+/* A client may be stopped for any time, amid a copy, too. Its own limit ends a swallowed one. */
+static void test_a_server_waits_for_a_stopped_client(void **state)
+{
+    (void)state;
+    server.options.silence_ms = 10000;
+    server_reads();
+    stopped_ns = ibx_now_ns() - ahead_ns;
+    checks_in(40000);
+    assert_null(end_lost(&server));
+}
+
 static void test_a_part_of_a_frame_is_told(void **state)
 {
     (void)state;
@@ -340,6 +351,7 @@ int main(void)
         PLACED(test_a_frame_elsewhere_ends_it),
         PLACED(test_who_waits_asks),
         PLACED(test_how_often_it_asks),
+        PLACED(test_a_server_waits_for_a_stopped_client),
         PLACED(test_a_part_of_a_frame_is_told),
         PLACED(test_what_has_come_is_read_first),
         PLACED(test_missing_bytes_end_it),
