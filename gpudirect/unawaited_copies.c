@@ -42,8 +42,8 @@ static atomic_uint taken; /* chunks of all stagings, for which others must not w
  * capture, for example. */
 static bool says_nothing(int rc)
 {
-    return rc == INVALID_CONTEXT || (rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST &&
-                                     rc != CAPTURED_EVENT);
+    return rc == INVALID_CONTEXT ||
+           (rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST && rc != CAPTURED_EVENT);
 }
 
 /* Whether all copies that were made from the chunk, in the current context, are done. An event of a
