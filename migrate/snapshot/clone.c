@@ -626,6 +626,8 @@ static int begin(struct cloning *c, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = open_parent(c, err);
     if (!rc)
+        rc = ibx_snapshot_memory_file_refuse(&c->folder.manifest, err);
+    if (!rc)
         rc = ibx_qmp_connect_unless_busy(c->config->qmp, deadline, &c->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);

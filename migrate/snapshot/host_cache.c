@@ -293,7 +293,9 @@ static int find(struct filler *filler, struct ibx_error *err)
     for (unsigned i = 0; i < IBX_SNAPSHOT_ID; i++)
         snprintf(name + 2 * i, 3, "%02x", m->id[i]);
     snprintf(cache->folder, sizeof(cache->folder), "%s/%s", cache->top, name);
-    rc = lock_cache(filler, err);
+    rc = ibx_snapshot_memory_file_refuse(m, err);
+    if (!rc)
+        rc = lock_cache(filler, err);
     if (!rc)
         rc = usable(cache, m, err);
     if (!rc && faccessat(filler->top, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {

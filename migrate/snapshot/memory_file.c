@@ -86,6 +86,9 @@ static int check_private(const char *path, const struct stat *st, struct ibx_err
     return 0;
 }
 
+/* No machine type of QEMU has this name. */
+#define MACHINE "firecracker"
+
 static void manifest_fill(struct ibx_snapshot_manifest *m, uint64_t bytes, bool hashed)
 {
     m->complete = true;
@@ -94,7 +97,7 @@ static void manifest_fill(struct ibx_snapshot_manifest *m, uint64_t bytes, bool 
     m->ram_count = 1;
     m->ram[0].size = bytes;
     snprintf(m->ram[0].id, sizeof(m->ram[0].id), "memory");
-    snprintf(m->machine, sizeof(m->machine), "firecracker");
+    snprintf(m->machine, sizeof(m->machine), MACHINE);
 }
 
 /* Makes a memfd of zeros in place of a file that a snapshot's folder would have. */
@@ -175,4 +178,14 @@ int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_
         *out = *folder;
     free(folder);
     return rc;
+}
+
+int ibx_snapshot_memory_file_refuse(const struct ibx_snapshot_manifest *manifest,
+                                    struct ibx_error *err)
+{
+    if (strcmp(manifest->machine, MACHINE))
+        return 0;
+    return ibx_error_set(err, -EINVAL,
+                         "this is the memory file of a Firecracker snapshot, which \"ib-migrate "
+                         "firecracker\" reads: clone needs what \"ib-migrate freeze\" has made");
 }

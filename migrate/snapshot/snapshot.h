@@ -139,6 +139,9 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
  * -EINTR: a signal that ends this process is pending (ibx_migration_signals_pending()). */
 int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
+/* memory_file.c: -EINVAL: this is such a file, of which no QEMU can become a child. */
+int ibx_snapshot_memory_file_refuse(const struct ibx_snapshot_manifest *manifest,
+                                    struct ibx_error *err);
 /* Waits until the disk has all blocks. */
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. It may be there in spite

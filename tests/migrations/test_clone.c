@@ -3,6 +3,7 @@
  */
 #include "tests/fixtures/clones.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- of a snapshot */
@@ -239,6 +240,25 @@ static void test_refused(void)
     assert_int_equal(access(cache, F_OK), -1);
 }
 
+/* Firecracker's memory file can be served and cached as a snapshot is, but no QEMU continues it. */
+static void test_of_a_memory_file(void)
+{
+    char memory[200];
+    freeze();
+    snprintf(memory, sizeof(memory), "%s/memory", mover_folder);
+    const int fd = open(memory, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 64 << 20), 0);
+    close(fd);
+    SERVE(&server, memory, "--listen", "tcp://127.0.0.1:0");
+    child_start(&children[0], NULL);
+    mover_must_print(MOVER_RUN(1, "clone", server.uri, "--qmp", children[0].tool),
+                     "is the memory file of a Firecracker snapshot");
+    SERVE(&filler, cache, "--cache", server.uri);
+    mover_must_print(MOVER_RUN(1, "clone", cache, "--qmp", children[0].tool),
+                     "is the memory file of a Firecracker snapshot");
+}
+
 /* ---------------------------------------------------------------- identities */
 
 static void id_of(struct vm *vm, uint8_t id[16])
@@ -358,6 +378,7 @@ int main(void)
         VM_TEST(test_a_numa_policy_is_said_to_have_no_effect),
         VM_TEST(test_two_in_one_qemu),
         VM_TEST(test_refused),
+        VM_TEST(test_of_a_memory_file),
         {0},
     };
     return vm_tests(tests, clones_end);
