@@ -302,9 +302,9 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
         break;
     case IBX_PHASE_BROKEN:
         if (s->message[0])
-            snprintf(out, size, "broken: %s; connecting again", s->message);
+            snprintf(out, size, "broken link: %s; connecting again", s->message);
         else
-            snprintf(out, size, "broken: the other side has not connected yet");
+            snprintf(out, size, "broken link: waiting for the other side to connect");
         break;
     case IBX_PHASE_ENDED:
         snprintf(out, size, "ended: the %s",

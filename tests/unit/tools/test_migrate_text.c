@@ -221,8 +221,8 @@ static void test_bar_of_other_phases(NO_STATE)
                                         .message = "the link is down\n\033[31m",
                                         .began_ns = 1,
                                         .now_ns = 67000000001};
-    is(bar(&status, 200), "1:07  broken: the link is down??[31m; connecting again");
-    is(bar(&status, 20), "1:07  broken: the li");
+    is(bar(&status, 200), "1:07  broken link: the link is down??[31m; connecting again");
+    is(bar(&status, 20), "1:07  broken link: t");
 }
 
 static void test_phase_lines(NO_STATE)
@@ -242,7 +242,7 @@ static void test_phase_lines(NO_STATE)
                                            IBX_PHASE_FILLING}; /* before anything was checked */
     is(phase_line(&again), "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
-    is(phase_line(&again), "broken: the other side has not connected yet");
+    is(phase_line(&again), "broken link: waiting for the other side to connect");
     again.phase = IBX_PHASE_FILLING;
     strcpy(again.record.vm_status, "paused");
     is(phase_line(&again), "filling: the VM is \"paused\" at the destination");
