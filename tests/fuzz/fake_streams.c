@@ -102,3 +102,54 @@ void ibx_frontend_kept_events_reset(int device)
     (void)device;
 }
 void ibx_frontend_streams_reset(void) {}
+
+/* No stream joins a capture. */
+uint64_t ibx_frontend_thread_number(void)
+{
+    return 1;
+}
+struct ibx_forks *ibx_frontend_forks_begin(const void *stream)
+{
+    (void)stream;
+    return NULL;
+}
+void ibx_frontend_forks_end(struct ibx_forks *f)
+{
+    (void)f;
+}
+void ibx_frontend_forks_lose_root(struct ibx_forks *f)
+{
+    (void)f;
+}
+const struct ibx_forks *ibx_frontend_forks_of(const void *stream)
+{
+    (void)stream;
+    return NULL;
+}
+bool ibx_frontend_forks_any(const struct ibx_forks *f)
+{
+    return f;
+}
+int ibx_frontend_forks_split(struct ibx_forks *f)
+{
+    (void)f;
+    return 0;
+}
+int ibx_frontend_forks_go_on(struct ibx_forks *f)
+{
+    (void)f;
+    return 0;
+}
+int ibx_frontend_forks_join(struct ibx_forks *f)
+{
+    (void)f;
+    return 0;
+}
+void ibx_frontend_forks_event_gone(const void *event)
+{
+    (void)event;
+}
+void ibx_frontend_forks_stream_gone(const void *stream)
+{
+    (void)stream;
+}

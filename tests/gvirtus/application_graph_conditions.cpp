@@ -356,29 +356,134 @@ bool memory_while_captured(char *device, void *stream)
     return HOLDS(run("cudaGraphDestroy", graph) == 0);
 }
 
+int number_of(void *stream, unsigned long long *id)
+{
+    int status = 9;
+    const int rc = run<void *, int *, unsigned long long *, void **, void *const **, const void **,
+                       std::size_t *>("cudaStreamGetCaptureInfo", stream, &status, id, nullptr,
+                                      nullptr, nullptr, nullptr);
+    return rc ? rc : status == 1 ? 0 : -1;
+}
+
+// Streams and events of a capture that forks.
+struct Forks {
+    void *other, *third, *early, *late;
+    bool begins()
+    {
+        REQUIRE(cudaStreamCreate(&other) == 0 && cudaStreamCreate(&third) == 0);
+        return HOLDS(cudaEventCreate(&early) == 0 && cudaEventCreate(&late) == 0);
+    }
+    bool ends()
+    {
+        REQUIRE(cudaStreamDestroy(other) == 0 && cudaStreamDestroy(third) == 0);
+        return HOLDS(cudaEventDestroy(early) == 0 && cudaEventDestroy(late) == 0);
+    }
+    // The second stream comes behind the first one.
+    static bool follow(void *second, void *first, void *event)
+    {
+        REQUIRE(cudaEventRecord(event, first) == 0);
+        return HOLDS(cudaStreamWaitEvent(second, event, 0) == 0);
+    }
+};
+
+// A question about the graph changes nothing in a capture that other streams have joined: these are
+// in it, also behind events that were recorded before the question, and nothing runs.
+bool forked(char *device, void *stream)
+{
+    Forks f;
+    void *graph = nullptr, *again = nullptr, *branch = nullptr, *bodies[2];
+    void *const *last = nullptr;
+    unsigned long long id = 0, same = 0;
+    std::size_t count = 0;
+    int status = 0;
+    REQUIRE(f.begins() && cudaMemset(device, '.', 20) == 0);
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && number_of(stream, &id) == 0);
+    REQUIRE(cudaMemsetAsync(device, 'a', 20, stream) == 0 && f.follow(f.other, stream, f.early));
+    REQUIRE(cudaMemsetAsync(device + 5, 'b', 5, f.other) == 0);
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1 && graph);
+    REQUIRE(count == 1 && number_of(stream, &same) == 0 && same == id);
+    REQUIRE(number_of(f.other, &same) == 0 && same == id); // asked about a stream that has joined
+    REQUIRE(capture_info(f.other, &status, &again, &last, &count) == 0 && again == graph);
+    REQUIRE(count == 1 && add_if(&branch, graph, last, count, 1, bodies) == 0);
+    REQUIRE(add_set(&again, bodies[0], nullptr, 0, device + 8, 'c') == 0);
+    REQUIRE((run<void *, void *const *, const void *, std::size_t, unsigned>(
+                 "cudaStreamUpdateCaptureDependencies", stream, &branch, nullptr, 1, 1) == 0));
+    REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && count == 1);
+    REQUIRE(*last == branch);
+    REQUIRE(cudaMemsetAsync(device + 9, 'd', 1, f.other) == 0);
+    REQUIRE(cudaStreamWaitEvent(f.third, f.early, 0) == 0); // recorded before the questions
+    REQUIRE(cudaMemsetAsync(device, 'e', 1, f.third) == 0);
+    REQUIRE(f.follow(stream, f.third, f.late) && f.follow(stream, f.other, f.early));
+    REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    REQUIRE(device_has(device, "....................", 20) && number_of(f.other, &same) == -1);
+    REQUIRE(runs(graph, stream) && device_has(device, "eaaaabbbcdccccccccaa", 20));
+    return HOLDS(run("cudaGraphDestroy", graph) == 0 && f.ends());
+}
+
+// NVIDIA Warp joins what has forked by the nodes of the graph, and not by events.
+bool joined_by_nodes(char *device, void *stream)
+{
+    Forks f;
+    void *graph = nullptr, *again = nullptr;
+    void *const *last = nullptr;
+    std::size_t count = 0;
+    int status = 0;
+    REQUIRE(f.begins() && cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(f.follow(f.other, stream, f.early)); // there is no work yet
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
+    REQUIRE(cudaMemsetAsync(device, 'f', 20, f.other) == 0);
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && count == 1);
+    void *const node = *last;
+    REQUIRE((run<void *, void *const *, const void *, std::size_t, unsigned>(
+                 "cudaStreamUpdateCaptureDependencies", stream, &node, nullptr, 1, 1) == 0));
+    REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    REQUIRE(runs(graph, stream) && device_has(device, "ffffffffffffffffffff", 20));
+    REQUIRE(run("cudaGraphDestroy", graph) == 0);
+    // Without a question nothing is joined for the program.
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && f.follow(f.other, stream, f.early));
+    REQUIRE(cudaMemsetAsync(device, 'g', 20, f.other) == 0);
+    REQUIRE(fails(run("cudaStreamEndCapture", stream, &again), 904));
+    return HOLDS(device_has(device, "ffffffffffffffffffff", 20) && f.ends());
+}
+
+// A capture that goes on into the graph of one that has ended has that one's number.
+bool goes_on(char *device, void *stream)
+{
+    void *graph = nullptr, *again = nullptr;
+    unsigned long long id = 0, same = 0, next = 0;
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && number_of(stream, &id) == 0);
+    REQUIRE(cudaMemsetAsync(device, 'h', 20, stream) == 0);
+    REQUIRE(run("cudaStreamEndCapture", stream, &graph) == 0);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE((run<void *, void *, void *const *, const void *, std::size_t, int>(
+                     "cudaStreamBeginCaptureToGraph", stream, graph, nullptr, nullptr, 0, 0) == 0));
+        REQUIRE(number_of(stream, &same) == 0 && same == id);
+        REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    }
+    REQUIRE(run("cudaGraphDestroy", graph) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(number_of(stream, &next) == 0 && next != id);
+    REQUIRE(run("cudaStreamEndCapture", stream, &graph) == 0);
+    return HOLDS(run("cudaGraphDestroy", graph) == 0);
+}
+
 // A stream that has joined a capture has that one's number, by which PyTorch finds the pool of
 // memory that is for the capture alone.
 bool joined(void *stream)
 {
-    using Info = int(void *, int *, unsigned long long *, void **, void *const **, const void **,
-                     std::size_t *);
-    auto *info = preloaded<Info>("cudaStreamGetCaptureInfo");
-    const auto number = [&](void *of, unsigned long long *id) {
-        int status = 9;
-        const int rc = info(of, &status, id, nullptr, nullptr, nullptr, nullptr);
-        return rc ? rc : status == 1 ? 0 : -1;
-    };
+    const auto number = number_of;
     void *other = nullptr, *third = nullptr, *event = nullptr, *graph = nullptr;
     unsigned long long id = 0, same = 0;
     REQUIRE(cudaStreamCreate(&other) == 0 && cudaStreamCreate(&third) == 0);
     REQUIRE(cudaEventCreate(&event) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
     REQUIRE(cudaEventRecord(event, stream) == 0 && cudaStreamWaitEvent(other, event, 0) == 0);
     REQUIRE(number(stream, &id) == 0 && id && number(other, &same) == 0 && same == id);
-    // It is not known which of two captures it has joined.
+    // Also while there are two captures.
     REQUIRE(cudaStreamBeginCapture(third, 2) == 0 && number(other, nullptr) == 0);
-    REQUIRE(fails(number(other, &same), 801) && number(stream, &same) == 0 && same == id);
+    REQUIRE(number(other, &same) == 0 && same == id && number(stream, &same) == 0 && same == id);
     REQUIRE(cudaStreamEndCapture(third, &graph) == 0);
-    REQUIRE(number(other, &same) == 0 && same == id && cudaStreamEndCapture(stream, &graph) == 0);
+    REQUIRE(number(other, &same) == 0 && same == id);
+    REQUIRE(cudaEventRecord(event, other) == 0 && cudaStreamWaitEvent(stream, event, 0) == 0);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
     REQUIRE(number(other, &same) == -1 && run("cudaGraphDestroy", graph) == 0);
     REQUIRE(cudaStreamDestroy(other) == 0 && cudaStreamDestroy(third) == 0);
     return HOLDS(cudaEventDestroy(event) == 0);
@@ -395,5 +500,6 @@ bool conditions()
     REQUIRE(moved(device, stream) && moved_later(device) && objects_of_bodies());
     REQUIRE(objects_after_moved());
     REQUIRE(memory_while_captured(device, stream));
+    REQUIRE(forked(device, stream) && joined_by_nodes(device, stream) && goes_on(device, stream));
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

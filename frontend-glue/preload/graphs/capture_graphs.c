@@ -8,7 +8,10 @@
  *   begin ... info ... update ... end     the program's calls
  *   [ part  ]     [ part             ]    captures; each is a child graph after the last nodes
  *
- * A capture that other streams have joined cannot be split in this way.
+ * Streams that have joined the capture join the first one again before a part ends, and are in the
+ * next one from its beginning: streams/forks.c. A capture that cannot be split stays as it
+ * was. If CUDA ends a part with an error, another one begins that is invalid at once, so that
+ * no work of the program's runs that was to be captured.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -29,7 +32,9 @@ struct capture {
     uint64_t by; /* the number of the thread */
     bool alone;  /* there was no other capture when it began, so no work was left to do before it */
     int mode;
-    unsigned long long id;
+    unsigned long long order; /* in which captures have begun */
+    unsigned long long id;    /* that the program is told */
+    struct ibx_forks *forks;
     void *graph; /* the graph that is captured into; NULL: the program has not asked for it */
     bool given;  /* the program gave the graph */
     bool over;   /* the capture was split, and could not be begun again */
@@ -41,20 +46,11 @@ struct capture {
 static struct capture *all; /* protected by the lock of ranges */
 static _Atomic unsigned long long ids;
 
-/* The calling thread's number. No later thread has it; a pthread_t it may have. */
-static uint64_t this_thread(void)
-{
-    static _Atomic uint64_t last;
-    static _Thread_local uint64_t number;
-    if (!number)
-        number = atomic_fetch_add(&last, 1) + 1;
-    return number;
-}
-
 /* cudaStreamPerThread is a different stream in each thread. */
 static bool is_of(const struct capture *c, const void *stream)
 {
-    return c->stream == stream && (stream != CUDA_STREAM_PER_THREAD || c->by == this_thread());
+    return c->stream == stream &&
+           (stream != CUDA_STREAM_PER_THREAD || c->by == ibx_frontend_thread_number());
 }
 
 /* Called under the lock. Counts captures of a thread's own stream. */
@@ -88,12 +84,19 @@ static void add(struct capture *c)
     ibx_frontend_ranges_unlock();
 }
 
+/* NULL is ignored. */
+static void release(struct capture *c)
+{
+    ibx_frontend_forks_end(c ? c->forks : NULL);
+    free(c);
+}
+
 /* Frees a capture that ended without a call of this library. NULL is ignored. */
 static void drop(struct capture *c)
 {
     if (c && !c->over)
         ibx_frontend_capture_gone();
-    free(c);
+    release(c);
 }
 
 /* When a thread ends, its own stream ends, and the capture of that stream. */
@@ -104,7 +107,9 @@ static bool keyed;
 static void thread_ends(void *nothing)
 {
     (void)nothing;
-    drop(find(CUDA_STREAM_PER_THREAD, true));
+    struct capture *c = find(CUDA_STREAM_PER_THREAD, true);
+    ibx_frontend_forks_lose_root(c ? c->forks : NULL);
+    drop(c);
 }
 
 /* Whether the capture forbids unsafe calls to the calling thread, as CUDA has it: to the thread
@@ -114,7 +119,7 @@ static bool forbids(const struct capture *c)
     const int mode = ibx_frontend_capture_mode();
     if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED || c->over)
         return false;
-    return c->by == this_thread() ||
+    return c->by == ibx_frontend_thread_number() ||
            (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
 }
 
@@ -125,14 +130,14 @@ static unsigned long long next_forbidding(unsigned long long last, void **stream
     struct capture *next = NULL;
     ibx_frontend_ranges_lock();
     for (struct capture *c = all; c; c = c->next)
-        if (c->id > last && (!next || c->id < next->id) && forbids(c))
+        if (c->order > last && (!next || c->order < next->order) && forbids(c))
             next = c;
-    const unsigned long long id = next ? next->id : 0;
+    const unsigned long long order = next ? next->order : 0;
     *stream = next && is_of(next, next->stream) ? next->stream : NULL;
     if (next && !*stream)
         atomic_store(&next->spoilt, true);
     ibx_frontend_ranges_unlock();
-    return id;
+    return order;
 }
 
 /* The captures are the parent's. */
@@ -159,10 +164,11 @@ static struct capture *note(void *stream, int mode, bool alone)
     if (stream == CUDA_STREAM_PER_THREAD && keyed)
         pthread_setspecific(of_thread, &of_thread);
     c->stream = stream;
-    c->by = this_thread();
+    c->by = ibx_frontend_thread_number();
     c->alone = alone;
     c->mode = mode;
-    c->id = atomic_fetch_add(&ids, 1) + 1;
+    c->id = c->order = atomic_fetch_add(&ids, 1) + 1;
+    c->forks = ibx_frontend_forks_begin(stream);
     add(c);
     return c;
 }
@@ -191,7 +197,7 @@ static int end_capture(const struct capture *c, void *stream, void **graph)
     if (ibx_call_ends_capture(rc))
         ibx_frontend_capture_gone();
     if (!rc)
-        ibx_frontend_objects_made(*graph);
+        ibx_frontend_graph_made(*graph);
     return rc;
 }
 
@@ -232,24 +238,35 @@ static int add_part(struct capture *c, void *part)
     return rc;
 }
 
+/* After the end of a part, with the error `rc` or without one. */
+static int go_on(struct capture *c, int rc)
+{
+    const int begun = begin_capture(c->stream, c->mode);
+    c->over = begun;
+    const int forked = begun ? begun : ibx_frontend_forks_go_on(c->forks);
+    if (!begun && (rc || forked))
+        ibx_frontend_stream_ask(c->stream);
+    return rc ? rc : forked;
+}
+
 /* Splits the capture: the graph has what was captured so far, and the capture goes on. An error: it
- * does not go on. */
+ * is invalid then, or as before. */
 static int cut(struct capture *c)
 {
     void *part = NULL;
-    if (c->mode != CUDA_CAPTURE_RELAXED &&
-        c->by != this_thread()) /* another one may not end it, and would invalidate it */
+    const bool may = c->mode == CUDA_CAPTURE_RELAXED || c->by == ibx_frontend_thread_number();
+    if (!may || !is_of(c, c->stream)) /* another thread would invalidate it, or cannot name it */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    int rc = end_capture(c, c->stream, &part);
+    int rc = ibx_frontend_forks_split(c->forks);
+    if (rc)
+        return rc;
+    rc = end_capture(c, c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
     if (!rc)
         rc = add_part(c, part);
-    if (!rc)
-        rc = begin_capture(c->stream, c->mode);
-    c->over = rc && over;
-    return rc;
+    return over ? go_on(c, rc) : rc;
 }
 
 /* ------------------------------------------------------------------------------- the calls */
@@ -279,6 +296,7 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
     }
     if (rc)
         return rc;
+    c->id = ibx_frontend_capture_of_graph(graph, c->id);
     c->graph = graph;
     c->given = true;
     c->count = count;
@@ -292,6 +310,8 @@ int cudaStreamEndCapture(void *stream, void **graph)
     void *part = NULL;
     struct capture *c = find(stream, false);
     const bool nobodys = !graph && !(c && c->graph);
+    if (c) /* what fails here, CUDA tells at the end */
+        ibx_frontend_forks_join(c->forks);
     int rc = end_capture(c, stream, &part);
     /* The thread that began the capture has ended, and CUDA has ended the capture. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
@@ -308,10 +328,12 @@ int cudaStreamEndCapture(void *stream, void **graph)
         cudaGraphDestroy(c->graph);
     if (over && c && c->alone && stream == CUDA_STREAM_PER_THREAD) /* captured work has not run */
         ibx_frontend_stream_rests(stream);
+    if (over && !rc && c && !nobodys)
+        ibx_frontend_capture_of_graph(c->graph ? c->graph : part, c->id);
     if (left)
         drop(c);
     else if (over)
-        free(c);
+        release(c);
     return rc;
 }
 
@@ -329,6 +351,8 @@ int ibx_frontend_stream_destroy(void *stream)
         add(c);
         return rc;
     }
+    if (!rc && ibx_frontend_capturing())
+        ibx_frontend_forks_stream_gone(stream);
     if (c && c->graph && !c->given)
         cudaGraphDestroy(c->graph);
     drop(c);
@@ -345,12 +369,28 @@ void ibx_frontend_captures_reset(void)
     ibx_frontend_ranges_unlock();
     for (struct capture *c = left; c; c = left) {
         left = c->next;
+        ibx_frontend_forks_lose_root(c->forks);
         drop(c);
     }
 }
 
-/* The number of the capture that a stream has joined by an event; 0: there are several, and only
- * CUDA knows which one it is. */
+/* The capture that the stream has begun, or has joined. */
+static struct capture *find_any(const void *stream)
+{
+    struct capture *c = find(stream, false);
+    const struct ibx_forks *forks = c ? NULL : ibx_frontend_forks_of(stream);
+    if (!forks)
+        return c;
+    ibx_frontend_ranges_lock();
+    c = all;
+    while (c && c->forks != forks)
+        c = c->next;
+    ibx_frontend_ranges_unlock();
+    return c;
+}
+
+/* The number of the capture that a stream has joined in another way than by an event of which this
+ * library knows; 0: there are several, and only CUDA knows which one it is. */
 static unsigned long long only_id(void)
 {
     ibx_frontend_ranges_lock();
@@ -365,7 +405,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
 {
     int now = 0;
     int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    struct capture *c = rc || now != 1 ? NULL : find(stream, false);
+    struct capture *c = rc || now != 1 ? NULL : find_any(stream);
     const bool joined = !rc && now == 1 && !c; /* the stream is in the capture of another one */
     const unsigned long long number = c ? c->id : joined && id ? only_id() : 0;
     if (joined && (asks || (id && !number)))
@@ -402,21 +442,52 @@ int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *i
     return capture_info(stream, status, id, graph, behind, edges, count, graph || behind || count);
 }
 
+static bool is_in(const void *node, void *const *nodes, size_t count)
+{
+    size_t i = 0;
+    while (i < count && nodes[i] != node)
+        i++;
+    return i < count;
+}
+
+/* New dependencies of one stream, while the next part has work of others, too: it stays behind the
+ * last nodes. Those that are among the new ones or right before one of these are left out, and it
+ * returns how many are left. */
+static size_t keep_for_others(struct capture *c, void *const *nodes, size_t count)
+{
+    void *before[IBX_EXT_BEHIND];
+    for (size_t n = 0; n <= count && c->count; n++) {
+        size_t found = IBX_EXT_BEHIND, kept = 0;
+        if (n < count && cudaGraphNodeGetDependencies_v2(nodes[n], before, NULL, &found))
+            continue;
+        void *const *covered = n < count ? before : nodes;
+        const size_t covers = n == count ? count : found < IBX_EXT_BEHIND ? found : IBX_EXT_BEHIND;
+        for (size_t i = 0; i < c->count; i++)
+            if (!is_in(c->last[i], covered, covers))
+                c->last[kept++] = c->last[i];
+        c->count = kept;
+    }
+    return c->count;
+}
+
 int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, const void *edges,
                                            size_t count, unsigned flags)
 {
-    struct capture *c = find(stream, false);
+    struct capture *c = find_any(stream);
     if (!c || (count && !nodes) || flags > SET_DEPENDENCIES)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!ibx_frontend_edges_are_known(edges, count))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    int rc = cut(c);
-    const size_t before = flags == ADD_DEPENDENCIES ? c->count : 0;
-    if (!rc && count > IBX_EXT_BEHIND - before)
-        rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    if (!rc && count)
+    const int rc = cut(c);
+    if (rc)
+        return rc;
+    size_t before = c->count;
+    if (flags == SET_DEPENDENCIES)
+        before = ibx_frontend_forks_any(c->forks) ? keep_for_others(c, nodes, count) : 0;
+    if (count > IBX_EXT_BEHIND - before)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (count)
         memcpy(c->last + before, nodes, count * sizeof(*nodes));
-    if (!rc)
-        c->count = before + count;
-    return rc;
+    c->count = before + count;
+    return CUDA_SUCCESS;
 }

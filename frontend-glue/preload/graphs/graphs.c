@@ -273,7 +273,7 @@ int cudaGraphCreate(void **graph, unsigned flags)
     if (!made(&e, graph, &rc))
         rc = CALL_NEXT(cudaGraphCreate, graph, flags);
     if (!rc)
-        ibx_frontend_objects_made(*graph);
+        ibx_frontend_graph_made(*graph);
     return rc;
 }
 
@@ -289,7 +289,7 @@ int cudaGraphClone(void **clone, void *graph)
         return not_known(&e);
     if (rc)
         return rc;
-    ibx_frontend_objects_made(*clone);
+    ibx_frontend_graph_made(*clone);
     ibx_frontend_objects_share(graph, *clone);
     return CUDA_SUCCESS;
 }
@@ -298,6 +298,7 @@ int cudaGraphDestroy(void *graph)
 {
     int rc;
     ibx_frontend_graph_gone(graph);
+    ibx_frontend_capture_graph_gone(graph);
     struct launched *launched;
     struct holding *taken = ibx_frontend_objects_take(graph, &launched);
     if (!destroy(IBX_EXT_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))

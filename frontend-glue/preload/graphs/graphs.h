@@ -11,6 +11,7 @@
  *   host_calls.c     cudaLaunchHostFunc and callbacks
  *   captured_work.c  what is captured in another way than GVirtuS would
  *   capture_graphs.c captures, and the graphs that a program names during one
+ *   capture_numbers.c  the numbers of captures into one graph
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
@@ -23,6 +24,14 @@
 void ibx_frontend_captures_reset(void);
 /* cudaStreamDestroy, which also ends a capture of the stream. */
 int ibx_frontend_stream_destroy(void *stream);
+
+/* ---------------------------------------------------------------------------- capture_numbers.c */
+
+/* The number of the captures into a graph: that of the first one, and `id` if this is it. CUDA
+ * gives all of them the same. */
+unsigned long long ibx_frontend_capture_of_graph(const void *graph, unsigned long long id);
+/* A graph is about to be destroyed, or had the handle of one that was made now. */
+void ibx_frontend_capture_graph_gone(const void *graph);
 
 /* ------------------------------------------------------------------------------ captured_work.c */
 
@@ -68,6 +77,12 @@ void ibx_frontend_objects_move(const void *from, const void *to);
 void ibx_frontend_objects_within(const void *graph, const void *outer);
 /* A graph was made: one that had its handle, and was within another one, is gone. */
 void ibx_frontend_objects_made(const void *graph);
+/* The same for all that is known of graphs. */
+static inline void ibx_frontend_graph_made(const void *graph)
+{
+    ibx_frontend_objects_made(graph);
+    ibx_frontend_capture_graph_gone(graph);
+}
 /* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);

@@ -211,6 +211,8 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 int cudaEventDestroy(void *event)
 {
     ibx_frontend_owned_gone(OWNED_EVENT, event);
+    if (ibx_frontend_capturing())
+        ibx_frontend_forks_event_gone(event);
     bool last;
     forget(SHARED_EVENT, event, &last);
     if (!forget(OPENED_EVENT, event, &last))

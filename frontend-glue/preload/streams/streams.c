@@ -47,7 +47,7 @@ int ibx_frontend_event_record(void *event, void *stream)
 
 /* An event in the legacy stream is over when all work is that blocking streams had before it, and
  * their later work comes after that. Without such work it says nothing. */
-int cudaEventRecord(void *event, void *stream)
+static int record(void *event, void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if ((uintptr_t)stream > 1 || !calls || ibx_frontend_knows(IBX_FRONTEND_ALL_RESTS, 0, NULL))
@@ -60,7 +60,15 @@ int cudaEventRecord(void *event, void *stream)
     return rc;
 }
 
-int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+int cudaEventRecord(void *event, void *stream)
+{
+    const int rc = record(event, stream);
+    if (!rc && ibx_frontend_capturing())
+        ibx_frontend_forks_recorded(event, stream);
+    return rc;
+}
+
+int ibx_frontend_stream_wait_event(void *stream, void *event, unsigned flags)
 {
     BODY(body);
     int rc;
@@ -70,6 +78,17 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
     return ibx_frontend_called("cudaStreamWaitEvent", &body, &rc)
                ? rc
                : CALL_NEXT(cudaStreamWaitEvent, stream, event, flags);
+}
+
+/* With a flag the wait is a node of its own, and no stream joins a capture by it. */
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    if (flags || !ibx_frontend_capturing())
+        return ibx_frontend_stream_wait_event(stream, event, flags);
+    const int rc = ibx_frontend_stream_wait_event(stream, ibx_frontend_forks_event(event), 0);
+    if (!rc)
+        ibx_frontend_forks_waited(stream, event);
+    return rc;
 }
 
 bool ibx_frontend_captured(const struct extension_request *e, void *stream, int *rc)

@@ -8,6 +8,7 @@
  *   streams.c        calls about streams and events
  *   own_streams.c    the streams of this process, and waits for them during captures
  *   captures.c       which streams are captured
+ *   forks.c          which streams have joined a capture, and how they stay in it as it is split
  *   host_functions.c host functions that streams and graphs call
  *   outstanding.c    the list of those that were not called yet (outstanding.h)
  *   repeated_functions.c  the numbers of those that graphs call
@@ -58,6 +59,8 @@ int ibx_frontend_stream_ask(void *stream);
 int ibx_frontend_event_ask(void *event);
 /* cudaEventRecord, for an event that the caller waits for itself, so that it leaves nothing. */
 int ibx_frontend_event_record(void *event, void *stream);
+/* cudaStreamWaitEvent, for such an event. */
+int ibx_frontend_stream_wait_event(void *stream, void *event, unsigned flags);
 
 /* A function to be called when cudaDeviceSynchronize has succeeded in a process with one device. It
  * returns what that returns then. */
@@ -235,6 +238,39 @@ bool ibx_frontend_legacy_refuses(void *stream, int *rc);
 /* Whether any thread captures its own stream; *rested: how many of these streams had no work
  * before. */
 bool ibx_frontend_threads_capture(unsigned *rested);
+
+/* -------------------------------------------------------------------------------------- forks.c */
+
+/* The calling thread's number, which no other thread of this process ever has. */
+uint64_t ibx_frontend_thread_number(void);
+
+/* A capture that this stream has begun, with the streams that have joined it. NULL, also where a
+ * function takes one: nothing is known about them. */
+struct ibx_forks;
+struct ibx_forks *ibx_frontend_forks_begin(const void *stream);
+void ibx_frontend_forks_end(struct ibx_forks *f);
+/* Before that where no call can be made, or a device was reset: an event of this library's is not
+ * used again. */
+void ibx_frontend_forks_lose_root(struct ibx_forks *f);
+/* The capture that the stream is in, as long as that does not end. */
+const struct ibx_forks *ibx_frontend_forks_of(const void *stream);
+bool ibx_frontend_forks_any(const struct ibx_forks *f);
+/* Before the capture is split: all its streams come before what the first one captures. An error:
+ * the capture is as before, and cannot be split. */
+int ibx_frontend_forks_split(struct ibx_forks *f);
+/* It has begun again: all its streams are in it. */
+int ibx_frontend_forks_go_on(struct ibx_forks *f);
+/* Before the capture ends: the streams that a split has forked join it, which the program may have
+ * done before. */
+int ibx_frontend_forks_join(struct ibx_forks *f);
+
+/* While this process captures: an event was recorded; a stream has waited for one; an event or a
+ * stream is no more. _event(): what a stream has to wait for in place of the event. */
+void ibx_frontend_forks_recorded(const void *event, const void *stream);
+void ibx_frontend_forks_waited(void *stream, const void *event);
+void *ibx_frontend_forks_event(void *event);
+void ibx_frontend_forks_event_gone(const void *event);
+void ibx_frontend_forks_stream_gone(const void *stream);
 
 /* -------------------------------------------------------------------------------- own_streams.c */
 

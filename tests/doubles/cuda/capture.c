@@ -16,9 +16,7 @@ static struct capture {
     uintptr_t work; /* how much was captured */
     size_t behind;  /* how many nodes the next one would come behind */
     uint64_t id;
-    /* Only of the runtime's: an event that was recorded in it, and a stream that waits for that. */
-    const void *event, *joined;
-    void *graph;
+    void *graph; /* only of the runtime's */
 } captures[CAPTURES];
 static struct capture of_runtime; /* graphs.c */
 static uint64_t ids;
@@ -94,14 +92,14 @@ int enter_context(const char *function)
 int capture_status(const void *stream)
 {
     const struct capture *capture = capture_of(stream);
-    if (!capture && is_of(&of_runtime, stream))
+    if (!capture && capture_has(stream))
         capture = &of_runtime;
     return capture ? 1 + capture->lost : 0;
 }
 
 int capture_spoilt(const void *stream)
 {
-    struct capture *capture = is_of(&of_runtime, stream) ? &of_runtime : capture_of(stream);
+    struct capture *capture = capture_has(stream) ? &of_runtime : capture_of(stream);
     if (!capture)
         return SUCCESS;
     const int code = capture->lost ? INVALIDATED : CAPTURE_UNSUPPORTED;
@@ -172,6 +170,7 @@ EXPORT void ibx_double_runtime_captures(void *stream, void *graph, int mode)
                                   .thread = pthread_self(),
                                   .graph = graph,
                                   .id = ++ids};
+    capture_streams_reset(stream);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -184,25 +183,39 @@ EXPORT bool ibx_double_runtime_lost(void)
     return lost;
 }
 
-void capture_records(const void *stream, const void *event)
+int capture_waits(const void *stream, const void *event)
 {
-    if (stream && stream == of_runtime.stream)
-        of_runtime.event = event;
+    bool lost = false;
+    if (of_runtime.lost && capture_has(stream))
+        return INVALIDATED;
+    const int code = capture_joins(stream, event, &lost);
+    of_runtime.lost = of_runtime.lost || lost;
+    return code;
 }
 
-void capture_joins(const void *stream, const void *event)
-{
-    if (of_runtime.event == event)
-        of_runtime.joined = stream;
-}
-
-/* Whether the stream has joined the capture of the runtime's double. */
+/* Whether the stream is in the capture of the runtime's double, and the other one has begun it. */
 EXPORT bool ibx_double_joined(const void *stream)
 {
     pthread_mutex_lock(&mutex);
-    const bool joined = stream && stream == of_runtime.joined;
+    const bool joined = capture_has(stream) && stream != of_runtime.stream;
     pthread_mutex_unlock(&mutex);
     return joined;
+}
+
+/* Something of the stream's was captured. */
+EXPORT void ibx_double_captured(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    capture_streams_work(stream);
+    pthread_mutex_unlock(&mutex);
+}
+
+EXPORT bool ibx_double_unjoined(void)
+{
+    pthread_mutex_lock(&mutex);
+    const bool unjoined = capture_is_unjoined();
+    pthread_mutex_unlock(&mutex);
+    return unjoined;
 }
 
 EXPORT void ibx_double_captures_behind(void *stream, size_t nodes)
@@ -221,8 +234,7 @@ EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
     int code = enter("cuStreamGetCaptureInfo");
     if (code)
         return code;
-    const struct capture *capture =
-        stream && stream == of_runtime.stream ? &of_runtime : capture_of(stream);
+    const struct capture *capture = capture_has(stream) ? &of_runtime : capture_of(stream);
     *status = capture ? 1 + capture->lost : 0;
     if (capture && !capture->lost && id)
         *id = capture->id;

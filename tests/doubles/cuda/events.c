@@ -149,6 +149,7 @@ EXPORT int cuEventDestroy_v2(void *handle)
     if (!*at)
         return leave(INVALID_HANDLE);
     *at = (*at)->next;
+    capture_forgets(handle);
     event_free(handle);
     return leave(SUCCESS);
 }
@@ -229,6 +230,8 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     struct stream *stream = stream_of(handle);
     if (!event)
         return leave(INVALID_HANDLE);
+    if (stream && (code = capture_waits(handle, event_handle)))
+        return leave(code);
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
@@ -241,7 +244,6 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
         marker->needs[event->stream->number] = event->job;
     }
     marker->idle = !is_legacy(stream) && is_done(event);
-    capture_joins(handle, event_handle);
     submit(stream, marker);
     return leave(SUCCESS);
 }

@@ -10,6 +10,7 @@
 #define INVALID_VALUE  1
 #define UNSUPPORTED    900
 #define INVALIDATED    901
+#define UNJOINED       904
 #define WRONG_THREAD   908
 #define MODE_RELAXED   2
 #define NON_BLOCKING   1u /* of a stream's flags */
@@ -98,11 +99,21 @@ void *const *capture_tell(void *last)
     return made;
 }
 
+/* Whether the stream has joined the capture, of which the driver's double knows. */
+static bool has_joined(const void *stream)
+{
+    bool (*joined)(const void *stream) = NULL;
+    *(void **)&joined = driver_function("ibx_double_joined");
+    return joined(stream);
+}
+
 static struct graph_node *captured(void *stream, int type)
 {
     struct graph_node *node = NULL;
+    void (*tell)(const void *stream) = NULL;
+    const bool joined = has_joined(stream);
     pthread_mutex_lock(&mutex);
-    if (stream && stream == capture.stream) {
+    if (capture.stream && (joined || stream == capture.stream)) {
         free(told_behind);
         told_behind = NULL;
         struct double_graph *graph = capture.graph;
@@ -110,6 +121,9 @@ static struct graph_node *captured(void *stream, int type)
         node = graph_add(graph, type, &last, last ? 1 : 0);
     }
     pthread_mutex_unlock(&mutex);
+    *(void **)&tell = driver_function("ibx_double_captured");
+    if (node)
+        tell(stream);
     return node;
 }
 
@@ -127,16 +141,19 @@ static void learn_lost(void)
 bool capture_is_lost(const void *stream)
 {
     learn_lost();
+    const bool joined = has_joined(stream);
     pthread_mutex_lock(&mutex);
-    const bool lost = stream && stream == capture.stream && capture.lost;
+    const bool lost = stream && (joined || stream == capture.stream) && capture.lost;
     pthread_mutex_unlock(&mutex);
     return lost;
 }
 
 struct double_graph *graph_captured(void *stream)
 {
+    const bool joined = has_joined(stream);
     pthread_mutex_lock(&mutex);
-    struct double_graph *graph = stream && stream == capture.stream ? capture.graph : NULL;
+    const bool in = joined || stream == capture.stream;
+    struct double_graph *graph = stream && capture.stream && in ? capture.graph : NULL;
     pthread_mutex_unlock(&mutex);
     return graph;
 }
@@ -257,7 +274,10 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 EXPORT int cudaStreamEndCapture(void *stream, void **graph)
 {
     int (*end)(void *stream, void **graph) = NULL;
+    bool (*unjoined)(void) = NULL;
     learn_lost();
+    *(void **)&unjoined = driver_function("ibx_double_unjoined");
+    const bool open = unjoined();
     pthread_mutex_lock(&mutex);
     if (stream != capture.stream)
         *(void **)&end = driver_function("cuStreamEndCapture");
@@ -266,17 +286,17 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
         return returns(end(stream, graph));
     }
     const bool may = capture.mode == MODE_RELAXED || pthread_equal(capture.thread, pthread_self());
-    const bool lost = capture.lost || !may;
-    if (lost)
+    const bool lost = capture.lost || !may, fails = lost || open;
+    if (fails)
         graph_discard(capture.graph);
-    *graph = stream == capture.stream && !lost ? capture.graph : NULL;
+    *graph = stream == capture.stream && !fails ? capture.graph : NULL;
     capture.stream = NULL;
     capture.lost = false;
     free(told_behind);
     told_behind = NULL;
     pthread_mutex_unlock(&mutex);
     tell_driver(NULL);
-    return returns(!may ? WRONG_THREAD : lost ? INVALIDATED : 0);
+    return returns(!may ? WRONG_THREAD : lost ? INVALIDATED : open ? UNJOINED : 0);
 }
 
 /* CUDA ends its capture. */
@@ -296,14 +316,12 @@ EXPORT void ibx_double_stream_destroyed(void *stream)
 
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)
 {
-    bool (*joined)(const void *stream) = NULL;
     int (*by_driver)(void *stream, int *status) = NULL;
-    *(void **)&joined = driver_function("ibx_double_joined");
     *(void **)&by_driver = driver_function("cuStreamIsCapturing");
-    const bool has_joined = joined(stream);
+    const bool joined = has_joined(stream);
     learn_lost();
     pthread_mutex_lock(&mutex);
-    const bool captured = stream && (stream == capture.stream || has_joined);
+    const bool captured = stream && (stream == capture.stream || joined);
     *status = captured ? 1 + capture.lost : 0;
     pthread_mutex_unlock(&mutex);
     return returns(captured || !stream ? 0 : by_driver(stream, status));
@@ -337,30 +355,13 @@ EXPORT int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 int captures_nothing(const void *stream)
 {
     learn_lost();
+    const bool joined = has_joined(stream);
     pthread_mutex_lock(&mutex);
-    const bool captured = stream && stream == capture.stream, lost = captured && capture.lost;
+    const bool captured = stream && (joined || stream == capture.stream);
+    const bool lost = captured && capture.lost;
     capture.lost = capture.lost || captured;
     pthread_mutex_unlock(&mutex);
     return lost ? INVALIDATED : captured ? UNSUPPORTED : 0;
-}
-
-EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
-                               void *stream)
-{
-    const struct ibx_cuda_memcpy3d copy = {.from = {(void *)(uintptr_t)from, n, n, 1},
-                                           .to = {to, n, n, 1},
-                                           .extent = {n, 1, 1},
-                                           .kind = 3};
-    void (*between)(bool begins) = NULL;
-    *(void **)&between = driver_function("ibx_double_between_devices");
-    (void)to_device, (void)from_device;
-    int rc = captures_nothing(stream);
-    if (rc)
-        return returns(rc);
-    between(true);
-    rc = graph_run_copy(&copy, stream);
-    between(false);
-    return returns(rc);
 }
 
 EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)

@@ -165,16 +165,31 @@ int capture_status(const void *stream);
  * returns that error; 0: the stream is not captured. */
 int capture_spoilt(const void *stream);
 
+/* A stream waits for an event: the error, if captures have one. */
+int capture_waits(const void *stream, const void *event);
+
 /* modules.c: whether it is a kernel that copies. */
 bool is_copy_kernel(const void *kernel);
 
 /* second_context.c: bytes of an element that the plugin's kernel copies; 0: it is another one. */
 size_t second_kernel_element(const void *kernel);
 
-/* An event is recorded in a stream, and a stream waits for one: that joins it to the capture of the
- * runtime's double. */
+/* capture_streams.c: the streams in the capture of the runtime's double. */
+
+/* It begins in the stream, or (NULL) has ended. */
+void capture_streams_reset(void *stream);
+/* Whether the stream is in it. */
+bool capture_has(const void *stream);
+/* Something was captured in the stream, which is in it. */
+void capture_streams_work(const void *stream);
+/* An event is recorded in a stream, and a stream waits for one: that joins it to the capture. It
+ * returns an error, and sets *lost if the capture is invalid then. */
 void capture_records(const void *stream, const void *event);
-void capture_joins(const void *stream, const void *event);
+int capture_joins(const void *stream, const void *event, bool *lost);
+/* The event has another meaning from now on, or none. */
+void capture_forgets(const void *event);
+/* Whether a stream has work, or has joined the capture, that the first one has not waited for. */
+bool capture_is_unjoined(void);
 /* Whether work for a stream is captured, or forbidden: then it is not run, and the call has to
  * return *code. */
 bool capture_takes(const void *stream, bool legacy, int *code);

@@ -17,11 +17,14 @@ static int of_threads_now; /* ... of streams of threads */
 static struct {
     int begin, end, destroy, mode; /* what GVirtuS's functions return; the calling thread's mode */
     bool captured;                 /* what CUDA says of any stream */
+    int split, go_on;              /* what the streams that have joined say */
+    const void *joins;             /* the stream that has joined */
     bool memory;                   /* whether a captured node allocates memory */
 } is;
 static struct {
-    unsigned asked, rests, stays, destroyed, parts, moved;
+    unsigned asked, rests, stays, destroyed, parts, begun, forked, joined, moved;
     const void *last_destroyed;
+    size_t behind; /* so many nodes the last part came */
 } was;
 static char made[16]; /* graphs: parts of captures */
 static char own[16];  /* ... and those that this library makes to name them */
@@ -31,6 +34,7 @@ static unsigned long long (*forbidding)(unsigned long long last, void **stream);
 static int next_begin(void *stream, int mode)
 {
     (void)stream, (void)mode;
+    was.begun++;
     return is.begin;
 }
 
@@ -201,10 +205,73 @@ int ibx_frontend_graph_move(void **node, void *graph, void *const *behind, size_
 int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
                                void *child)
 {
-    (void)graph, (void)behind, (void)count;
+    (void)graph, (void)behind;
+    was.behind = count;
     was.parts++;
     *node = child;
     return 0;
+}
+
+static void *dependency; /* of any node */
+
+int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
+{
+    (void)node, (void)edges;
+    nodes[0] = dependency;
+    *count = dependency != NULL;
+    return 0;
+}
+
+/* What has joined the only capture. */
+struct ibx_forks {
+    const void *stream;
+} forks;
+
+uint64_t ibx_frontend_thread_number(void)
+{
+    return (uint64_t)pthread_self();
+}
+struct ibx_forks *ibx_frontend_forks_begin(const void *stream)
+{
+    forks.stream = stream;
+    return &forks;
+}
+void ibx_frontend_forks_end(struct ibx_forks *f)
+{
+    (void)f;
+}
+void ibx_frontend_forks_lose_root(struct ibx_forks *f)
+{
+    (void)f;
+}
+const struct ibx_forks *ibx_frontend_forks_of(const void *stream)
+{
+    return stream == is.joins ? &forks : NULL;
+}
+bool ibx_frontend_forks_any(const struct ibx_forks *f)
+{
+    return f && is.joins;
+}
+int ibx_frontend_forks_split(struct ibx_forks *f)
+{
+    (void)f;
+    return is.split;
+}
+int ibx_frontend_forks_go_on(struct ibx_forks *f)
+{
+    (void)f;
+    was.forked++;
+    return is.go_on;
+}
+int ibx_frontend_forks_join(struct ibx_forks *f)
+{
+    (void)f;
+    was.joined++;
+    return 0;
+}
+void ibx_frontend_forks_stream_gone(const void *stream)
+{
+    (void)stream;
 }
 
 /* ------------------------------------------------------------ steps */
@@ -340,6 +407,64 @@ static void it_does_not_go_on(NO_STATE)
     ends_in(&stream, 0);
 }
 
+/* CUDA refuses to end a part, since a stream has joined of which nothing is known here; or the part
+ * cannot be added, or the streams that have joined cannot be forked again. Nothing that was to be
+ * captured may run: there is a capture again, which is invalid, as the program is told. */
+static void a_part_cannot_end(NO_STATE)
+{
+    void *graph = NULL;
+    for (unsigned i = 0; i < 2; i++) {
+        captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+        const unsigned asked = was.asked, begun = was.begun, forked = was.forked;
+        is.end = i ? 0 : 904;
+        is.go_on = i ? CUDA_UNKNOWN : 0;
+        assert_int_equal(asks(&graph), i ? CUDA_UNKNOWN : 904);
+        assert_int_equal(was.begun - begun, 1);
+        assert_int_equal(was.forked - forked, 1);
+        assert_int_equal(was.asked - asked, 1); /* which invalidates it */
+        assert_int_equal(captures_now, 1);
+        is.end = CUDA_CAPTURE_INVALIDATED;
+        assert_null(ends_in(&stream, CUDA_CAPTURE_INVALIDATED));
+    }
+}
+
+/* A stream that has joined belongs to another thread, for example. */
+static void it_cannot_be_split(NO_STATE)
+{
+    void *graph = NULL;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    is.split = CUDA_NOT_SUPPORTED;
+    is.end = CUDA_UNKNOWN; /* is not called */
+    assert_int_equal(asks(&graph), CUDA_NOT_SUPPORTED);
+    assert_int_equal(was.begun, 1);
+    is.end = 0;
+    assert_non_null(ends_in(&stream, 0));
+    assert_int_equal(was.joined, 1);
+    assert_int_equal(was.asked, 0);
+}
+
+/* The program sets the dependencies of one stream: what others capture stays behind the last part,
+ * unless the new node does. */
+static void dependencies_with_others(NO_STATE)
+{
+    static char node_of_program, other;
+    static const struct {
+        bool others, behind_part;
+        size_t count;
+    } cases[] = {{true, false, 2}, {true, true, 1}, {false, false, 1}};
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        void *node = &node_of_program;
+        captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+        is.joins = cases[i].others ? &other : NULL;
+        dependency = cases[i].behind_part ? &made[parts % sizeof(made)] : NULL;
+        void *in = cases[i].others ? (void *)&other : (void *)&stream;
+        assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(in, &node, NULL, 1, 1), 0);
+        ends_in(&stream, 0);
+        assert_int_equal(was.behind, cases[i].count);
+    }
+    is.joins = NULL;
+}
+
 /* The program never gets the graph of a capture that was invalidated: this library destroys what it
  * has made, and not what the program gave. */
 static void it_was_invalidated(NO_STATE)
@@ -466,6 +591,9 @@ int main(void)
         TEST(a_stream_is_destroyed),
         TEST(another_thread_asks_for_the_graph),
         TEST(it_does_not_go_on),
+        TEST(a_part_cannot_end),
+        TEST(it_cannot_be_split),
+        TEST(dependencies_with_others),
         TEST(it_was_invalidated),
         TEST(its_thread_has_ended),
         TEST(nobody_wants_the_graph),
