@@ -117,10 +117,11 @@ static void test_sizes(void **state)
         check_copies(sizes[i], places[i % 5], i % 2);
     for (size_t i = 0; i < 5; i++)
         check_copies(3 << 20, places[i], true);
-    /* GVirtuS ran no copy, and every part was in place. */
+    /* GVirtuS ran no copy, and every part was in place, but for the one asynchronous copy to the
+     * device whose bytes CUDA takes in the call: of 32 KiB and a byte. */
     struct ibx_copy_counts now = counts();
     assert_int_equal(seen().requests, 2);
-    assert_int_equal(now.in_place, now.all);
+    assert_int_equal(now.in_place, now.all - 1);
     assert_true(now.all > 4 * SIZES);
 }
 
