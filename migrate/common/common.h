@@ -8,6 +8,7 @@
  *   greeting.c    connections to the destination: their options, HELLO and ANSWER
  *   records.c     the journal's records of this VM
  *   vm.c          QEMU's state by its monitor (vm.h)
+ *   claim.c       claims a VM, while the watchdog of a killed tool may have it (vm.h)
  *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
  *   return_path.c  QEMU's migration, held open at the source (return_path.h)
  *   guard.c       what stops others from writing to the VM's memory there (guard.h)

@@ -33,7 +33,25 @@ bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, siz
  * QEMU: records of that tool may be in another folder, and it may use another monitor. `*fd` is -1
  * if that cannot be done. -EBUSY: one has begun. */
 int ibx_vm_claim(pid_t qemu, int *fd, struct ibx_error *err);
-/* The same, for who may not go on without: -EWOULDBLOCK if another tool has begun, or -errno. */
+/* The same, but waits for the watchdog of a tool that was just killed, which holds the claim until
+ * it ends. Whoever has QEMU's monitor keeps that watchdog waiting. */
+int ibx_vm_claim_when_free(pid_t qemu, int *fd, struct ibx_error *err);
+/* How a tool finds its VM, and lets go of it again. */
+struct ibx_vm_search {
+    /* Connects to QEMU's monitor, and finds guest RAM. */
+    int (*find)(void *context, pid_t *qemu, struct ibx_error *err);
+    void (*lose)(void *context); /* closes both */
+    void *context;
+    const char *qmp; /* the monitor's socket */
+};
+/* Finds the VM and claims it. Waits for the watchdog of a tool that was just killed, without QEMU's
+ * monitor, which that watchdog needs, and then finds the VM again. Fails if it is not found. The
+ * error of ibx_vm_claim() is in `*claimed`, whose code is 0 if it was claimed: the caller may have
+ * a better reason. */
+int ibx_vm_find_and_claim(const struct ibx_vm_search *search, int *claim, struct ibx_error *claimed,
+                          struct ibx_error *err);
+/* As ibx_vm_claim(), for who may not go on without: -EWOULDBLOCK if another tool has begun, or
+ * -errno. */
 int ibx_vm_lock(pid_t qemu, int *fd);
 /* Whether another tool has, or at a destination another process has locked guest RAM
  * (destination/receiver_lock.c); locks nothing, not even for a moment. -EBUSY as above and below.

@@ -43,7 +43,8 @@ struct freezing {
     json_t *before;   /* the VM's devices and disks when it was described */
     int ours, theirs; /* the ends of the stream; -1: closed */
     struct migration_signals signals;
-    int claim; /* of ibx_vm_claim(); -1: none */
+    const char *monitor; /* its socket */
+    int claim;           /* of ibx_vm_claim(); -1: none */
 };
 
 /* ------------------------------------------------------------ device state */
@@ -426,20 +427,40 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     return rc;
 }
 
+static int search(void *context, pid_t *qemu, struct ibx_error *err)
+{
+    struct freezing *f = context;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect_unless_busy(f->monitor, deadline, &f->qmp, err);
+    if (!rc)
+        rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
+    *qemu = f->ram.pid;
+    return rc;
+}
+
+static void let_go(void *context)
+{
+    struct freezing *f = context;
+    ibx_qmp_close(f->qmp);
+    f->qmp = NULL;
+    ibx_guest_ram_fini(&f->ram);
+}
+
 /* Signals end this tool while it only looks; then they are held back, so that none ends it while
  * the VM stands still. */
 static int prepare(struct freezing *f, const struct ibx_freeze_options *o, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect_unless_busy(o->qmp, deadline, &f->qmp, err);
-    if (!rc)
-        rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
-    if (!rc)
-        rc = ibx_vm_claim(f->ram.pid, &f->claim, err);
+    const struct ibx_vm_search how = {search, let_go, f, o->qmp};
+    struct ibx_error claimed;
+    f->monitor = o->qmp;
+    int rc = ibx_vm_find_and_claim(&how, &f->claim, &claimed, err);
+    if (!rc && claimed.code)
+        rc = ibx_error_set(err, claimed.code, "%s", claimed.message);
     if (!rc)
         rc = ibx_freeze_check(f->qmp, &f->ram, o->after, err);
     if (rc)
         return rc;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     f->undo.was_running = f->runs = ibx_vm_lives(f->ram.status);
     rc = describe(f, err);
     if (!rc)

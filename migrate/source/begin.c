@@ -78,42 +78,27 @@ static int check_uri(const struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_uri_options(&uri, &wishes, err);
 }
 
-/* The watchdog of a tool that was just killed holds the claim until it ends. -EBUSY: another tool
- * works on this VM. */
-static int claim_when_free(pid_t qemu, int *claim, struct ibx_error *err)
+static int search(void *context, pid_t *qemu, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
-    int rc;
-    while ((rc = ibx_vm_claim(qemu, claim, err)) == -EBUSY && ibx_now_ns() < deadline)
-        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    struct source *s = context;
+    const int rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
+    *qemu = s->vm.ram.pid;
     return rc;
 }
 
-/* That watchdog needs QEMU's monitor, which serves one client, and changes the VM and its record.
- * So this tool lets go of the monitor meanwhile, and then looks again. */
-static int find_vm_again(struct source *s, struct ibx_error *claimed, struct ibx_error *err)
+static void let_go(void *context)
 {
-    const pid_t qemu = s->vm.ram.pid;
+    struct source *s = context;
     ibx_source_vm_lose(&s->vm);
     ibx_guest_ram_fini(&s->vm.ram);
-    if (!claim_when_free(qemu, &s->vm.claim, claimed))
-        *claimed = (struct ibx_error){0}; /* of an earlier try */
-    int rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
-    return rc || s->vm.ram.pid == qemu
-               ? rc
-               : ibx_error_set(err, -ESRCH,
-                               "the QEMU of process %d has ended meanwhile, and %s is that of "
-                               "process %d: begin again",
-                               (int)qemu, s->options->qmp, (int)s->vm.ram.pid);
 }
 
 /* Finds the VM, and makes sure that no other tool works on it. */
 static int find_vm(struct source *s, struct ibx_error *err)
 {
-    struct ibx_error claimed = {0};
-    int rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
-    if (!rc && ibx_vm_claim(s->vm.ram.pid, &s->vm.claim, &claimed))
-        rc = find_vm_again(s, &claimed, err);
+    const struct ibx_vm_search how = {search, let_go, s, s->options->qmp};
+    struct ibx_error claimed;
+    int rc = ibx_vm_find_and_claim(&how, &s->vm.claim, &claimed, err);
     /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
         rc = ibx_migration_check_unfinished(s->options->folder, &s->vm.ram, true,
@@ -558,7 +543,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
         int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
         return rc ? rc : find_pages(s, err);
     }
-    int rc = claim_when_free(record->pid, &s->vm.claim, err); /* a copy of the record, too */
+    int rc = ibx_vm_claim_when_free(record->pid, &s->vm.claim, err); /* a copy of the record, too */
     if (!rc)
         rc = ibx_source_guard_take(s, err);
     if (rc == -EAGAIN) {

@@ -81,6 +81,23 @@ static void test_killed_while_it_copies(void)
     assert_true(vm_runs(&vms[0]));
 }
 
+/* The next freeze is there before the watchdog of the one that was killed has QEMU's monitor again,
+ * and lets go of it for the watchdog, which has the VM until it ends. */
+static void test_frozen_again_at_once(void)
+{
+    struct mover tool;
+    freezes(&tool, "freeze:saved", NULL);
+    const pid_t watchdog = mover_watchdog(&tool);
+    assert_int_equal(kill(watchdog, SIGSTOP), 0); /* so that it keeps the monitor */
+    mover_kill(&tool, SIGKILL);
+    mover_start(&tool,
+                (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, "--resume", NULL});
+    mover_await_asleep(&tool); /* it waits for the monitor */
+    assert_int_equal(kill(watchdog, SIGCONT), 0);
+    mover_ends(&tool, 0);
+    goes_on();
+}
+
 /* Where a tool has died together with its watchdog, nobody has put back what would have savevm
  * leave out the VM's RAM, and the next tool can only put back what it finds. */
 static void test_ram_is_left_out_already(void)
@@ -559,6 +576,7 @@ int main(void)
 {
     static const struct vm_test tests[] = {
         VM_TEST(test_killed_while_it_copies),
+        VM_TEST(test_frozen_again_at_once),
         VM_TEST(test_ram_is_left_out_already),
         VM_TEST(test_qemu_ends),
         VM_TEST(test_qemu_dumps_core),
