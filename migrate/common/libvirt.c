@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/libvirt.h"
-#include "migrate/common/vm.h"
 
 #include "common/log.h"
 #include "common/own_user.h"
@@ -362,6 +361,20 @@ static bool is_on(json_t *list, const char *name, bool *known)
     return false;
 }
 
+/* Whether QEMU has this capability on. */
+static int is_set(struct ibx_qmp *qmp, const char *name, bool *on, uint64_t deadline_ns,
+                  struct ibx_error *err)
+{
+    json_t *list;
+    bool known;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    *on = is_on(list, name, &known);
+    json_decref(list);
+    return 0;
+}
+
 int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err)
 {
@@ -387,30 +400,15 @@ int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_
     return 0;
 }
 
-bool ibx_libvirt_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+int ibx_libvirt_is_without_ram(struct ibx_qmp *qmp, bool *without, uint64_t deadline_ns,
+                               struct ibx_error *err)
 {
-    json_t *list = NULL;
-    bool known;
-    struct ibx_vm_progress now;
-    if (ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, NULL))
-        return false;
-    const bool any = is_on(list, IGNORE_SHARED, &known) &&
-                     !ibx_vm_migration(qmp, &now, deadline_ns, NULL) &&
-                     !ibx_vm_migration_ended(now.status);
-    json_decref(list);
-    return any && !ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
+    return is_set(qmp, IGNORE_SHARED, without, deadline_ns, err);
 }
 
 int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns, struct ibx_error *err)
 {
-    json_t *list;
-    bool known;
-    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    *waits = is_on(list, PAUSE, &known);
-    json_decref(list);
-    return 0;
+    return is_set(qmp, PAUSE, waits, deadline_ns, err);
 }
 
 int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)

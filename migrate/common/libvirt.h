@@ -66,9 +66,9 @@ int ibx_libvirt_connect(const char *path, pid_t qemu, int *stream, struct ibx_er
  * sets all others. -EOPNOTSUPP: QEMU lacks it. */
 int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err);
-/* Ends a migration that QEMU runs with x-ignore-shared: what it goes to, a host or a file, has no
- * RAM. Only where the stream is not one of these tools'. False: there is none. */
-bool ibx_libvirt_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns);
+/* Whether QEMU has x-ignore-shared on: what it migrates or saves has no RAM. */
+int ibx_libvirt_is_without_ram(struct ibx_qmp *qmp, bool *without, uint64_t deadline_ns,
+                               struct ibx_error *err);
 /* Whether libvirt has begun to migrate the VM away: it has set what it always sets for that. */
 int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns,
                       struct ibx_error *err);

@@ -163,6 +163,17 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
     return rc;
 }
 
+/* Ends a migration that QEMU runs with x-ignore-shared: what it goes to, a host or a file, has no
+ * RAM. Only where the stream is not one of these tools'. False: there is none. */
+static bool end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    bool without;
+    struct ibx_vm_progress now;
+    return !ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) && without &&
+           !ibx_vm_migration(qmp, &now, deadline_ns, NULL) && !ibx_vm_migration_ended(now.status) &&
+           !ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
+}
+
 /* Another client's migration may be under way, which must not be ended here: the VM would run here,
  * while it may run at the other end of that migration. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err)
@@ -178,7 +189,7 @@ int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, st
     json_t *saves = rc == -EREMOTEIO ? ibx_settings_save_ram(before) : NULL;
     const bool ours = saves;
     json_decref(saves);
-    if (!ours || !ibx_libvirt_end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
+    if (!ours || !end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
         return ibx_vm_not_begun(rc, err);
     return ibx_error_set(err, rc,
                          "another client of QEMU (libvirt, for example) began to migrate or save "
@@ -433,7 +444,7 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     while ((rc = ibx_settings_restore(qmp, before, deadline_ns, &why)) == -EREMOTEIO &&
            ibx_now_ns() < enough && ibx_now_ns() < deadline_ns) {
         if (libvirt) /* it may be saving the VM by now, which would be lost */
-            ibx_libvirt_end_without_ram(qmp, deadline_ns);
+            end_without_ram(qmp, deadline_ns);
         usleep(LOOK_MS * 1000);
     }
     if (rc != -EREMOTEIO)
