@@ -14,6 +14,7 @@
 #define STATE_LOOK_MS    2 /* between two looks how much of its state QEMU has written */
 #define COMPARED_LOOK_MS 1 /* between two looks whether pages of a borrowed VM were compared */
 #define STATE_MOST_MS    2 /* so long the page map waits for the state, where it is less urgent */
+#define SIGN_MIN_MS      (MIGRATION_QMP_MS + 10000) /* so long a link that stands may be silent */
 
 /* ---------------------------------------------------------------- states */
 
@@ -152,12 +153,14 @@ static void check_silence(struct source *s)
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
 
-/* A destination that runs the VM sends PROGRESS all the time. If nothing comes over a link that
- * stands, it is stopped, or something between the hosts swallows everything. Another link does no
- * harm in the first case, and helps in the second. */
+/* A destination that runs the VM sends PROGRESS all the time, unless it waits for QEMU's monitor.
+ * If nothing comes over a link that stands for longer, it is stopped, or something between the
+ * hosts swallows everything. Another link helps in the second case; in the first, the tool there
+ * has to connect all its links anew when it continues. */
 static int check_sign_of_life(struct source *s, struct ibx_error *err)
 {
-    const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
+    const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
+    const uint64_t limit_ms = stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
     if (s->state.now != SOURCE_SERVING || !source_linked(&s->link) ||
         s->status.silent_ns < limit_ms * IBX_NS_PER_MS)
         return 0;

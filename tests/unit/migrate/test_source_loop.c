@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The loop of a source: which failures reach those who handle them, and what is noted when the VM
  * has stopped. */
+#include "migrate/common/common.h"
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
 
@@ -403,6 +404,25 @@ static void test_which_pages_go_ahead_of_the_map(NO_STATE)
     assert_true(s.home.early);
 }
 
+/* The destination's main thread may wait for QEMU's monitor: that is no broken link, however short
+ * the transport's timeout is. */
+static void test_how_long_a_destination_may_be_silent(NO_STATE)
+{
+    static const unsigned timeouts_ms[] = {1000, 4000, 10000};
+    const uint64_t least_ms = MIGRATION_QMP_MS + 10000;
+    for (unsigned i = 0; i < COUNT(timeouts_ms); i++) {
+        const uint64_t times_ms = 5ull * timeouts_ms[i];
+        const uint64_t limit_ms = times_ms > least_ms ? times_ms : least_ms;
+        for (unsigned late = 0; late < 2; late++) {
+            begin(SOURCE_SERVING, PEER_LOADED);
+            s.transport.timeout_ms = timeouts_ms[i];
+            s.status.silent_ns = (limit_ms - !late) * IBX_NS_PER_MS;
+            ibx_source_run(&s, &error);
+            assert_int_equal(was.trouble, late ? -ETIMEDOUT : 0);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -411,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_what_is_done_before_qemu_migrates),
         cmocka_unit_test(test_what_is_noted_at_the_stop),
         cmocka_unit_test(test_which_pages_go_ahead_of_the_map),
+        cmocka_unit_test(test_how_long_a_destination_may_be_silent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
