@@ -402,6 +402,11 @@ uint64_t ibx_qmp_mark(const struct ibx_qmp *qmp)
     return qmp->answered;
 }
 
+uint64_t ibx_qmp_mark_next(const struct ibx_qmp *qmp)
+{
+    return qmp->asked + 1;
+}
+
 bool ibx_qmp_stood_in(const struct ibx_qmp *qmp, uint64_t since)
 {
     return qmp->stood_in >= since && qmp->stood_in;

@@ -65,17 +65,27 @@ int ibx_source_libvirt_set(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* What QEMU migrates then has RAM in it, and is no state that the destination could load. */
+void ibx_source_libvirt_written(struct source *s)
+{
+    if (source_managed(&s->vm) && s->vm.qmp)
+        s->written_mark = ibx_qmp_mark_next(s->vm.qmp);
+}
+
+/* If the watchdog has put x-ignore-shared back, what QEMU migrates then has RAM in it, and is no
+ * state that the destination could load. While QEMU migrates, it refuses that. So once it has
+ * written its state, and answered a question after that, its migration has begun without RAM, and
+ * it no longer matters: a watchdog may find a tool late that only waits for the destination. */
 static int check_set(const struct source *s, struct ibx_error *err)
 {
     if (!s->set_mark || source_committed(s) || !s->vm.qmp ||
-        !ibx_qmp_stood_in(s->vm.qmp, s->set_mark))
+        !ibx_qmp_stood_in(s->vm.qmp, s->set_mark) ||
+        (s->written_mark && ibx_qmp_stood_in(s->vm.qmp, s->written_mark)))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "this ib-migrate stood still (SIGSTOP, a debugger, a frozen control "
-                         "group) when libvirt was about to migrate the VM, and so that a VM that "
-                         "is saved meanwhile keeps its memory, QEMU was set to migrate that, too: "
-                         "begin again");
+                         "group, a busy host) amid libvirt's migration of the VM, and so that a VM "
+                         "that is saved meanwhile keeps its memory, QEMU was set to migrate that, "
+                         "too: begin again");
 }
 
 int ibx_source_libvirt_let(struct source *s, struct ibx_error *err)

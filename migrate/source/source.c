@@ -364,6 +364,7 @@ static int step_exposing(struct source *s, struct ibx_error *err)
  * which cannot load before COMMIT. */
 static int end_stream(struct source *s, struct ibx_error *err)
 {
+    ibx_source_libvirt_written(s);
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);

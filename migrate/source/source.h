@@ -170,9 +170,10 @@ struct source {
     uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
     uint64_t decided_epoch; /* managed: of the link over which DECIDED was sent */
     uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
-    uint64_t set_mark;   /* managed: ibx_qmp_mark() before x-ignore-shared was set; 0: it is not */
-    bool without_ram;    /* managed: QEMU has completed another migration with x-ignore-shared */
-    uint64_t gate_by_ns; /* managed: until when it is awaited at the gate */
+    uint64_t set_mark; /* managed: ibx_qmp_mark() before x-ignore-shared was set; 0: it is not */
+    uint64_t written_mark; /* managed: ibx_qmp_mark_next() when QEMU had written its state, or 0 */
+    bool without_ram;      /* managed: QEMU has completed another migration with x-ignore-shared */
+    uint64_t gate_by_ns;   /* managed: until when it is awaited at the gate */
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
@@ -363,6 +364,8 @@ int ibx_source_libvirt_let(struct source *s, struct ibx_error *err);
 /* Takes QEMU's connection, if libvirt has started QEMU's migration: then the stream is OPEN. 0 also
  * if it has not come so far. */
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
+/* QEMU has written its whole state: before any question about the stopped VM. */
+void ibx_source_libvirt_written(struct source *s);
 /* Before other uses of this event. An error if it is a stop of the VM that is not that of libvirt's
  * migration. */
 int ibx_source_libvirt_stopped(struct source *s, json_t *event, struct ibx_error *err);
