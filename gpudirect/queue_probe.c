@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdlib.h>
 
-#define CONTEXTS      16u
 #define OUT_OF_MEMORY 2 /* CUresult */
 #define ROW           4u
 #define ROWS          2u
@@ -13,10 +13,13 @@ static int (*allocate)(uint64_t *address, size_t n);
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 
 /* The memory stays until its context is gone: to free it would wait for all work there. */
-static struct target {
-    const void *context; /* NULL: free */
-    uint64_t memory;     /* 0: a thread allocates it now, or none could be had */
-} targets[CONTEXTS];
+struct target {
+    struct target *next;
+    const void *context;
+    uint64_t memory;
+};
+static struct target *targets;
+static unsigned forgotten; /* how often contexts were */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void look(void)
@@ -24,45 +27,61 @@ static void look(void)
     *(void **)&allocate = ibx_cuda_symbol("cuMemAlloc_v2");
 }
 
-/* The entry of a context, or a free one for NULL; NULL: there is none. The caller holds the lock.
- */
-static struct target *entry_of(const void *context)
-{
-    struct target *t = targets, *const end = targets + CONTEXTS;
-    while (t < end && t->context != context)
-        t++;
-    return t < end ? t : NULL;
-}
-
-/* Gives the context an entry. False: it has one, or there is no room. */
-static bool claim(const void *context, uint64_t *memory)
+/* The memory of a context; 0: there is none yet. */
+static uint64_t find(const void *context, unsigned *then_forgotten)
 {
     pthread_mutex_lock(&lock);
-    const struct target *t = entry_of(context);
-    struct target *claimed = t ? NULL : entry_of(NULL);
-    *memory = t ? t->memory : 0;
-    if (claimed)
-        *claimed = (struct target){context, 0};
+    const struct target *t = targets;
+    while (t && t->context != context)
+        t = t->next;
+    const uint64_t memory = t ? t->memory : 0;
+    *then_forgotten = forgotten;
     pthread_mutex_unlock(&lock);
-    return claimed;
+    return memory;
+}
+
+/* Notes the memory, unless a context was forgotten since the look that found none: it may have
+ * been this one. The target is the list's then, or freed. */
+static void note(struct target *t, unsigned then_forgotten)
+{
+    pthread_mutex_lock(&lock);
+    if (forgotten == then_forgotten) {
+        t->next = targets;
+        targets = t;
+        t = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(t);
+}
+
+/* Allocates memory in the current context, which is `context`, and notes it. False: there is none
+ * now; the next probe tries again. */
+static bool make(const void *context, unsigned then_forgotten)
+{
+    struct target *t = malloc(sizeof(*t));
+    if (!t)
+        return false;
+    *t = (struct target){.context = context};
+    if (allocate(&t->memory, ROWS * ROW)) {
+        free(t);
+        return false;
+    }
+    note(t, then_forgotten);
+    return true;
 }
 
 /* The memory of the current context, which is `context`; 0: there is none. The driver is called
- * without the lock, since it may take long. */
+ * without the lock, since it may take long. So two threads may allocate at once: each has its
+ * probe, and what one of them has allocated stays unused. */
 static uint64_t target_of(const void *context)
 {
     uint64_t memory;
+    unsigned then_forgotten;
     pthread_once(&looked, look);
-    if (!allocate || !claim(context, &memory))
-        return allocate ? memory : 0;
-    if (allocate(&memory, ROWS * ROW))
-        memory = 0;
-    pthread_mutex_lock(&lock);
-    struct target *t = entry_of(context);
-    if (t)
-        t->memory = memory;
-    pthread_mutex_unlock(&lock);
-    return t ? memory : 0;
+    while (!(memory = find(context, &then_forgotten)) && allocate)
+        if (!make(context, then_forgotten))
+            break;
+    return memory;
 }
 
 int ibx_queue_probe(const struct ibx_cuda *cuda, const void *context, void *stream,
@@ -87,9 +106,15 @@ int ibx_queue_probe(const struct ibx_cuda *cuda, const void *context, void *stre
 void ibx_queue_probe_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < CONTEXTS; i++) {
-        if (!context || targets[i].context == context)
-            targets[i].context = NULL;
+    forgotten++;
+    for (struct target **at = &targets; *at;) {
+        struct target *t = *at;
+        if (context && t->context != context) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        free(t);
     }
     pthread_mutex_unlock(&lock);
 }

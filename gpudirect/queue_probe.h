@@ -18,7 +18,7 @@ enum ibx_queue_kind { IBX_QUEUE_OF_KERNELS, IBX_QUEUE_OF_COPIES };
 
 /* Has the stream of the current context, which is `context`, make a copy that takes a queue of this
  * kind. It reads `pinned`, which has to stay pinned, and may be changed. 0; a CUresult, also if
- * there is no memory of the device. */
+ * no memory of the device is to be had: the next probe asks again. */
 int ibx_queue_probe(const struct ibx_cuda *cuda, const void *context, void *stream,
                     const void *pinned, enum ibx_queue_kind kind);
 /* The context was destroyed, with this memory. To be called once, before others use the context
