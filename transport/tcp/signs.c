@@ -10,7 +10,9 @@
  * A server that waits for its client polls, and answers what arrives. It sends no signs then: they
  * would hide that what the client sends is swallowed.
  *
- * The thread of signs only sends, and only on a lane on which nothing else waits to be sent.
+ * The thread of signs only sends. What waits on lane 0, since the socket had no room for it, is
+ * before a sign, and nobody else sends it while the connection's own thread is away. So the thread
+ * of signs does, as far as there is room: any byte shows the client that its server lives.
  */
 #include "transport/tcp/tcp.h"
 
@@ -38,15 +40,24 @@ void ibx_tcp_wait_to_enter(struct tcp *tcp)
         sched_yield();
 }
 
-static void sign(struct tcp *tcp)
+/* Sends what waits. False: something still does. The end of a post that was answered would be
+ * reported from here, and only the connection's own thread reports. */
+static bool push_what_waits(struct tcp *tcp)
 {
     struct tcp_lane *first = &tcp->lanes[0];
+    if (ibx_tcp_lane_has_output(first) && !ibx_tcp_posts_have_answered(tcp))
+        ibx_tcp_lane_push(first);
+    return !tcp->status && !ibx_tcp_lane_has_output(first);
+}
+
+static void sign(struct tcp *tcp)
+{
     const bool away = !tcp->sleeps && tcp->turns == tcp->turns_seen;
     tcp->turns_seen = tcp->turns;
-    if (!away || tcp->state.now != TCP_LIVE || tcp->status || ibx_tcp_lane_has_output(first))
+    if (!away || tcp->state.now != TCP_LIVE || tcp->status || !push_what_waits(tcp))
         return;
-    ibx_tcp_sign_send(first);
-    ibx_tcp_lane_push(first);
+    ibx_tcp_sign_send(&tcp->lanes[0]);
+    ibx_tcp_lane_push(&tcp->lanes[0]);
 }
 
 /* Whether there are any connections. */

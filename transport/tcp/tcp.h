@@ -499,6 +499,8 @@ void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item);
 /* The kernel has let go of one zero-copy send of this post. */
 void ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post);
 int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk);
+/* Whether a READ or WRITE of this side was answered that has not been sent whole yet. */
+bool ibx_tcp_posts_have_answered(const struct tcp *tcp);
 /* Reports all READs and WRITEs of this side as failed. */
 void ibx_tcp_posts_flush(struct tcp *tcp, int status);
 /* No byte of `mr` is touched for the peer any more. */

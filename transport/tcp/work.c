@@ -384,6 +384,14 @@ void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item)
     }
 }
 
+bool ibx_tcp_posts_have_answered(const struct tcp *tcp)
+{
+    unsigned i = 0;
+    while (i < tcp->mine.depth && tcp->posts[i].state.now != TCP_POST_ANSWERED)
+        i++;
+    return i < tcp->mine.depth;
+}
+
 void ibx_tcp_posts_flush(struct tcp *tcp, int status)
 {
     for (unsigned i = 0; i < tcp->mine.depth; i++) {

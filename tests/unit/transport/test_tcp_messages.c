@@ -3,6 +3,8 @@
  * sends while the socket is full. Argument "tls": encrypted. */
 #include "tests/fixtures/tcp_end.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -177,6 +179,37 @@ static void test_order_if_there_is_room_again(void **state)
     ends_close(&server, &client);
 }
 
+/* The server's thread is away, in a long handler, while bytes wait that the socket has not taken:
+ * the thread of signs sends them, in their order, and a sign behind them. */
+static void test_what_waits_while_the_thread_is_away(void **state)
+{
+    (void)state;
+    const int much = 1 << 20;
+    uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    static uint8_t bytes[LONG];
+    open_with_full_socket();
+    assert_true(client.tcp->places);
+    client.tcp->expects_signs = true;
+    memset(bytes, 'a', sizeof(bytes));
+    assert_int_equal(end_send(&server, bytes, LONG, 0), 0);
+    assert_int_equal(end_send(&server, "b", 1, IBX_SIGNALED), 0);
+    assert_true(ibx_tcp_lane_has_output(&server.tcp->lanes[0]));
+    assert_int_equal(
+        setsockopt(server.handshake_socket, SOL_SOCKET, SO_SNDBUF, &much, sizeof(much)), 0);
+    ibx_tcp_signs_begin(server.tcp);
+    while ((client.count < 2 || !client.tcp->checks) && ibx_now_ns() < deadline)
+        end_turn(&client);
+    assert_int_equal(client.count, 2);
+    assert_true(client.tcp->checks);
+    assert_int_equal(client.notes[0].length, LONG);
+    assert_memory_equal(client.notes[0].data, bytes, LONG);
+    assert_int_equal(client.notes[1].length, 1);
+    assert_int_equal(server.count, 0); /* its own thread reports what was sent */
+    assert_true(end_await(&server, NULL, 1));
+    assert_int_equal(server.notes[0].kind, NOTE_SEND);
+    ends_close(&server, &client);
+}
+
 /* Room is given back once more while the frame that does so waits for the socket. */
 static void test_room_that_is_told_while_the_socket_is_full(void **state)
 {
@@ -247,6 +280,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_long_gather_lists),
         cmocka_unit_test(test_copies_of_messages_that_wait),
         cmocka_unit_test(test_order_if_there_is_room_again),
+        cmocka_unit_test(test_what_waits_while_the_thread_is_away),
         cmocka_unit_test(test_room_that_is_told_while_the_socket_is_full),
         cmocka_unit_test(test_lent_memory),
     };
