@@ -13,6 +13,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#define INVALID_CONTEXT 201 /* CUresult: so is a context that is destroyed */
+
 struct abandoned {
     struct abandoned *next;
     void *context; /* of the events */
@@ -23,27 +25,43 @@ struct abandoned {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct abandoned *) first; /* changed under the lock */
 
-/* Without memory to note it, the chunk is nobody's any more. */
+/* Without memory to note it, the chunk is nobody's any more. The caller holds the lock. */
 static void abandon(void *context, struct ibx_quota *quota, const struct ibx_overdue_copy *copy)
 {
     struct abandoned *l = malloc(sizeof(*l));
     if (!l)
         return;
-    *l = (struct abandoned){.context = context, .quota = quota, .copy = *copy};
-    pthread_mutex_lock(&lock);
-    l->next = atomic_load(&first);
+    *l = (struct abandoned){
+        .next = atomic_load(&first), .context = context, .quota = quota, .copy = *copy};
     atomic_store(&first, l);
-    pthread_mutex_unlock(&lock);
 }
 
-void ibx_abandoned_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota)
+static bool is_destroyed(const struct ibx_cuda *cuda, void *context)
 {
-    ibx_log(IBX_LOG_WARN,
-            "a session has ended, and the GPU has not begun %u copies of it yet: chunks of "
-            "page-locked memory stay with them until it has made them",
-            overdue->count);
-    for (unsigned i = 0; i < overdue->count; i++)
+    void *popped;
+    const int rc = cuda->ctx_push_current(context);
+    if (!rc)
+        cuda->ctx_pop_current(&popped);
+    return rc == IBX_STAGING_GONE || rc == INVALID_CONTEXT;
+}
+
+/* A context that is destroyed already was forgotten perhaps, and is not another time. One that is
+ * destroyed later is forgotten after this, since that needs the lock. */
+void ibx_abandoned_chunks_add(const struct ibx_cuda *cuda, struct ibx_overdue *overdue,
+                              struct ibx_quota *quota)
+{
+    pthread_mutex_lock(&lock);
+    const bool destroyed = is_destroyed(cuda, overdue->context);
+    for (unsigned i = 0; i < overdue->count && !destroyed; i++)
         abandon(overdue->context, quota, &overdue->copies[i]);
+    pthread_mutex_unlock(&lock);
+    for (unsigned i = 0; i < overdue->count && destroyed; i++)
+        ibx_pinned_give(quota, overdue->copies[i].chunk);
+    if (!destroyed)
+        ibx_log(IBX_LOG_WARN,
+                "a session has ended, and the GPU has not begun %u copies of it yet: chunks of "
+                "page-locked memory stay with them until it has made them",
+                overdue->count);
     overdue->count = 0;
 }
 

@@ -276,5 +276,5 @@ void ibx_staging_overdue_end(struct ibx_staging *st)
         st->cuda->ctx_pop_current(&popped);
     }
     if (st->overdue.count)
-        ibx_abandoned_chunks_add(&st->overdue, st->quota);
+        ibx_abandoned_chunks_add(st->cuda, &st->overdue, st->quota);
 }

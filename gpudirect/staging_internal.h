@@ -150,8 +150,10 @@ void ibx_staging_overdue_end(struct ibx_staging *staging);
 /* Whether the GPU has made the copy, or never makes it. */
 bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy);
 
-/* abandoned_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. */
-void ibx_abandoned_chunks_add(struct ibx_overdue *overdue, struct ibx_quota *quota);
+/* abandoned_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. If their
+ * context is destroyed, nothing is copied any more, and the chunks go back at once. */
+void ibx_abandoned_chunks_add(const struct ibx_cuda *cuda, struct ibx_overdue *overdue,
+                              struct ibx_quota *quota);
 /* Takes chunks back from copies in the current context that were made since. */
 void ibx_abandoned_chunks_take_back(const struct ibx_cuda *cuda);
 

@@ -294,6 +294,55 @@ static void test_ends_before_it_is_made(void **state)
     }
 }
 
+#define IS_DESTROYED    709
+#define INVALID_CONTEXT 201
+#define UNKNOWN         999
+
+static const struct ibx_cuda *driver;
+static int pushed_rc;        /* of ctx_push_current, ... */
+static unsigned pushes_well; /* ... after so many calls that enter the context */
+
+static int push(void *context)
+{
+    if (pushed_rc && !pushes_well)
+        return pushed_rc;
+    pushes_well -= pushed_rc != 0;
+    return driver->ctx_push_current(context);
+}
+
+/* Sessions were told that the context is gone before the end of this one leaves its chunks to the
+ * GPU. That has nothing to make there, unless the error says something else. */
+static void test_ends_behind_its_context(void **state)
+{
+    static const int errors[] = {IS_DESTROYED, INVALID_CONTEXT, UNKNOWN};
+    static struct ibx_cuda table;
+    (void)state;
+    driver = cuda;
+    table = *cuda;
+    table.ctx_push_current = push;
+    cuda = &table;
+    for (unsigned way = 0; way < 4; way++) {
+        void *context;
+        open_scene(0);
+        assert_int_equal(cuda->ctx_get_current(&context), 0);
+        app->hold_stream(stream);
+        assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+        const unsigned kept = ibx_pinned_taken();
+        ibx_staging_forget_for_all(context);
+        pushes_well = way == 3; /* it goes while the end waits */
+        pushed_rc = errors[way % 3];
+        ibx_staging_destroy(staging);
+        pushed_rc = 0;
+        assert_int_equal(ibx_pinned_taken(), way == 2 ? kept : 0);
+        assert_int_equal(ibx_quota_used(&quota), way == 2 ? kept : 0);
+        app->release_stream(stream);
+        app->primary_reset(0);
+        ibx_staging_forget_for_all(context);
+        assert_int_equal(ibx_pinned_taken(), 0);
+    }
+    cuda = driver;
+}
+
 /* A reset ends the work that had the chunks, and not the second context. */
 static void test_reset_while_overdue(void **state)
 {
@@ -385,6 +434,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_later_pieces),
         cmocka_unit_test(test_ends_while_overdue),
         cmocka_unit_test(test_ends_before_it_is_made),
+        cmocka_unit_test(test_ends_behind_its_context),
         cmocka_unit_test(test_reset_while_overdue),
         cmocka_unit_test(test_no_second_context),
         cmocka_unit_test(test_failed_context), /* the last one on this device */
