@@ -91,11 +91,12 @@ static const struct ibx_state second_states[] = {
 };
 static const struct ibx_state_table second_table = IBX_STATE_TABLE("second context", second_states);
 
+/* Each has its lock, which is held while a copy waits for the GPU: the device may not get on. */
 static struct second {
+    pthread_mutex_t lock;
     _Atomic unsigned state; /* enum second_state; moved under the lock */
     void *context, *stream, *for_words, *for_bytes;
 } seconds[DEVICES];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The one place that changes the state. The caller holds the lock. */
 static void move(struct second *s, enum second_state to)
@@ -106,6 +107,8 @@ static void move(struct second *s, enum second_state to)
 
 static void look(void)
 {
+    for (unsigned i = 0; i < DEVICES; i++)
+        pthread_mutex_init(&seconds[i].lock, NULL);
     *(void **)&driver.ctx_create = ibx_cuda_symbol("cuCtxCreate_v2");
     *(void **)&driver.ctx_set_limit = ibx_cuda_symbol("cuCtxSetLimit");
     *(void **)&driver.stream_create = ibx_cuda_symbol("cuStreamCreate");
@@ -116,7 +119,6 @@ static void look(void)
 
 static bool is_complete(void)
 {
-    pthread_once(&looked, look);
     return driver.ctx_create && driver.ctx_set_limit && driver.stream_create &&
            driver.module_load_data && driver.module_get_function && driver.launch;
 }
@@ -124,6 +126,7 @@ static bool is_complete(void)
 /* That of the current context's device, and the number of this; NULL: there is none. */
 static struct second *second_of(const struct ibx_cuda *cuda, int *device)
 {
+    pthread_once(&looked, look);
     return !cuda->ctx_get_device(device) && *device >= 0 && *device < DEVICES ? &seconds[*device]
                                                                               : NULL;
 }
@@ -186,13 +189,13 @@ bool ibx_second_context_make(const struct ibx_cuda *cuda)
     struct second *s = second_of(cuda, &device);
     if (!s)
         return false;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&s->lock);
     if (atomic_load(&s->state) == SECOND_NONE) {
         const int rc = make(cuda, s, device);
         move(s, rc ? SECOND_REFUSED : SECOND_READY);
         tell(cuda, device, rc);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&s->lock);
     return atomic_load(&s->state) == SECOND_READY;
 }
 
@@ -223,7 +226,7 @@ int ibx_second_context_copy(const struct ibx_cuda *cuda, uint64_t to, uint64_t f
     struct second *s = second_of(cuda, &device);
     if (!s)
         return rc;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&s->lock);
     if (atomic_load(&s->state) == SECOND_READY && !(rc = cuda->ctx_push_current(s->context))) {
         rc = launch(s, to, from, n);
         rc = rc ? rc : cuda->stream_synchronize(s->stream);
@@ -231,6 +234,6 @@ int ibx_second_context_copy(const struct ibx_cuda *cuda, uint64_t to, uint64_t f
     }
     if (rc && atomic_load(&s->state) == SECOND_READY)
         fail(cuda, s, device, rc);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&s->lock);
     return rc;
 }
