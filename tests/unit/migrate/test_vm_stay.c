@@ -127,8 +127,9 @@ static void test_has_a_migration_without_its_ram(NO_STATE)
         {"query-migrate-capabilities",
          "{\"return\": [{\"capability\": \"x-ignore-shared\", \"state\": true}], \"id\": 4}\r\n",
          0},
-        {"migrate_cancel", READY(5), 0},
-        {"\"x-ignore-shared\"", READY(6), 0},
+        {"query-migrate", STATUS("active", 5), 0},
+        {"migrate_cancel", READY(6), 0},
+        {"\"x-ignore-shared\"", READY(7), 0},
         {0}};
     attached(steps);
     assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
