@@ -33,6 +33,7 @@
 #define MOST_MS   2000u /* ... but no more than this */
 #define PAUSED_MS 1000u /* a process that is so late has not polled, and begins to wait */
 #define LOST_MS   2000u /* for which bytes are missing at least, before they are lost */
+#define TRICKLE   (2 * IBX_TCP_FRAME_BYTES) /* a lane */
 
 static bool is_amid_a_frame(const struct tcp_lane *lane)
 {
@@ -110,17 +111,30 @@ static void check_silence(struct tcp *tcp, uint64_t all, uint64_t now)
         limit_ms / 1000);
 }
 
+/* Whether more of the peer has come since it was noted. Where a part of a frame has been lost, the
+ * peer's CHECKs are taken for the rest of it, and tell nothing: that is a trickle. */
+static bool hears(struct tcp *tcp, uint64_t frames, uint64_t parts)
+{
+    const bool more =
+        frames != tcp->heard || parts - tcp->heard_parts > TRICKLE * (tcp->lane_count + 1);
+    if (more) {
+        tcp->heard = frames;
+        tcp->heard_parts = parts;
+    }
+    return more;
+}
+
 void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
 {
-    uint64_t all = 0;
-    for (unsigned i = 0; i <= tcp->lane_count; i++)
+    uint64_t all = 0, frames = 0;
+    for (unsigned i = 0; i <= tcp->lane_count; i++) {
         all += come(&tcp->lanes[i]);
-    const uint64_t heard = all - tcp->checks * IBX_TCP_FRAME_BYTES;
+        frames += tcp->lanes[i].come;
+    }
     if (tcp->check_at && now > tcp->check_at + PAUSED_MS * IBX_NS_PER_MS)
         tcp->quiet_since = tcp->alive_since = now;
     check_silence(tcp, all, now);
-    if (heard != tcp->heard || !tcp->check_at) {
-        tcp->heard = heard;
+    if (hears(tcp, frames - tcp->checks * IBX_TCP_FRAME_BYTES, all - frames) || !tcp->check_at) {
         tcp->quiet_since = now;
         tcp->check_at = now + CHECK_MS * IBX_NS_PER_MS;
     }
@@ -129,6 +143,15 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
     for (unsigned i = 0; i <= tcp->lane_count; i++)
         ibx_tcp_check_ask(&tcp->lanes[i]);
     tcp->check_at = now + pause_ns(now - tcp->quiet_since);
+}
+
+/* How many bytes TCP may not have acknowledged yet if the missing ones are lost: none, or, where
+ * the missing ones were all sent before the CHECKs that have been sent since, these. A host
+ * acknowledges a CHECK that it does not answer some 40 ms late, and one is often on its way. */
+static uint64_t on_their_way(const struct tcp_lane *lane, uint64_t checks, uint32_t lacks)
+{
+    const uint64_t since = checks - lane->lacking_checks;
+    return lacks > since ? since : 0;
 }
 
 /* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */
@@ -145,9 +168,11 @@ static void judge(struct tcp_lane *lane, uint32_t received)
         gone != lane->lacking_gone) {
         lane->lacking = lacks > INT32_MAX ? 0 : lacks;
         lane->lacking_gone = gone;
+        lane->lacking_checks = checks;
         lane->lacking_since = now;
     } else if (now - lane->lacking_since >= lost_ms * IBX_NS_PER_MS &&
-               !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) && !unacknowledged) {
+               !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) &&
+               (uint64_t)unacknowledged <= on_their_way(lane, checks, lacks)) {
         ibx_tcp_fail(lane->tcp, -EBADMSG,
                      "%u bytes that were sent on lane %u are acknowledged, and have not arrived: "
                      "something between the hosts lost them",

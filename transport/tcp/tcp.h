@@ -142,7 +142,8 @@ struct tcp_lane {
     uint64_t gone_checks; /* those of CHECKs among them, likewise */
     struct tcp_check ask, answer;
     uint32_t lacking; /* bytes that the peer had not received when it last said so; see loss.c */
-    uint64_t lacking_gone, lacking_since; /* bytes but those of CHECKs, and when (ns), then */
+    uint64_t lacking_gone, lacking_checks; /* gone - gone_checks, gone_checks then */
+    uint64_t lacking_since;                /* ns */
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
     uint64_t unanswered_at;    /* ns; when that was last found so */
@@ -266,7 +267,8 @@ struct tcp {
     bool wrote;           /* since the last look */
     struct tcp_probe probe;
     bool places;          /* of frames are agreed on */
-    uint64_t heard;       /* bytes of other frames than CHECKs, at the last look; see loss.c */
+    uint64_t heard;       /* bytes of other frames than CHECKs, when more was noticed; see loss.c */
+    uint64_t heard_parts; /* those that had come of the last ones, less their bytes, likewise */
     uint64_t checks;      /* that have come */
     uint64_t quiet_since; /* ns; when it was heard of, or this side began to wait */
     uint64_t check_at;    /* ns; when the peer is asked, if nothing comes; 0: not set */
