@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/stand_in.h"
 
+#include "migrate/journal/journal.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
 #include "common/log.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -44,18 +44,11 @@ bool ibx_stand_in_has_work(const struct ibx_stand_in *s, const json_t *before)
     return has;
 }
 
-/* By the letter in /proc/PID/stat, behind the name, which may hold anything. */
+/* By a signal, or by a debugger. */
 static bool is_stopped(pid_t tool)
 {
-    char path[32], text[256];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)tool);
-    FILE *file = fopen(path, "re");
-    const size_t n = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
-    if (file)
-        fclose(file);
-    text[n] = '\0';
-    const char *name_end = strrchr(text, ')');
-    return name_end && name_end[1] == ' ' && (name_end[2] == 'T' || name_end[2] == 't');
+    const char state = ibx_process_state(tool);
+    return state == 'T' || state == 't';
 }
 
 static bool stands_still(struct ibx_stand_in *s)

@@ -436,6 +436,8 @@ uint64_t ibx_process_started(pid_t pid);
 int ibx_process_find_start(pid_t pid, uint64_t *started, struct ibx_error *err);
 /* Whether the process that started then has ended for certain. */
 bool ibx_process_ended(pid_t pid, uint64_t started);
+/* The letter of its state in /proc/PID/stat (proc(5)): 'T' is stopped. '\0': not known. */
+char ibx_process_state(pid_t pid);
 /* Which boot of this host it is, as in struct ibx_record; "" if /proc does not show it. */
 void ibx_process_boot(char boot[IBX_BOOT_BYTES]);
 /* Whether the process of the record has ended for certain: also if the host was booted since, where

@@ -22,18 +22,19 @@
 
 /* ------------------------------------------------------------ processes */
 
-/* Sets the start time of a process. -ESRCH: there is none, or it is a zombie. After any other error
- * it is not known: this host may have no memory, or no more files. */
-static int read_started(pid_t pid, uint64_t *started)
+#define STAT_BYTES 1024
+
+/* Reads /proc/PID/stat; `*state` is at field 3, the letter of proc(5). -ESRCH: there is none. */
+static int read_stat(pid_t pid, char stat_line[STAT_BYTES], const char **state)
 {
-    char path[32], stat_line[1024];
+    char path[32];
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && errno != ENOENT)
         return -errno;
     if (fd < 0) /* others' processes may be hidden (hidepid of proc(5)) */
         return kill(pid, 0) && errno == ESRCH ? -ESRCH : -EACCES;
-    ssize_t n = read(fd, stat_line, sizeof(stat_line) - 1);
+    ssize_t n = read(fd, stat_line, STAT_BYTES - 1);
     const int code = errno;
     close(fd);
     if (n <= 0)
@@ -43,9 +44,22 @@ static int read_started(pid_t pid, uint64_t *started)
     const char *field = strrchr(stat_line, ')');
     if (!field || field[1] != ' ')
         return -EIO;
-    if (field[2] == 'Z' || field[2] == 'X')
+    *state = field + 2;
+    return 0;
+}
+
+/* Sets the start time of a process. -ESRCH: there is none, or it is a zombie. After any other error
+ * it is not known: this host may have no memory, or no more files. */
+static int read_started(pid_t pid, uint64_t *started)
+{
+    char stat_line[STAT_BYTES];
+    const char *field;
+    const int rc = read_stat(pid, stat_line, &field);
+    if (rc)
+        return rc;
+    if (*field == 'Z' || *field == 'X')
         return -ESRCH;
-    field++; /* at the blank before field 3 */
+    field--; /* at the blank before field 3 */
     for (int i = 3; i < 22 && field; i++)
         field = strchr(field + 1, ' ');
     *started = field ? strtoull(field, NULL, 10) : 0;
@@ -71,6 +85,13 @@ bool ibx_process_ended(pid_t pid, uint64_t started)
     uint64_t now = started;
     const int rc = pid > 0 ? read_started(pid, &now) : -ESRCH;
     return rc == -ESRCH || (!rc && now != started);
+}
+
+char ibx_process_state(pid_t pid)
+{
+    char stat_line[STAT_BYTES];
+    const char *state;
+    return pid > 0 && !read_stat(pid, stat_line, &state) ? *state : '\0';
 }
 
 void ibx_process_boot(char boot[IBX_BOOT_BYTES])

@@ -115,16 +115,8 @@ static bool is_stopped(int fd)
 {
     struct ucred listener;
     socklen_t size = sizeof(listener);
-    char path[32], line[512], *state = NULL;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) || listener.pid <= 0)
-        return false;
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)listener.pid);
-    FILE *file = fopen(path, "re");
-    if (file && fgets(line, sizeof(line), file))
-        state = strrchr(line, ')'); /* behind its name, which may hold anything */
-    if (file)
-        fclose(file);
-    return state && !strncmp(state, ") T", 3);
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) &&
+           ibx_process_state(listener.pid) == 'T';
 }
 
 /* Receives a whole line into `text` and ends it by a NUL. */

@@ -102,6 +102,19 @@ static void processes_with_one_number_are_distinguished(NO_STATE)
     end(&r);
 }
 
+static void a_stopped_process_is_known(NO_STATE)
+{
+    const struct ibx_record r = child_of_odd_name();
+    siginfo_t info;
+    const char at_first = ibx_process_state(r.pid); /* it runs, or sleeps */
+    assert_true(at_first && at_first != 'T');
+    assert_int_equal(kill(r.pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)r.pid, &info, WSTOPPED | WNOWAIT), 0);
+    assert_int_equal(ibx_process_state(r.pid), 'T');
+    assert_int_equal(ibx_process_state(0), '\0');
+    end(&r);
+}
+
 /* A QEMU counts as ended only if that is certain: its record could be deleted otherwise, or its VM
  * be continued elsewhere. */
 static void what_cannot_be_read_has_not_ended(NO_STATE)
@@ -252,6 +265,7 @@ int main(void)
         cmocka_unit_test(a_file_of_an_earlier_boot_is_not_needed),
         cmocka_unit_test(memory_that_nobody_needs_may_be_overwritten),
         cmocka_unit_test(processes_with_one_number_are_distinguished),
+        cmocka_unit_test(a_stopped_process_is_known),
         cmocka_unit_test(what_cannot_be_read_has_not_ended),
         cmocka_unit_test(hidden_processes_have_not_ended),
         cmocka_unit_test(a_record_that_is_replaced_is_listed_once),
