@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the two sides of a migration share. source/, destination/ and operator/ call it; it calls
- * none of them.
+ * What the two sides of a migration share. source/, destination/, operator/ and snapshot/ call it;
+ * it calls none of them.
  *
  *   process.c     the tool's process: signals, when it may spin, how a side enters a state
  *   report.c      what a side tells its tool: the status, notices, a peer from which nothing comes
