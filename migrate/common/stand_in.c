@@ -38,10 +38,7 @@ void ibx_stand_in_init(struct ibx_stand_in *s, int monitor, const atomic_uint *b
 
 bool ibx_stand_in_has_work(const struct ibx_stand_in *s, const json_t *before)
 {
-    json_t *saves = s->monitor >= 0 ? ibx_settings_save_ram(before) : NULL;
-    const bool has = saves;
-    json_decref(saves);
-    return has;
+    return s->monitor >= 0 && ibx_settings_omit_ram(before);
 }
 
 /* By a signal, or by a debugger. */

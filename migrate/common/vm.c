@@ -186,10 +186,8 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
 
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, struct ibx_error *err)
 {
-    json_t *saves = rc == -EREMOTEIO ? ibx_settings_save_ram(before) : NULL;
-    const bool ours = saves;
-    json_decref(saves);
-    if (!ours || !end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
+    if (rc != -EREMOTEIO || !ibx_settings_omit_ram(before) ||
+        !end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
         return ibx_vm_not_begun(rc, err);
     return ibx_error_set(err, rc,
                          "another client of QEMU (libvirt, for example) began to migrate or save "

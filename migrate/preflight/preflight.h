@@ -281,8 +281,10 @@ int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, u
  * -EREMOTEIO. May be repeated. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* The arguments of migrate-set-capabilities that switch x-ignore-shared off again; NULL: it was on
- * before, or no memory. */
+/* Whether x-ignore-shared was switched on: it was off before. */
+bool ibx_settings_omit_ram(const json_t *before);
+/* The arguments of migrate-set-capabilities that switch it off again; NULL: it was on before, or no
+ * memory. */
 json_t *ibx_settings_save_ram(const json_t *before);
 /* Whether x-ignore-shared was on before anything was changed, as a tool leaves it that is killed
  * together with its watchdog. It stays on, and the operator is told. */

@@ -7,6 +7,7 @@
 
 #define BANDWIDTH_MIN   (128u << 20) /* bytes a second, QEMU's default; for the small RAM blocks */
 #define DOWNTIME_MIN_MS 300          /* QEMU's default; with 0 it waits for an idle VM */
+#define IGNORE_SHARED   "x-ignore-shared"
 
 enum want { OFF, ON, ANY };
 
@@ -14,7 +15,7 @@ static const struct capability {
     const char *name;
     enum want want; /* ON: required of QEMU. ANY: either value will do */
 } capabilities[] = {
-    {"x-ignore-shared", ON},
+    {IGNORE_SHARED, ON},
     {"events", ON},
     /* Costs a millisecond and a command; the source stops QEMU's stream without it. */
     {"pause-before-switchover", OFF},
@@ -195,7 +196,7 @@ void ibx_settings_fini(struct ibx_settings *settings)
 
 bool ibx_settings_left_on(const struct ibx_settings *settings)
 {
-    return !json_object_get(part(settings->change, "capabilities"), "x-ignore-shared");
+    return !json_object_get(part(settings->change, "capabilities"), IGNORE_SHARED);
 }
 
 const char *ibx_settings_first_change(const struct ibx_settings *settings, const char *but)
@@ -212,12 +213,16 @@ const char *ibx_settings_first_change(const struct ibx_settings *settings, const
     return NULL;
 }
 
+bool ibx_settings_omit_ram(const json_t *before)
+{
+    return json_is_false(json_object_get(part(before, "capabilities"), IGNORE_SHARED));
+}
+
 json_t *ibx_settings_save_ram(const json_t *before)
 {
-    static const char name[] = "x-ignore-shared";
-    if (!json_is_false(json_object_get(part(before, "capabilities"), name)))
-        return NULL;
-    return json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", name, "state", 0);
+    return ibx_settings_omit_ram(before) ? json_pack("{s:[{s:s, s:b}]}", "capabilities",
+                                                     "capability", IGNORE_SHARED, "state", 0)
+                                         : NULL;
 }
 
 /* ------------------------------------------------------------ changing it */
