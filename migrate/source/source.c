@@ -157,15 +157,13 @@ static void check_silence(struct source *s)
  * If nothing comes over a link that stands for longer, it is stopped, or something between the
  * hosts swallows everything. Another link helps in the second case; in the first, the tool there
  * has to connect all its links anew when it continues. */
-static int check_sign_of_life(struct source *s, struct ibx_error *err)
+static int check_sign_of_life(const struct source *s, struct ibx_error *err)
 {
     const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
     const uint64_t limit_ms = stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
     if (s->state.now != SOURCE_SERVING || !source_linked(&s->link) ||
         s->status.silent_ns < limit_ms * IBX_NS_PER_MS)
         return 0;
-    s->silence = (struct migration_silence){0};
-    s->status.silent_ns = 0;
     return ibx_error_set(err, -ETIMEDOUT,
                          "%s has given no sign of life for %u s, though its host or something "
                          "between the hosts answers",
