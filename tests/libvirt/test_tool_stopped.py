@@ -9,16 +9,21 @@ import sys
 
 from hosts import LIMIT, children, test, until
 from virsh_scene import (PORT, Move, Tool, caught, here, ignores_shared, in_connect, main, no_job,
-                         nothing_left)
+                         stayed)
+
+
+def libvirtd_leaves(host):
+    """It waits for the tool to let it connect, and is killed, and started again."""
+    until(lambda: in_connect(host), "libvirtd in connect(2)")
+    host.end_libvirtd(signal.SIGKILL)
+    host.start_libvirtd()
 
 
 def set_and_left(hosts, domain):
-    """A move whose tool has set what it sets, and stands still, and has not let libvirt connect.
-    Then libvirtd is killed, and started again."""
+    """A move whose tool has set what it sets, and stands still, and has not let libvirt connect,
+    which has left."""
     move, tool = caught(hosts, domain, "source:set")
-    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
-    hosts.a.end_libvirtd(signal.SIGKILL)
-    hosts.a.start_libvirtd()
+    libvirtd_leaves(hosts.a)
     until(lambda: no_job(hosts.a, domain), "the end of libvirt's job")
     return move, tool
 
@@ -27,11 +32,7 @@ def goes_on(hosts, domain, move, tool):
     """The tool goes on, and ends, and so do virsh and the other tool. The VM is at the source."""
     tool.kill(signal.SIGCONT)
     assert tool.end() == 1, tool.text
-    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
-    move.receiver.kill(signal.SIGTERM)
-    move.receiver.end()
-    here(domain, hosts.a, hosts.b)
-    nothing_left(hosts.a, domain)
+    stayed(hosts, domain, move)
     domain.expect(hosts.a)
 
 
@@ -98,9 +99,7 @@ def what_was_saved_without_memory_is_loaded_with_it(hosts, domain):
     until(lambda: os.path.exists(hosts.a.inside(move.socket)), "the source's socket")
     move.begin()
     tool.stopped()
-    until(lambda: in_connect(hosts.a), "libvirtd in connect(2)")
-    hosts.a.end_libvirtd(signal.SIGKILL)
-    hosts.a.start_libvirtd()
+    libvirtd_leaves(hosts.a)
     hosts.a.virsh_ok("managedsave", domain.name)
     assert "x-ignore-shared" in hosts.a.virsh("start", domain.name).err
     tool.kill(signal.SIGCONT)
@@ -120,11 +119,7 @@ def what_was_saved_without_memory_is_loaded_with_it(hosts, domain):
     hosts.a.ok("rm", memory)
     pruned = hosts.a.ok(os.environ["IB_MIGRATE"], "prune", "--unfinished", "--qmp", domain.monitor)
     assert "deleted" in pruned and "kept" not in pruned, pruned
-    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
-    move.receiver.kill(signal.SIGTERM)
-    move.receiver.end()
-    here(domain, hosts.a, hosts.b)
-    nothing_left(hosts.a, domain)
+    stayed(hosts, domain, move)
     domain.expect(hosts.a)
 
 
