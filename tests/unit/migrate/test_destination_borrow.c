@@ -4,6 +4,7 @@
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_destination.h"
 
 #include <errno.h>
 #include <string.h>
@@ -58,10 +59,7 @@ static void begin(uint8_t borrow)
     notices[0] = '\0';
     fetching = UNCHANGED;
     looked = 0;
-    d = (struct destination){.options = &options, .lock_fd = -1};
-    ibx_destination_ram_init(&d.ram, false, 0);
-    ibx_destination_link_init(&d.link);
-    ibx_destination_qemu_init(&d.qemu, "/nonexistent", record, &options.observer);
+    new_destination(&d, &options);
     assert_int_equal(ibx_destination_begin(&d, DESTINATION_FILLING), 0);
     *record = sample(false, 3);
     record->pid = getpid();

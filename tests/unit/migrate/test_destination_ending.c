@@ -3,6 +3,7 @@
  * tells the source and QEMU. By the record and the messages others continue the VM. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_destination.h"
 
 #include "common/clock.h"
 
@@ -106,21 +107,12 @@ static void begin(enum destination_state at, enum destination_stream_state strea
     struct ibx_record *record = &d.status.record;
     notices[0] = order[0] = '\0';
     last_word = NULL;
-    d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
-    ibx_destination_ram_init(&d.ram, false, 0);
-    ibx_destination_link_init(&d.link);
-    ibx_destination_stream_init(&d.stream, STREAM_CLOSED);
-    ibx_destination_qemu_init(&d.qemu, "/nonexistent", record, &options.observer);
+    new_destination(&d, &options);
     assert_int_equal(ibx_destination_begin(&d, DESTINATION_RESUMING), 0);
     *record = sample(false, 3);
     snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());
     record->boot[0] = '\0';
-    record->pid = fork();
-    if (!record->pid) {
-        pause();
-        _exit(0);
-    }
-    record->pid_started = ibx_process_started(record->pid);
+    let_child_be_qemu(record);
     bring_to(record, state);
     d.state.now = at;
     d.stream.state.now = stream;

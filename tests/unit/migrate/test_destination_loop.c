@@ -2,6 +2,7 @@
 /* The loop of a destination once the VM may run: what has to be true before the migration counts as
  * complete, and what is recorded and told then. */
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
@@ -257,13 +258,9 @@ static void begin(enum destination_state at)
     memset(&was, 0, sizeof(was));
     memset(&error, 0, sizeof(error));
     options = (struct ibx_receive_options){.folder = "/nonexistent"};
-    d = (struct destination){.options = &options, .lock_fd = -1, .complete_ns = ibx_now_ns()};
+    new_destination(&d, &options);
+    d.complete_ns = ibx_now_ns();
     d.reporter.observer = &options.observer;
-    ibx_destination_ram_init(&d.ram, false, 0);
-    ibx_destination_link_init(&d.link);
-    ibx_destination_stream_init(&d.stream, STREAM_CLOSED);
-    ibx_destination_warm_init(&d.warm);
-    ibx_destination_qemu_init(&d.qemu, "/nonexistent", &d.status.record, &options.observer);
     assert_int_equal(ibx_destination_begin(&d, DESTINATION_FILLING), 0);
     d.state.now = at;
     d.stream.state.now = STREAM_FED;

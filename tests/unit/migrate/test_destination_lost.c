@@ -2,6 +2,7 @@
 /* What a destination tells the source when its QEMU has ended: by that the source continues the VM
  * itself, or does not. */
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
@@ -67,24 +68,14 @@ int __wrap_ibx_destination_qemu_check(struct destination_qemu *qemu, bool recove
 /* QEMU is a process that waits. */
 static void begin(enum destination_state at, enum destination_stream_state stream)
 {
-    struct ibx_record *record = &d.status.record;
     memset(&sent, 0, sizeof(sent));
-    d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
-    ibx_destination_ram_init(&d.ram, false, 0);
-    ibx_destination_link_init(&d.link);
-    ibx_destination_stream_init(&d.stream, STREAM_CLOSED);
-    ibx_destination_qemu_init(&d.qemu, "/nonexistent", record, &options.observer);
+    new_destination(&d, &options);
     assert_int_equal(ibx_destination_begin(&d, DESTINATION_RESUMING), 0);
     d.state.now = at;
     d.stream.state.now = stream;
     d.stream.fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
     d.link.state.now = LINK_SERVING;
-    record->pid = fork();
-    if (!record->pid) {
-        pause();
-        _exit(0);
-    }
-    record->pid_started = ibx_process_started(record->pid);
+    let_child_be_qemu(&d.status.record);
 }
 
 static void qemu_ends(void)

@@ -2,6 +2,7 @@
 /* Every message in every state of a destination. A message is accepted in the few states to
  * which it belongs; in any other one it causes a named error and changes nothing. */
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/unit.h"
 #include "tests/fixtures/wrong_map.h"
 
@@ -97,13 +98,8 @@ static bool belongs(const struct at *at, enum ibx_migrate_message type)
 
 static void begin(const struct at *at)
 {
-    destination = (struct destination){.options = &options, .lock_fd = -1, .complete_ns = 1};
-    ibx_destination_ram_init(&destination.ram, false, 0);
-    ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
-    ibx_destination_warm_init(&destination.warm);
-    ibx_destination_qemu_init(&destination.qemu, "/nonexistent", &destination.status.record,
-                              &options.observer);
+    new_destination(&destination, &options);
+    destination.complete_ns = 1;
     assert_int_equal(ibx_destination_begin(&destination, DESTINATION_LISTENING), 0);
     destination.status.record.epoch = EPOCH;
     destination.state.now = at->state;

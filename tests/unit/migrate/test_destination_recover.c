@@ -4,6 +4,7 @@
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_destination.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -118,11 +119,7 @@ static void begin(enum ibx_journal_state state, const char *says)
     locked = zeros = 0;
     has_list = true;
     status = says;
-    d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
-    ibx_destination_ram_init(&d.ram, false, 0);
-    ibx_destination_link_init(&d.link);
-    ibx_destination_stream_init(&d.stream, STREAM_CLOSED);
-    ibx_destination_qemu_init(&d.qemu, "/nonexistent", record, &options.observer);
+    new_destination(&d, &options);
     *record = sample(false, 3);
     record->boot[0] = '\0';
     record->pid = getpid();

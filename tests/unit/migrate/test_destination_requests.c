@@ -4,6 +4,7 @@
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
@@ -124,12 +125,9 @@ static int end_all(void **state)
 static void begin(enum destination_state at)
 {
     struct ibx_error err = {0};
-    destination = (struct destination){.options = &options, .lock_fd = -1};
+    new_destination(&destination, &options);
     destination.status.record = (struct ibx_record){
         .id = {1}, .epoch = EPOCH, .source_key_known = true, .source_key = "ours"};
-    ibx_destination_ram_init(&destination.ram, false, 0);
-    ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
     assert_int_equal(ibx_destination_begin(&destination, DESTINATION_LISTENING), 0);
     if (ibx_acceptor_open("tcp://127.0.0.1:0", &transport, &destination.link.acceptor, &err))
         fail_msg("%s", err.message);

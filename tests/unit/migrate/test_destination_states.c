@@ -2,6 +2,7 @@
 /* Messages of a source in an order that ibx's source never uses, once the VM runs at the
  * destination; and what a destination that gives up or recovers leaves to others. */
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/unit.h"
 #include "userfaultfd/protect.h"
 
@@ -21,11 +22,9 @@ static const struct ibx_receive_options options = {.folder = "/nonexistent"};
 
 static void begin(enum destination_state first)
 {
-    destination = (struct destination){.options = &options, .lock_fd = -1, .complete_ns = 1};
+    new_destination(&destination, &options);
+    destination.complete_ns = 1;
     destination.status.record.epoch = EPOCH;
-    ibx_destination_ram_init(&destination.ram, false, 0);
-    ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
     assert_int_equal(ibx_destination_begin(&destination, first), 0);
 }
 
@@ -113,8 +112,6 @@ static void test_who_gives_up_answers(NO_STATE)
     for (unsigned i = 0; i < 3; i++) {
         struct ibx_error err = {0};
         begin(DESTINATION_RESUMING);
-        ibx_destination_qemu_init(&destination.qemu, "/nonexistent", &destination.status.record,
-                                  &options.observer);
         destination.ram.recovered = i == 1;
         if (i == 2)
             assert_int_equal(ibx_state_move(&destination.peer, PEER_ABORTED), 0);
@@ -183,9 +180,7 @@ static void test_recover_takes_only_its_own_userfaultfd(NO_STATE)
         struct ibx_record *record = &destination.status.record;
         const struct ibx_fault_range range = {.start = (uintptr_t)at, .length = length};
         int uffd;
-        destination = (struct destination){.options = &options, .lock_fd = -1};
-        ibx_destination_ram_init(&destination.ram, false, 0);
-        ibx_destination_qemu_init(&destination.qemu, "/nonexistent", record, &options.observer);
+        new_destination(&destination, &options);
         assert_int_equal(ibx_fault_uffd_open(own ? 0 : UFFD_FEATURE_PAGEFAULT_FLAG_WP, &uffd, &err),
                          0);
         if (own)
@@ -217,15 +212,10 @@ static void begin_managed(enum destination_state first, bool ran)
 {
     struct ibx_record *record = &destination.status.record;
     begin(first);
-    ibx_destination_qemu_init(&destination.qemu, "/nonexistent", record, &options.observer);
     destination.qemu.managed = true;
     destination.qemu.ran = ran;
     signal(SIGCHLD, SIG_IGN); /* so that the kernel reaps it */
-    record->pid = fork();
-    if (!record->pid)
-        for (;;)
-            pause();
-    record->pid_started = ibx_process_started(record->pid);
+    let_child_be_qemu(record);
     assert_true(ibx_journal_qemu_lives(record));
 }
 

@@ -7,6 +7,7 @@
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/patience.h"
 
 #include <errno.h>
@@ -139,12 +140,9 @@ int __wrap_ibx_return_path_take(pid_t pid, uint64_t hold, int *fd, struct ibx_er
 static void destination_begin(enum destination_state at, const struct ibx_record *source)
 {
     static const struct ibx_receive_options options = {.folder = "/nonexistent"};
-    destination = (struct destination){.options = &options, .lock_fd = -1};
+    new_destination(&destination, &options);
     destination.status.record.epoch = source->epoch;
     memcpy(destination.status.record.id, source->id, sizeof(source->id));
-    ibx_destination_ram_init(&destination.ram, false, 0);
-    ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
     assert_int_equal(ibx_destination_begin(&destination, DESTINATION_LISTENING), 0);
     if (ibx_acceptor_open("tcp://127.0.0.1:0", &transport, &destination.link.acceptor, &error))
         fail_msg("%s", error.message);
