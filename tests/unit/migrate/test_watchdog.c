@@ -306,9 +306,25 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
 #define TEN(text)  text text text text text text text text text text
 #define LONG_EVENT EVENT(TEN(TEN("LONG_AND_LONGER_")))
 
+/* How a tool stands still: its state says so, or it has begun its loop and gets no further. */
+enum stillness { IS_STOPPED, IS_STUCK };
+static int goes_on[2]; /* a pipe to one that is stuck */
+
+static void stand_still(enum stillness how)
+{
+    char byte;
+    if (how == IS_STOPPED) {
+        raise(SIGSTOP);
+        return;
+    }
+    ibx_watchdog_beat(&watchdog);
+    if (read(goes_on[0], &byte, 1) != 1)
+        _exit(2);
+}
+
 /* A tool that leaves RAM out, and then stands still; its exit status is 0 if it learns that the
  * watchdog has acted for it. */
-static _Noreturn void tool(int fd)
+static _Noreturn void tool(int fd, enum stillness how)
 {
     const struct ibx_vm_undo vm = {.was_running = true, .libvirt = "/run/none.sock"};
     json_t *before = json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0);
@@ -323,7 +339,7 @@ static _Noreturn void tool(int fd)
         _exit(2);
     json_decref(before);
     const uint64_t mark = ibx_qmp_mark(monitor);
-    raise(SIGSTOP);
+    stand_still(how);
     while (!ibx_qmp_pump(monitor, &error) && !ibx_qmp_stood_in(monitor, mark) &&
            ibx_now_ns() < deadline)
         usleep(1000);
@@ -335,27 +351,33 @@ static _Noreturn void tool(int fd)
 
 /* Such a tool, and QEMU, which answers by this script. It stands still for as long. Returns whether
  * its watchdog asks nothing more then. */
-static bool stands_still_until(const struct step *steps)
+static bool stands_still_until(const struct step *steps, enum stillness how)
 {
     int pair[2], status;
+    assert_int_equal(pipe2(goes_on, O_CLOEXEC), 0);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (!pid)
-        tool(pair[0]);
+        tool(pair[0], how);
     close(pair[0]);
     static struct peer p;
     p = (struct peer){.steps = steps, .fd = pair[1], .received_fd = -1, .deaf = true};
     peer_run(&p);
     assert_string_equal(p.wrong, "");
-    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
-    assert_true(WIFSTOPPED(status));
+    if (how == IS_STOPPED) {
+        assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+        assert_true(WIFSTOPPED(status));
+    }
     struct pollfd more = {.fd = pair[1], .events = POLLIN};
     const bool over = !poll(&more, 1, SHORT);
     assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(write(goes_on[1], "", 1), 1);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(pair[1]);
+    close(goes_on[0]);
+    close(goes_on[1]);
     return over;
 }
 
@@ -364,7 +386,8 @@ static void test_acts_for_a_tool_that_stands_still(NO_STATE)
 {
     assert_true(stands_still_until(SCRIPT({RESETS, EVENT("BLOCK_JOB_READY") REFUSES, 0},
                                           {NULL, EVENT("MIGRATION") EVENT("STOP"), 0},
-                                          {RESETS, EVENT("RESUME") TAKES_IT, 0})));
+                                          {RESETS, EVENT("RESUME") TAKES_IT, 0}),
+                                   IS_STOPPED));
 }
 
 /* It stands still for so long that what it has not read is more than the watchdog looks at: QEMU's
@@ -372,7 +395,15 @@ static void test_acts_for_a_tool_that_stands_still(NO_STATE)
 static void test_acts_for_a_tool_that_has_read_nothing_for_long(NO_STATE)
 {
     stands_still_until(SCRIPT({RESETS, LONG_EVENT, IBX_STAND_IN_UNREAD / sizeof(LONG_EVENT) + 1},
-                              {NULL, REFUSES, 0}, {RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}));
+                              {NULL, REFUSES, 0}, {RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}),
+                       IS_STOPPED);
+}
+
+/* A frozen control group, for example: no state of the process says so. QEMU refuses, and reports
+ * nothing until it can be asked with success. */
+static void test_acts_for_a_tool_that_is_stuck(NO_STATE)
+{
+    assert_true(stands_still_until(SCRIPT({RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}), IS_STUCK));
 }
 
 /* ------------------------------------------------------------ a freeze */
@@ -478,6 +509,7 @@ int main(void)
         TEST(test_one_that_is_stopped_is_released),
         TEST(test_acts_for_a_tool_that_stands_still),
         TEST(test_acts_for_a_tool_that_has_read_nothing_for_long),
+        TEST(test_acts_for_a_tool_that_is_stuck),
         TEST(test_a_frozen_vm_that_cannot_be_seen),
         TEST(test_settings_of_a_frozen_vm),
         TEST(test_a_seal_is_looked_for_by_old_system_calls),
