@@ -53,7 +53,7 @@ static int read_stat(pid_t pid, char stat_line[STAT_BYTES], const char **state)
 static int read_started(pid_t pid, uint64_t *started)
 {
     char stat_line[STAT_BYTES];
-    const char *field;
+    const char *field = NULL;
     const int rc = read_stat(pid, stat_line, &field);
     if (rc)
         return rc;
@@ -90,7 +90,7 @@ bool ibx_process_ended(pid_t pid, uint64_t started)
 char ibx_process_state(pid_t pid)
 {
     char stat_line[STAT_BYTES];
-    const char *state;
+    const char *state = NULL;
     return pid > 0 && !read_stat(pid, stat_line, &state) ? *state : '\0';
 }
 
