@@ -13,8 +13,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define INVALID_CONTEXT 201 /* CUresult: so is a context that is destroyed */
-
 struct abandoned {
     struct abandoned *next;
     void *context; /* of the events */
@@ -36,22 +34,13 @@ static void abandon(void *context, struct ibx_quota *quota, const struct ibx_ove
     atomic_store(&first, l);
 }
 
-static bool is_destroyed(const struct ibx_cuda *cuda, void *context)
-{
-    void *popped;
-    const int rc = cuda->ctx_push_current(context);
-    if (!rc)
-        cuda->ctx_pop_current(&popped);
-    return rc == IBX_STAGING_GONE || rc == INVALID_CONTEXT;
-}
-
 /* A context that is destroyed already was forgotten perhaps, and is not another time. One that is
  * destroyed later is forgotten after this, since that needs the lock. */
 void ibx_abandoned_chunks_add(const struct ibx_cuda *cuda, struct ibx_overdue *overdue,
                               struct ibx_quota *quota)
 {
     pthread_mutex_lock(&lock);
-    const bool destroyed = is_destroyed(cuda, overdue->context);
+    const bool destroyed = ibx_cuda_context_is_destroyed(cuda, overdue->context);
     for (unsigned i = 0; i < overdue->count && !destroyed; i++)
         abandon(overdue->context, quota, &overdue->copies[i]);
     pthread_mutex_unlock(&lock);

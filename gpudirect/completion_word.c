@@ -136,12 +136,6 @@ static void rest(uint64_t waited)
     nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
-/* Whether the driver has refused the call because a stream is captured. */
-static bool is_of_capture(int rc)
-{
-    return rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST;
-}
-
 /* Asks the driver whether the work of the stream has ended. 0, IBX_CUDA_NOT_READY or an error. */
 static int ask_driver(const struct ibx_cuda *cuda, void *stream, void *event, bool *recorded)
 {
@@ -149,7 +143,7 @@ static int ask_driver(const struct ibx_cuda *cuda, void *stream, void *event, bo
         return cuda->stream_query(stream);
     const int rc = *recorded ? 0 : cuda->event_record(event, stream);
     if (rc)
-        return is_of_capture(rc) ? IBX_CUDA_NOT_READY : rc;
+        return ibx_cuda_is_of_capture(rc) ? IBX_CUDA_NOT_READY : rc;
     *recorded = true;
     return cuda->event_query(event);
 }

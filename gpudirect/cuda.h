@@ -13,16 +13,20 @@
 
 #include "common/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* CUresult */
+#define IBX_CUDA_INVALID_CONTEXT            201
 #define IBX_CUDA_HOST_MEMORY_REGISTERED     712
 #define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
 #define IBX_CUDA_INVALID_HANDLE             400
 #define IBX_CUDA_NOT_READY                  600
+#define IBX_CUDA_CONTEXT_IS_DESTROYED       709
 #define IBX_CUDA_CAPTURE_FIRST              900 /* codes from FIRST to LAST concern captures */
 #define IBX_CUDA_CAPTURE_LAST               908
+#define IBX_CUDA_CAPTURED_EVENT             907 /* the event was recorded in a capture */
 
 /* CUmemorytype */
 #define IBX_CUDA_MEMORY_HOST   1u
@@ -163,6 +167,22 @@ static inline void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int bef
 {
     if (before != IBX_CUDA_CAPTURE_RELAXED)
         cuda->thread_exchange_stream_capture_mode(&before);
+}
+
+/* Whether the driver has refused a call because a stream is captured. */
+static inline bool ibx_cuda_is_of_capture(int rc)
+{
+    return rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST;
+}
+
+/* Whether the driver says that the context is destroyed; false after any other error. */
+static inline bool ibx_cuda_context_is_destroyed(const struct ibx_cuda *cuda, void *context)
+{
+    void *popped = NULL;
+    const int rc = cuda->ctx_push_current(context);
+    if (!rc)
+        cuda->ctx_pop_current(&popped);
+    return rc == IBX_CUDA_CONTEXT_IS_DESTROYED || rc == IBX_CUDA_INVALID_CONTEXT;
 }
 
 /* Makes a device's primary context, if that is active, the thread's: 1, and *context is it. 0: it

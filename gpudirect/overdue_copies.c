@@ -39,8 +39,7 @@ static bool is_done(const struct ibx_cuda *cuda, void *event)
 bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy)
 {
     const int rc = cuda->event_query(copy->event);
-    return rc != IBX_CUDA_NOT_READY &&
-           !(rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST);
+    return rc != IBX_CUDA_NOT_READY && !ibx_cuda_is_of_capture(rc);
 }
 
 static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)

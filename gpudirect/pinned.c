@@ -19,8 +19,6 @@
 #define PAUSE_NS  100000
 #define LEFT_OVER 16u /* chunks that are not lent (ibx_pinned_borrow()): enough for two copies */
 
-#define CONTEXT_IS_DESTROYED 709 /* CUresult */
-
 /* Held while the pool is created and its first piece is pinned, and while all of it is pinned
  * again; the driver may take long for that. Taking and giving chunks needs pool.mutex only. Order:
  * `making` is locked before pool.mutex. */
@@ -132,7 +130,7 @@ static bool is_pinned(const struct ibx_cuda *cuda)
  * too: then CUDA has refused nothing, and all of the pool will be pinned again. */
 static void warn_of_less(const struct ibx_cuda *cuda, size_t done, int rc)
 {
-    if (rc == CONTEXT_IS_DESTROYED || !is_pinned(cuda))
+    if (rc == IBX_CUDA_CONTEXT_IS_DESTROYED || !is_pinned(cuda))
         return;
     ibx_log(IBX_LOG_WARN,
             "CUDA pins only %zu of %zu bytes for copies (%s): lower "

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPTURED_EVENT 907 /* CUresult: the stream was being captured as the event was recorded */
-
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
 #define BESIDE       2u          /* slots of a copy that the GPU has, while others copy, too */
@@ -261,7 +259,7 @@ void ibx_staging_reset_slots(struct ibx_staging *st)
             int mode = ibx_cuda_capture_relax(st->cuda);
             const int rc = st->cuda->event_synchronize(slot->event);
             ibx_cuda_capture_restore(st->cuda, mode);
-            st->captured = st->captured || rc == CAPTURED_EVENT;
+            st->captured = st->captured || rc == IBX_CUDA_CAPTURED_EVENT;
         }
         if (slot->state.now != SLOT_FREE)
             ibx_state_move(&slot->state, SLOT_FREE);
@@ -396,7 +394,7 @@ static bool keeps_free(const struct ibx_staging *st)
 
 int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
 {
-    st->captured = st->captured || rc == CAPTURED_EVENT;
+    st->captured = st->captured || rc == IBX_CUDA_CAPTURED_EVENT;
     ibx_staging_reset_slots(st);
     drop_events(st, !st->open);
     return rc;

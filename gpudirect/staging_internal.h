@@ -8,8 +8,8 @@
 #include "gpudirect/staging.h"
 #include "gpudirect/completion_word.h"
 
-#define IBX_STAGING_AT_ONCE 2u  /* pieces of a straight copy given to the GPU at a time */
-#define IBX_STAGING_GONE    709 /* CUresult: the context is destroyed */
+#define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy given to the GPU at a time */
+#define IBX_STAGING_GONE    IBX_CUDA_CONTEXT_IS_DESTROYED
 
 /*
  * A slot holds one chunk of the current copy.

@@ -18,9 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPTURED_EVENT  907 /* CUresult: the stream was being captured as the event was recorded */
-#define INVALID_CONTEXT 201 /* CUresult: the thread has none, and nothing is known */
-#define ALIGNED         256u
+#define ALIGNED 256u
 
 struct ibx_unawaited_chunk {
     struct ibx_unawaited_chunk *next;
@@ -38,12 +36,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_unawaited_chunk *orphans;
 static atomic_uint taken; /* chunks of all stagings, for which others must not wait */
 
-/* Whether an answer to a query of an event says nothing about it: an error that concerns another
- * capture, for example. */
+/* Whether an answer to a query of an event says nothing about it: the thread has no context, or the
+ * error concerns another capture. */
 static bool says_nothing(int rc)
 {
-    return rc == INVALID_CONTEXT ||
-           (rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST && rc != CAPTURED_EVENT);
+    return rc == IBX_CUDA_INVALID_CONTEXT ||
+           (ibx_cuda_is_of_capture(rc) && rc != IBX_CUDA_CAPTURED_EVENT);
 }
 
 /* Whether all copies that were made from the chunk, in the current context, are done. An event of a
@@ -54,7 +52,7 @@ static bool is_over(struct ibx_unawaited_chunk *c)
     while (c->over < c->copies && !c->kept &&
            (rc = c->cuda->event_query(c->event[c->over])) != IBX_CUDA_NOT_READY &&
            !says_nothing(rc)) {
-        c->kept = rc == CAPTURED_EVENT;
+        c->kept = rc == IBX_CUDA_CAPTURED_EVENT;
         c->over += !c->kept;
     }
     if (c->over < c->copies)
