@@ -207,10 +207,19 @@ void ibx_staging_unawaited_look(struct ibx_staging *st)
     ibx_cuda_capture_restore(st->cuda, mode);
 }
 
+static bool ends_destroyed(struct ibx_unawaited_chunk *c, const void *argument)
+{
+    (void)argument;
+    return ibx_cuda_context_is_destroyed(c->cuda, c->context);
+}
+
+/* A context that is destroyed already was forgotten perhaps, and is not another time. One that is
+ * destroyed later is forgotten after this, since that needs the lock. */
 void ibx_staging_unawaited_end(struct ibx_staging *st)
 {
     ibx_staging_unawaited_look(st);
     pthread_mutex_lock(&lock);
+    free_some(&st->unawaited_chunks, ends_destroyed, NULL, false);
     for (struct ibx_unawaited_chunk *c; (c = st->unawaited_chunks);) {
         st->unawaited_chunks = c->next;
         c->next = orphans;

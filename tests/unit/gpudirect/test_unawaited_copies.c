@@ -12,6 +12,8 @@
 #define FULL           (MOST * (IBX_PINNED_CHUNK / EACH)) /* copies for which there is room */
 
 #define DESTROYED           709 /* CUresult: the context is */
+#define INVALID_CONTEXT     201
+#define UNKNOWN             999
 #define CAPTURE_UNSUPPORTED 900
 
 static struct ibx_quota quota;
@@ -215,6 +217,42 @@ static void test_context_is_gone(void **state)
     assert_int_equal(ibx_pinned_taken(), 0);
 }
 
+static int push_fails; /* what ctx_push_current returns */
+
+static int push(void *entered)
+{
+    return push_fails ? push_fails : cuda->ctx_push_current(entered);
+}
+
+/* All were told that the context is gone before the end of this staging leaves its chunks to the
+ * next one: nobody has to look for them, unless the error says something else. */
+static void test_ends_behind_its_context(void **state)
+{
+    static const int errors[] = {DESTROYED, INVALID_CONTEXT, UNKNOWN};
+    static struct ibx_cuda table;
+    (void)state;
+    table = *cuda;
+    table.ctx_push_current = push;
+    for (unsigned way = 0; way < 3; way++) {
+        ibx_staging_destroy(staging);
+        assert_int_equal(ibx_staging_create(&table, &staging), 0);
+        ibx_staging_set_quota(staging, &quota);
+        app->hold_stream(stream);
+        leave('r', EACH);
+        ibx_unawaited_forget(context);
+        push_fails = errors[way];
+        ibx_staging_destroy(staging);
+        staging = NULL;
+        push_fails = 0;
+        assert_int_equal(ibx_pinned_taken(), way == 2);
+        assert_int_equal(ibx_quota_used(&quota), way == 2);
+        go_on();
+        ibx_unawaited_forget(context);
+        assert_int_equal(ibx_pinned_taken(), 0);
+        assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    }
+}
+
 /* The client has begun to capture the stream: its graph may use the bytes at any time, so nobody
  * gets the chunk any more. */
 static void test_captured(void **state)
@@ -270,6 +308,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_context, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_beside_captures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_ends_behind_its_context, set_up, tear_down),
         cmocka_unit_test_prestate_setup_teardown(test_captured, set_up, tear_down, &graph),
     };
     return cmocka_run_group_tests_name("unawaited-copies", tests, find_cuda, NULL);
