@@ -391,6 +391,15 @@ static void test_no_second_context(void **state)
     close_scene();
 }
 
+/* Not before: the copy would be made in its stream. */
+static void *release_after_failure(void *argument)
+{
+    cuda_application_use(0);
+    while (ibx_second_context_is_there(cuda))
+        sched_yield();
+    return release(argument);
+}
+
 /* A kernel of the second context fails: copies wait for their streams again. */
 static void test_failed_context(void **state)
 {
@@ -400,7 +409,7 @@ static void test_failed_context(void **state)
     app->hold_stream(stream);
     assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
     app->inject("cuLaunchKernel", 2, OUT_OF_MEMORY, false);
-    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, release_after_failure, NULL), 0);
     assert_int_equal(begin(0, SIZE), 0);
     assert_false(ibx_second_context_is_there(cuda) || ibx_second_context_make(cuda));
     deliver(0, SIZE);
