@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TAKEN_MOST   (64u << 10)
 #define STAGE_MIN    (32u << 10)  /* shorter copies are better off in one message */
 #define SLOTS        32u          /* of the memory, one bit each; a divisor of 2^64 */
 #define SLOT         (512u << 10) /* bytes of one */
@@ -156,11 +155,11 @@ struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s)
     return stage ? &stage->ahead : NULL;
 }
 
-/* Whether CUDA takes the bytes in the call, whatever the stream waits for: through this memory the
- * copy would be waited for. */
+/* Whether CUDA takes the bytes in the call, whatever the stream waits for, as the back end does:
+ * through this memory the copy would be waited for. */
 static bool is_taken(const struct ibx_frontend_copy *copy)
 {
-    return copy->async && copy->to_device && copy->n <= TAKEN_MOST;
+    return copy->async && copy->to_device && copy->n <= IBX_UNAWAITED_MOST;
 }
 
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
