@@ -294,6 +294,29 @@ static void test_ends_before_it_is_made(void **state)
     }
 }
 
+/* Nobody asks for an event in another context than its own. */
+static void test_ends_and_another_context_goes_on(void **state)
+{
+    (void)state;
+    open_scene(0);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    const unsigned kept = ibx_pinned_taken();
+    ibx_staging_destroy(staging);
+    cuda_application_use(1);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    app->inject("cuEventQuery", 1, OUT_OF_MEMORY, false);
+    assert_true(ibx_staging_begin(staging, 1));
+    ibx_staging_end(staging);
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(ibx_pinned_taken(), kept);
+    ibx_staging_destroy(staging);
+    cuda_application_use(0);
+    app->release_stream(stream);
+    await_returned();
+    app->mem_free(device);
+}
+
 #define IS_DESTROYED    709
 #define INVALID_CONTEXT 201
 #define UNKNOWN         999
@@ -391,6 +414,52 @@ static void test_no_second_context(void **state)
     close_scene();
 }
 
+static unsigned copy_probes, kernel_probes; /* of either kind of queue */
+
+static bool is_probe(uint64_t to)
+{
+    return to < device || to - device >= SIZE;
+}
+
+static int copy_rows(const struct ibx_cuda_memcpy2d *rows, void *in)
+{
+    copy_probes += is_probe(rows->dst_device);
+    return driver->memcpy_2d_async(rows, in);
+}
+
+static int copy_bytes(uint64_t to, const void *from, size_t n, void *in)
+{
+    kernel_probes += is_probe(to);
+    return driver->memcpy_to_device_async(to, from, n, in);
+}
+
+/* A copy to the device is given to the GPU if that makes some in the queues that the copy takes: an
+ * odd number of bytes may be in a queue for kernels. */
+static void test_probes_its_queues(void **state)
+{
+    static const struct {
+        size_t n;
+        unsigned kernel_probes;
+    } sizes[] = {{1, 1}, {2, 0}, {4096, 0}, {4097, 1}, {65535, 1}, {65536, 0}};
+    static struct ibx_cuda table;
+    (void)state;
+    driver = cuda;
+    table = *cuda;
+    table.memcpy_2d_async = copy_rows;
+    table.memcpy_to_device_async = copy_bytes;
+    cuda = &table;
+    open_scene(1);
+    assert_false(ibx_second_context_is_there(cuda));
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        copy_probes = kernel_probes = 0;
+        send(stream, 0, sizes[i].n);
+        assert_int_equal(copy_probes, 1);
+        assert_int_equal(kernel_probes, sizes[i].kernel_probes);
+    }
+    close_scene();
+    cuda = driver;
+}
+
 /* Not before: the copy would be made in its stream. */
 static void *release_after_failure(void *argument)
 {
@@ -443,9 +512,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_later_pieces),
         cmocka_unit_test(test_ends_while_overdue),
         cmocka_unit_test(test_ends_before_it_is_made),
+        cmocka_unit_test(test_ends_and_another_context_goes_on),
         cmocka_unit_test(test_ends_behind_its_context),
         cmocka_unit_test(test_reset_while_overdue),
         cmocka_unit_test(test_no_second_context),
+        cmocka_unit_test(test_probes_its_queues),
         cmocka_unit_test(test_failed_context), /* the last one on this device */
     };
     return cmocka_run_group_tests_name("overdue-copies", tests, set_up, NULL);

@@ -2,6 +2,7 @@
 /* A probe is there for each context, also after memory was refused, and while another thread
  * allocates. */
 #include "gpudirect/queue_probe.h"
+#include "gpudirect/staging.h"
 #include "tests/fixtures/cuda_unit.h"
 
 #include <pthread.h>
@@ -144,6 +145,18 @@ static void test_context_that_ends_meanwhile(void **state)
     ibx_queue_probe_forget(&other);
 }
 
+/* The memory is gone with its context, whose address another one may have. */
+static void test_context_that_is_forgotten_for_all(void **state)
+{
+    (void)state;
+    assert_int_equal(probe(&other), 0);
+    const unsigned before = atomic_load(&allocated);
+    ibx_staging_forget_for_all(&other);
+    assert_int_equal(probe(&other), 0);
+    assert_int_equal(atomic_load(&allocated) - before, 1);
+    ibx_queue_probe_forget(&other);
+}
+
 static int set_up(void **state)
 {
     if (find_cuda(state) || app->stream_create(&stream, NON_BLOCKING))
@@ -159,6 +172,7 @@ int main(void)
         cmocka_unit_test(test_many_contexts),
         cmocka_unit_test(test_beside_a_thread_that_allocates),
         cmocka_unit_test(test_context_that_ends_meanwhile),
+        cmocka_unit_test(test_context_that_is_forgotten_for_all),
     };
     return cmocka_run_group_tests_name("queue-probe", tests, set_up, NULL);
 }

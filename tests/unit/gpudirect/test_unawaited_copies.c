@@ -98,6 +98,26 @@ static void test_waits_without_room(void **state)
     assert_letter('c', EACH);
 }
 
+/* Other copies need chunks, too: this holds for all stagings together. */
+static void test_half_of_the_pool(void **state)
+{
+    struct ibx_staging *const first = staging;
+    (void)state;
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < FULL; i++)
+        leave('s', EACH);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    app->slow(1000);
+    app->hold_stream(NULL);
+    leave('t', EACH);
+    assert_int_equal(app->stream_query(stream), 0);
+    app->slow(0);
+    assert_int_equal(ibx_pinned_taken(), MOST);
+    ibx_staging_destroy(staging);
+    staging = first;
+    assert_letter('t', EACH);
+}
+
 /* Other copies need chunks of a small quota, too. */
 static void test_small_quota(void **state)
 {
@@ -254,7 +274,7 @@ static void test_ends_behind_its_context(void **state)
 }
 
 /* The client has begun to capture the stream: its graph may use the bytes at any time, so nobody
- * gets the chunk any more. */
+ * gets the chunk any more, unless it is sure that the graph's context is gone. */
 static void test_captured(void **state)
 {
     (void)state;
@@ -264,7 +284,11 @@ static void test_captured(void **state)
     ibx_staging_unawaited_look(staging);
     app->inject(NULL, 0, 0, false);
     ibx_staging_unawaited_look(staging);
+    ibx_staging_forget(staging, NULL);
+    assert_int_equal(ibx_pinned_taken(), 1);
     ibx_staging_destroy(staging);
+    ibx_unawaited_forget(NULL);
+    assert_int_equal(ibx_pinned_taken(), 1);
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     leave('j', EACH);
     assert_int_equal(app->stream_synchronize(stream), 0);
@@ -302,6 +326,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_returns, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_waits_without_room, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_half_of_the_pool, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_small_quota, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_number, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ends_before, set_up, tear_down),
