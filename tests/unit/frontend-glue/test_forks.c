@@ -21,16 +21,6 @@ static struct {
     int device, event_device;
 } was;
 
-static pthread_mutex_t ranges = PTHREAD_MUTEX_INITIALIZER;
-
-void ibx_frontend_ranges_lock(void)
-{
-    pthread_mutex_lock(&ranges);
-}
-void ibx_frontend_ranges_unlock(void)
-{
-    pthread_mutex_unlock(&ranges);
-}
 int ibx_frontend_fail(int code)
 {
     return code;

@@ -65,17 +65,6 @@ bool ibx_frontend_first_begins(void)
 }
 void ibx_frontend_first_is_over(void) {}
 
-static pthread_mutex_t ranges = PTHREAD_MUTEX_INITIALIZER;
-
-void ibx_frontend_ranges_lock(void)
-{
-    pthread_mutex_lock(&ranges);
-}
-void ibx_frontend_ranges_unlock(void)
-{
-    pthread_mutex_unlock(&ranges);
-}
-
 int ibx_frontend_fail(int code)
 {
     return code;
