@@ -46,11 +46,9 @@ struct capture {
 static struct capture *all; /* protected by the lock of ranges */
 static _Atomic unsigned long long ids;
 
-/* cudaStreamPerThread is a different stream in each thread. */
 static bool is_of(const struct capture *c, const void *stream)
 {
-    return c->stream == stream &&
-           (stream != CUDA_STREAM_PER_THREAD || c->by == ibx_frontend_thread_number());
+    return ibx_frontend_same_stream(c->stream, c->by, stream);
 }
 
 /* Called under the lock. Counts captures of a thread's own stream. */

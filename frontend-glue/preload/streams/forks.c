@@ -63,18 +63,11 @@ uint64_t ibx_frontend_thread_number(void)
     return number;
 }
 
-/* cudaStreamPerThread is a different stream in each thread. */
-static bool is_same(const void *stream, uint64_t by, const void *other)
-{
-    return stream == other &&
-           (stream != CUDA_STREAM_PER_THREAD || by == ibx_frontend_thread_number());
-}
-
 /* Called under the lock. The place of the stream in the list, or of NULL at its end. */
 static struct joined **place_of(struct ibx_forks *f, const void *stream)
 {
     struct joined **at = &f->joined;
-    while (*at && !is_same((*at)->stream, (*at)->by, stream))
+    while (*at && !ibx_frontend_same_stream((*at)->stream, (*at)->by, stream))
         at = &(*at)->next;
     return at;
 }
@@ -83,7 +76,7 @@ static struct joined **place_of(struct ibx_forks *f, const void *stream)
 static struct ibx_forks *capture_of(const void *stream)
 {
     struct ibx_forks *f = all;
-    while (f && !is_same(f->stream, f->by, stream) && !*place_of(f, stream))
+    while (f && !ibx_frontend_same_stream(f->stream, f->by, stream) && !*place_of(f, stream))
         f = f->next;
     return f;
 }
@@ -254,7 +247,7 @@ static int copy_of(const struct ibx_forks *f, void ***streams, size_t *count)
         n++;
     void **made = n ? malloc(n * sizeof(*made)) : NULL;
     for (const struct joined *j = f->joined; j && made; j = j->next) {
-        named = named && is_same(j->stream, j->by, j->stream);
+        named = named && ibx_frontend_same_stream(j->stream, j->by, j->stream);
         made[(*count)++] = j->stream;
     }
     ibx_frontend_ranges_unlock();

@@ -243,6 +243,13 @@ bool ibx_frontend_threads_capture(unsigned *rested);
 
 /* The calling thread's number, which no other thread of this process ever has. */
 uint64_t ibx_frontend_thread_number(void);
+/* Whether `other` is, in the calling thread, the stream that was `stream` in thread `by`:
+ * cudaStreamPerThread is a different one in each thread. */
+static inline bool ibx_frontend_same_stream(const void *stream, uint64_t by, const void *other)
+{
+    return stream == other &&
+           (stream != CUDA_STREAM_PER_THREAD || by == ibx_frontend_thread_number());
+}
 
 /* A capture that this stream has begun, with the streams that have joined it. NULL, also where a
  * function takes one: nothing is known about them. */
