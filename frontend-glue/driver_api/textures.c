@@ -20,18 +20,19 @@ static int resource_of(struct ibx_cuda_resource *to, const struct ibx_driver_res
     return CUDA_SUCCESS;
 }
 
-/* The channel of the elements; kind -1: it is not known. */
+static const struct ibx_cuda_channel unknown = {.kind = -1}; /* a channel */
+
+/* The channel of the elements. */
 static struct ibx_cuda_channel channel_in(const struct ibx_cuda_resource *resource)
 {
-    const struct ibx_cuda_channel none = {.kind = -1};
-    struct ibx_cuda_channel c = none;
+    struct ibx_cuda_channel c = unknown;
     void *array = resource->of.array;
     if (resource->kind == IBX_RESOURCE_LINEAR || resource->kind == IBX_RESOURCE_PITCH_2D)
         return resource->of.memory.channel;
     if (resource->kind == IBX_RESOURCE_MIPMAP &&
         cudaGetMipmappedArrayLevel(&array, resource->of.array, 0))
-        return none;
-    return cudaGetChannelDesc(&c, array) ? none : c;
+        return unknown;
+    return cudaGetChannelDesc(&c, array) ? unknown : c;
 }
 
 static bool is_of_integers(const struct ibx_cuda_channel *c)
@@ -40,24 +41,20 @@ static bool is_of_integers(const struct ibx_cuda_channel *c)
 }
 
 /* Integers of up to 16 bits become numbers from 0 or -1 to 1, if not said otherwise. */
-static int reads_of(const struct ibx_cuda_resource *resource, unsigned flags)
+static int reads_of(struct ibx_cuda_channel c, unsigned flags)
 {
-    if (flags & IBX_DRIVER_AS_INTEGERS)
+    if (flags & IBX_DRIVER_AS_INTEGERS || !is_of_integers(&c))
         return IBX_READ_ELEMENTS;
-    const struct ibx_cuda_channel c = channel_in(resource);
-    return is_of_integers(&c) && c.x < 32 ? IBX_READ_NORMALIZED : IBX_READ_ELEMENTS;
+    return c.x < 32 ? IBX_READ_NORMALIZED : IBX_READ_ELEMENTS;
 }
 
 /* The runtime refuses a linear filter for integers that are read as such; the driver takes it. A
  * filter between mipmapped levels is refused by neither. */
-static unsigned made_by(const struct ibx_cuda_resource *resource,
-                        const struct ibx_cuda_texture *how)
+static unsigned made_by(struct ibx_cuda_channel c, int reads, int filter)
 {
-    if (how->words[IBX_WORD_READ] != IBX_READ_ELEMENTS ||
-        how->words[IBX_WORD_FILTER] != IBX_FILTER_LINEAR)
-        return 0;
-    const struct ibx_cuda_channel c = channel_in(resource);
-    return is_of_integers(&c) ? IBX_TEXTURE_BY_DRIVER : 0;
+    return reads == IBX_READ_ELEMENTS && filter == IBX_FILTER_LINEAR && is_of_integers(&c)
+               ? IBX_TEXTURE_BY_DRIVER
+               : 0;
 }
 
 static void texture_of(struct ibx_cuda_texture *to, const struct ibx_driver_texture *from,
@@ -88,8 +85,12 @@ static int create(unsigned long long *texture, const struct ibx_driver_resource 
     int rc = texture && resource && how ? resource_of(&r, resource) : CUDA_INVALID_VALUE;
     if (rc)
         return rc;
-    texture_of(&t, how, reads_of(&r, how->flags));
-    rc = ibx_frontend_create_texture(texture, &r, &t, view, made_by(&r, &t));
+    /* Only the back end knows an array's: it is asked once, and if something depends on that. */
+    const bool matters = !(how->flags & IBX_DRIVER_AS_INTEGERS) || how->filter == IBX_FILTER_LINEAR;
+    const struct ibx_cuda_channel c = matters ? channel_in(&r) : unknown;
+    const int reads = reads_of(c, how->flags);
+    texture_of(&t, how, reads);
+    rc = ibx_frontend_create_texture(texture, &r, &t, view, made_by(c, reads, how->filter));
     if (!rc)
         ibx_frontend_owned(OWNED_TEXTURE, (void *)(uintptr_t)*texture, ibx_driver_current());
     return rc;
@@ -163,7 +164,7 @@ static int ask_texture(struct ibx_driver_texture *how, unsigned long long textur
     memcpy(how->border, w + IBX_WORD_BORDER, sizeof(how->border));
     const bool as_integers = w[IBX_WORD_READ] == IBX_READ_ELEMENTS &&
                              !cudaGetTextureObjectResourceDesc(&resource, texture) &&
-                             reads_of(&resource, 0) == IBX_READ_NORMALIZED;
+                             reads_of(channel_in(&resource), 0) == IBX_READ_NORMALIZED;
     how->flags = (as_integers ? IBX_DRIVER_AS_INTEGERS : 0) |
                  (w[IBX_WORD_NORMALIZED] ? IBX_DRIVER_NORMALIZED : 0) |
                  (w[IBX_WORD_SRGB] ? IBX_DRIVER_SRGB : 0) |

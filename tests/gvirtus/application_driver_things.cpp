@@ -280,6 +280,24 @@ bool linear_integers_of_memory(Address memory, DriverTexture how)
     return HOLDS(made_by(true, of, how));
 }
 
+// What the elements of an array are is asked once, whatever depends on it.
+bool asks_once(void *of_floats)
+{
+    std::uint64_t calls[2];
+    DriverResource of;
+    of.of.array = of_floats;
+    for (const bool linear : {false, true}) {
+        Object texture = 0;
+        DriverTexture how;
+        how.filter = linear ? 1 : how.filter;
+        const std::uint64_t before = stub_remote()->runtime_calls();
+        REQUIRE(create_texture(&texture, of, how) == 0);
+        calls[linear] = stub_remote()->runtime_calls() - before;
+        REQUIRE(cu("cuTexObjectDestroy", texture) == 0);
+    }
+    return HOLDS(calls[0] == calls[1]);
+}
+
 // Integers that are read as such with a linear filter: CUDA's runtime refuses such a texture, and
 // the driver makes it.
 bool linear_integers(void *of_floats, void *of_bytes, Address memory)
@@ -344,7 +362,7 @@ bool driver_textures()
         REQUIRE(create_texture(&other, of, how) == 0 && tells(other, of, how));
         REQUIRE(cu("cuTexObjectDestroy", other) == 0);
     }
-    REQUIRE(linear_integers(array, bytes, memory));
+    REQUIRE(linear_integers(array, bytes, memory) && asks_once(array));
     // Memory, in one row and in several.
     of = DriverResource();
     of.kind = OF_LINEAR;
