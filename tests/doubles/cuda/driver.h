@@ -92,9 +92,9 @@ void ibx_double_hold_linker(bool held);
 /* Work of this stream never runs, as if it were endless, nor does that of those before. NULL: no
  * such streams any more. */
 void ibx_double_hold_stream(void *stream);
-/* Releases this stream. */
-/* Stops it once it has made so many more copies. */
+/* The same once the stream has made so many more copies. */
 void ibx_double_hold_stream_after(void *stream, unsigned copies);
+/* Releases this stream. */
 void ibx_double_release_stream(void *stream);
 /* Whether the next work of this stream has been submitted, and waits for other work. */
 bool ibx_double_stream_waits(void *stream);
