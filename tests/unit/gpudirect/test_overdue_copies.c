@@ -5,8 +5,10 @@
 #include "tests/fixtures/cuda_unit.h"
 #include "tests/fixtures/random_fill.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -15,6 +17,7 @@
 #define NON_BLOCKING  1u
 #define OUT_OF_MEMORY 2 /* CUresult */
 #define NOT_SUPPORTED 801
+#define SLOW_US       3000u /* longer than a copy has, once there is a second context */
 
 static struct ibx_quota quota = {.most = CHUNKS};
 static struct ibx_staging *staging;
@@ -24,16 +27,32 @@ static void *stream;
 
 static bool to_device;
 
-/* A copy that the GPU has begun may take longer than one that is not overdue. */
-static bool clock_stands;
+static const struct ibx_cuda *driver; /* `cuda`, but for cases that have a table of their own */
+
+static pthread_t releasing;  /* a thread that releases the stream ... */
+static bool releases;        /* ... if there is one */
+static atomic_bool given_up; /* the case has failed: so no thread waits for what it does next */
+
+/* What the GPU makes may take any time. So the clock stands meanwhile, perhaps until the stream is
+ * kept waiting. */
+static enum { CLOCK_GOES, CLOCK_STANDS, CLOCK_STANDS_UNTIL_HELD } clock_mode;
 static struct timespec stands_at;
 
 int __real_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
 {
+    if (clock_mode == CLOCK_GOES ||
+        (clock_mode == CLOCK_STANDS_UNTIL_HELD && app->stream_waits(stream)))
+        return __real_clock_gettime(clock, time);
     *time = stands_at;
-    return clock_stands ? 0 : __real_clock_gettime(clock, time);
+    return 0;
+}
+
+static void stop_clock(bool until_held)
+{
+    __real_clock_gettime(CLOCK_MONOTONIC, &stands_at);
+    clock_mode = until_held ? CLOCK_STANDS_UNTIL_HELD : CLOCK_STANDS;
 }
 
 static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
@@ -61,16 +80,6 @@ static int begin(size_t at, size_t n)
     return ibx_staging_from_device(staging, &copy, true);
 }
 
-/* As the GPU makes it. */
-static void comes(size_t at, size_t n)
-{
-    __real_clock_gettime(CLOCK_MONOTONIC, &stands_at);
-    clock_stands = true;
-    const int rc = begin(at, n);
-    clock_stands = false;
-    assert_int_equal(rc, 0);
-}
-
 static void deliver(size_t at, size_t n)
 {
     uint32_t arrived = 0;
@@ -79,6 +88,24 @@ static void deliver(size_t at, size_t n)
     assert_int_equal(ibx_staging_deliver(staging, &wire, n), 0);
     ibx_staging_end(staging);
     assert_memory_equal(got, expected + at, n);
+}
+
+/* As the GPU makes it. */
+static void begin_made(size_t at, size_t n)
+{
+    stop_clock(false);
+    const int rc = begin(at, n);
+    clock_mode = CLOCK_GOES;
+    assert_int_equal(rc, 0);
+}
+
+/* As far as the GPU makes it. */
+static void comes(size_t at, size_t n)
+{
+    begin_made(at, n);
+    stop_clock(true);
+    deliver(at, n);
+    clock_mode = CLOCK_GOES;
 }
 
 /* Writes other bytes there. */
@@ -120,9 +147,15 @@ static void await_made(void)
         sched_yield();
 }
 
-static void close_scene(void)
+static void end_session(void)
 {
     ibx_staging_destroy(staging);
+    staging = NULL;
+}
+
+static void close_scene(void)
+{
+    end_session();
     assert_int_equal(ibx_pinned_taken(), 0);
     assert_int_equal(ibx_quota_left(&quota), CHUNKS);
     app->mem_free(device);
@@ -158,6 +191,7 @@ static void test_comes_from_a_second_context(void **state)
 {
     (void)state;
     open_scene(0);
+    app->slow(SLOW_US);
     for (size_t i = 0; i < PARTS; i++) {
         app->hold_stream(stream);
         assert_int_equal(begin(parts[i].at, parts[i].n), IBX_STAGING_OVERDUE);
@@ -174,8 +208,8 @@ static void test_comes_from_a_second_context(void **state)
         await_made();
         assert_int_equal(ibx_pinned_taken(), 0);
         comes(parts[i].at, parts[i].n);
-        deliver(parts[i].at, parts[i].n);
     }
+    app->slow(0);
     close_scene();
 }
 
@@ -206,12 +240,12 @@ static void test_later_pieces(void **state)
     static const unsigned chunks[] = {CHUNKS, 3, 2};
     (void)state;
     open_scene(0);
+    app->slow(SLOW_US);
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
         for (unsigned made = 1; made < 5; made++) {
             quota.most = chunks[i];
             app->hold_stream_after(stream, made);
             comes(0, SIZE);
-            deliver(0, SIZE);
             assert_true(ibx_staging_has_overdue(staging));
             assert_int_equal(ibx_pinned_taken(), ibx_quota_used(&quota));
             app->release_stream(stream);
@@ -219,6 +253,7 @@ static void test_later_pieces(void **state)
             assert_int_equal(ibx_pinned_taken(), 0);
         }
     }
+    app->slow(0);
     quota.most = CHUNKS;
     close_scene();
 }
@@ -231,18 +266,32 @@ static void *release(void *argument)
     return NULL;
 }
 
+static void begin_release(void *(*how)(void *))
+{
+    assert_int_equal(pthread_create(&releasing, NULL, how, NULL), 0);
+    releases = true;
+}
+
+static void await_release(void)
+{
+    if (releases)
+        pthread_join(releasing, NULL);
+    releases = false;
+}
+
 /* Its end waits for what the GPU still has. */
 static void test_ends_while_overdue(void **state)
 {
-    pthread_t thread;
     (void)state;
     open_scene(0);
     const unsigned long events = cuda_stats().events;
     app->hold_stream(stream);
     assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
-    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    begin_release(release);
+    stop_clock(false);
     close_scene();
-    pthread_join(thread, NULL);
+    clock_mode = CLOCK_GOES;
+    await_release();
     assert_int_equal(cuda_stats().events, events);
 }
 
@@ -256,7 +305,7 @@ static void await_returned(void)
         assert_true(ibx_staging_begin(staging, 1));
         ibx_staging_end(staging);
     } while (ibx_pinned_taken());
-    ibx_staging_destroy(staging);
+    end_session();
     assert_int_equal(ibx_quota_used(&quota), 0);
 }
 
@@ -272,13 +321,13 @@ static void test_ends_before_it_is_made(void **state)
         assert_int_equal(cuda->ctx_get_current(&context), 0);
         if (way % 2) { /* in the midst of the copy */
             app->hold_stream_after(stream, 1);
-            comes(0, SIZE);
+            begin_made(0, SIZE);
         } else {
             app->hold_stream(stream);
             assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
         }
         const unsigned kept = ibx_pinned_taken() - way % 2;
-        ibx_staging_destroy(staging);
+        end_session();
         assert_int_equal(ibx_pinned_taken(), kept);
         assert_int_equal(ibx_quota_used(&quota), kept);
         app->release_stream(stream);
@@ -302,7 +351,7 @@ static void test_ends_and_another_context_goes_on(void **state)
     app->hold_stream(stream);
     assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
     const unsigned kept = ibx_pinned_taken();
-    ibx_staging_destroy(staging);
+    end_session();
     cuda_application_use(1);
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     app->inject("cuEventQuery", 1, OUT_OF_MEMORY, false);
@@ -310,7 +359,7 @@ static void test_ends_and_another_context_goes_on(void **state)
     ibx_staging_end(staging);
     app->inject(NULL, 0, 0, false);
     assert_int_equal(ibx_pinned_taken(), kept);
-    ibx_staging_destroy(staging);
+    end_session();
     cuda_application_use(0);
     app->release_stream(stream);
     await_returned();
@@ -321,7 +370,6 @@ static void test_ends_and_another_context_goes_on(void **state)
 #define INVALID_CONTEXT 201
 #define UNKNOWN         999
 
-static const struct ibx_cuda *driver;
 static int pushed_rc;        /* of ctx_push_current, ... */
 static unsigned pushes_well; /* ... after so many calls that enter the context */
 
@@ -340,7 +388,6 @@ static void test_ends_behind_its_context(void **state)
     static const int errors[] = {IS_DESTROYED, INVALID_CONTEXT, UNKNOWN};
     static struct ibx_cuda table;
     (void)state;
-    driver = cuda;
     table = *cuda;
     table.ctx_push_current = push;
     cuda = &table;
@@ -354,7 +401,7 @@ static void test_ends_behind_its_context(void **state)
         ibx_staging_forget_for_all(context);
         pushes_well = way == 3; /* it goes while the end waits */
         pushed_rc = errors[way % 3];
-        ibx_staging_destroy(staging);
+        end_session();
         pushed_rc = 0;
         assert_int_equal(ibx_pinned_taken(), way == 2 ? kept : 0);
         assert_int_equal(ibx_quota_used(&quota), way == 2 ? kept : 0);
@@ -395,22 +442,21 @@ static const char *refused = "cuCtxCreate"; /* by the driver, as when it has no 
  * others do. The context, if there is one, does not wait for that. */
 static void test_no_second_context(void **state)
 {
-    pthread_t thread;
     (void)state;
     open_scene(1);
     app->inject(refused, 1, OUT_OF_MEMORY, false);
     app->hold_stream(stream);
     assert_int_equal(cuda->memcpy_to_device_async(device, expected, 1, stream), 0);
     assert_false(ibx_second_context_make(cuda));
-    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    begin_release(release);
     assert_int_equal(begin(0, SIZE), 0);
     deliver(0, SIZE);
-    pthread_join(thread, NULL);
+    await_release();
     assert_false(ibx_second_context_is_there(cuda) || ibx_staging_has_overdue(staging));
     app->hold_stream(stream);
-    assert_int_equal(pthread_create(&thread, NULL, release, NULL), 0);
+    begin_release(release);
     send(stream, 0, SIZE);
-    pthread_join(thread, NULL);
+    await_release();
     close_scene();
 }
 
@@ -443,7 +489,6 @@ static void test_probes_its_queues(void **state)
     } sizes[] = {{1, 1}, {2, 0}, {4096, 0}, {4097, 1}, {65535, 1}, {65536, 0}};
     static struct ibx_cuda table;
     (void)state;
-    driver = cuda;
     table = *cuda;
     table.memcpy_2d_async = copy_rows;
     table.memcpy_to_device_async = copy_bytes;
@@ -464,7 +509,7 @@ static void test_probes_its_queues(void **state)
 static void *release_after_failure(void *argument)
 {
     cuda_application_use(0);
-    while (ibx_second_context_is_there(cuda))
+    while (ibx_second_context_is_there(cuda) && !atomic_load(&given_up))
         sched_yield();
     return release(argument);
 }
@@ -472,23 +517,21 @@ static void *release_after_failure(void *argument)
 /* A kernel of the second context fails: copies wait for their streams again. */
 static void test_failed_context(void **state)
 {
-    pthread_t thread;
     (void)state;
     open_scene(0);
     app->hold_stream(stream);
     assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
     app->inject("cuLaunchKernel", 2, OUT_OF_MEMORY, false);
-    assert_int_equal(pthread_create(&thread, NULL, release_after_failure, NULL), 0);
+    begin_release(release_after_failure);
     assert_int_equal(begin(0, SIZE), 0);
     assert_false(ibx_second_context_is_there(cuda) || ibx_second_context_make(cuda));
     deliver(0, SIZE);
-    pthread_join(thread, NULL);
+    await_release();
     await_made();
     assert_int_equal(ibx_second_context_copy(cuda, device, device, 16), NOT_SUPPORTED);
     for (size_t i = 0; i < PARTS; i++) {
         send(stream, parts[i].at, parts[i].n);
         comes(parts[i].at, parts[i].n);
-        deliver(parts[i].at, parts[i].n);
     }
     close_scene();
 }
@@ -498,7 +541,36 @@ static int set_up(void **state)
     expected = malloc(SIZE);
     got = malloc(SIZE);
     random_fill(expected, SIZE, 1);
-    return expected && got ? find_cuda(state) : -1;
+    const int rc = expected && got ? find_cuda(state) : -1;
+    driver = cuda;
+    return rc;
+}
+
+/* A case that has failed leaves its scene open. The next ones have theirs nevertheless. */
+static int tear_down(void **state)
+{
+    (void)state;
+    atomic_store(&given_up, true);
+    await_release();
+    atomic_store(&given_up, false);
+    cuda = driver;
+    clock_mode = CLOCK_GOES;
+    to_device = false;
+    pushed_rc = 0;
+    quota.most = CHUNKS;
+    app->inject(NULL, 0, 0, false);
+    app->slow(0);
+    if (staging)
+        app->hold_stream_after(stream, UINT_MAX); /* none */
+    app->hold_stream(NULL);
+    end_session();
+    for (int number = 0; number < 2; number++) {
+        void *context;
+        cuda_application_use(number);
+        if (!app->ctx_synchronize() && !cuda->ctx_get_current(&context))
+            ibx_staging_forget_for_all(context);
+    }
+    return 0;
 }
 
 /* An argument names the function that the driver refuses. */
@@ -506,18 +578,18 @@ int main(int argc, char **argv)
 {
     refused = argc > 1 ? argv[1] : refused;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_where_none_is_made),
-        cmocka_unit_test(test_comes_from_a_second_context),
-        cmocka_unit_test(test_goes_by_a_second_context),
-        cmocka_unit_test(test_later_pieces),
-        cmocka_unit_test(test_ends_while_overdue),
-        cmocka_unit_test(test_ends_before_it_is_made),
-        cmocka_unit_test(test_ends_and_another_context_goes_on),
-        cmocka_unit_test(test_ends_behind_its_context),
-        cmocka_unit_test(test_reset_while_overdue),
-        cmocka_unit_test(test_no_second_context),
-        cmocka_unit_test(test_probes_its_queues),
-        cmocka_unit_test(test_failed_context), /* the last one on this device */
+        cmocka_unit_test_teardown(test_goes_where_none_is_made, tear_down),
+        cmocka_unit_test_teardown(test_comes_from_a_second_context, tear_down),
+        cmocka_unit_test_teardown(test_goes_by_a_second_context, tear_down),
+        cmocka_unit_test_teardown(test_later_pieces, tear_down),
+        cmocka_unit_test_teardown(test_ends_while_overdue, tear_down),
+        cmocka_unit_test_teardown(test_ends_before_it_is_made, tear_down),
+        cmocka_unit_test_teardown(test_ends_and_another_context_goes_on, tear_down),
+        cmocka_unit_test_teardown(test_ends_behind_its_context, tear_down),
+        cmocka_unit_test_teardown(test_reset_while_overdue, tear_down),
+        cmocka_unit_test_teardown(test_no_second_context, tear_down),
+        cmocka_unit_test_teardown(test_probes_its_queues, tear_down),
+        cmocka_unit_test_teardown(test_failed_context, tear_down), /* the last one on this device */
     };
     return cmocka_run_group_tests_name("overdue-copies", tests, set_up, NULL);
 }
