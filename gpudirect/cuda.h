@@ -175,14 +175,14 @@ static inline bool ibx_cuda_is_of_capture(int rc)
     return rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST;
 }
 
-/* Whether the driver says that the context is destroyed; false after any other error. */
-static inline bool ibx_cuda_context_is_destroyed(const struct ibx_cuda *cuda, void *context)
+/* What the driver says when the context is entered, and left again: 0 or a CUresult. */
+static inline int ibx_cuda_context_enters(const struct ibx_cuda *cuda, void *context)
 {
     void *popped = NULL;
     const int rc = cuda->ctx_push_current(context);
     if (!rc)
         cuda->ctx_pop_current(&popped);
-    return rc == IBX_CUDA_CONTEXT_IS_DESTROYED || rc == IBX_CUDA_INVALID_CONTEXT;
+    return rc;
 }
 
 /* Makes a device's primary context, if that is active, the thread's: 1, and *context is it. 0: it

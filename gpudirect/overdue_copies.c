@@ -18,7 +18,10 @@
 #include "gpudirect/second_context.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -33,13 +36,6 @@
 static bool is_done(const struct ibx_cuda *cuda, void *event)
 {
     return cuda->event_query(event) != IBX_CUDA_NOT_READY;
-}
-
-/* An error that concerns a capture says nothing about the copy. */
-bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy)
-{
-    const int rc = cuda->event_query(copy->event);
-    return rc != IBX_CUDA_NOT_READY && !ibx_cuda_is_of_capture(rc);
 }
 
 static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
@@ -58,22 +54,48 @@ static bool is_done_by(const struct ibx_staging *st, void *event, unsigned ms)
 
 /* ------------------------------------------------------------------------ put aside */
 
+/* Makes what slots under way need for their chunks. False: there is no memory. */
+static bool have_lent(const struct ibx_staging *st, struct ibx_lent_chunk **lent)
+{
+    unsigned i = 0;
+    while (i < st->count && (lent[i] = ibx_lent_chunk_new(st, 1)))
+        i++;
+    const bool all = i == st->count;
+    while (!all && i)
+        free(lent[--i]);
+    return all;
+}
+
+/* The slot's chunk and event are overdue from now on. */
+static void lend(struct ibx_staging *st, const struct ibx_staging_slot *slot,
+                 struct ibx_lent_chunk *c)
+{
+    c->chunk = slot->chunk;
+    c->event[0] = slot->event;
+    c->copies = c->events = 1;
+    c->next = st->overdue;
+    st->overdue = c;
+}
+
 /* Leaves the slots under way, with their chunks and events, to the GPU; the others are free. None
- * of the copy is moving, and no copy is overdue yet. */
+ * of the copy is moving. IBX_STAGING_OVERDUE, or -ENOMEM: nothing was done. */
 static int put_aside(struct ibx_staging *st)
 {
-    struct ibx_overdue *overdue = &st->overdue;
+    struct ibx_lent_chunk *lent[IBX_STAGING_DEPTH];
     unsigned chunks = 0, events = 0;
     int rc = 0;
-    overdue->context = st->context;
-    for (unsigned i = 0; i < st->events && !rc; i++) {
+    if (!have_lent(st, lent))
+        return -ENOMEM;
+    for (unsigned i = 0; i < st->events; i++) {
         struct ibx_staging_slot *slot = &st->slots[i];
         const bool used = i < st->count, under_way = used && slot->state.now == SLOT_DMA;
-        if (used && slot->state.now != SLOT_FREE)
+        if (used && slot->state.now != SLOT_FREE && !rc)
             rc = ibx_state_move(&slot->state, SLOT_FREE);
         if (under_way)
-            overdue->copies[overdue->count++] = (struct ibx_overdue_copy){slot->chunk, slot->event};
-        else
+            lend(st, slot, lent[i]);
+        else if (used)
+            free(lent[i]);
+        if (!under_way)
             st->slots[events++] = *slot;
         chunks += used && !under_way;
     }
@@ -83,23 +105,30 @@ static int put_aside(struct ibx_staging *st)
     return rc ? rc : IBX_STAGING_OVERDUE;
 }
 
-/* Whether the slot is overdue, and there is another context to copy what it has to. */
-static bool is_overdue(const struct ibx_staging *st, const struct ibx_staging_slot *slot)
+/* Whether the slot's piece is made in the time that one has. */
+static bool comes_in_time(const struct ibx_staging *st, const struct ibx_staging_slot *slot)
 {
-    const struct ibx_cuda *cuda = st->cuda;
-    const unsigned ms = ibx_second_context_is_there(cuda) ? NEXT_MS : FIRST_MS;
-    return !is_done_by(st, slot->event, ms) && !st->overdue.count &&
-           ibx_second_context_make(cuda) && !is_done(cuda, slot->event);
+    return is_done_by(st, slot->event, ibx_second_context_is_there(st->cuda) ? NEXT_MS : FIRST_MS);
+}
+
+/* Has the slots under way be overdue, if the piece of this one is not made in time, and there is
+ * another context, made now perhaps, to copy it. IBX_STAGING_OVERDUE; or 0: the piece is waited
+ * for; or a negative errno. */
+static int leave_late(struct ibx_staging *st, const struct ibx_staging_slot *slot)
+{
+    if (comes_in_time(st, slot) || st->overdue || !ibx_second_context_make(st->cuda) ||
+        is_done(st->cuda, slot->event))
+        return 0;
+    const int rc = put_aside(st);
+    return rc == -ENOMEM ? 0 : rc;
 }
 
 int ibx_staging_await_first(struct ibx_staging *st)
 {
-    if (!is_overdue(st, &st->slots[0]))
-        return st->cuda->event_synchronize(st->slots[0].event);
-    const int rc = put_aside(st);
+    const int rc = leave_late(st, &st->slots[0]);
     if (rc == IBX_STAGING_OVERDUE)
         ibx_staging_end(st);
-    return rc;
+    return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
 }
 
 /* Whether a slot has a chunk that the GPU does not use. */
@@ -115,9 +144,9 @@ int ibx_staging_await_current(struct ibx_staging *st)
 {
     const struct ibx_staging_slot *slot = &st->slots[st->current];
     const uint64_t at = slot->at, delivered = st->delivered;
-    if (!has_free(st) || !is_overdue(st, slot))
+    const int rc = has_free(st) ? leave_late(st, slot) : 0;
+    if (!rc)
         return st->cuda->event_synchronize(slot->event);
-    const int rc = put_aside(st);
     ibx_staging_restart_at(st, at);
     st->delivered = delivered;
     st->aside = true;
@@ -198,82 +227,61 @@ int ibx_staging_find_way(struct ibx_staging *st)
 
 /* ------------------------------------------------------------------------ their end */
 
-static void give_chunks(struct ibx_staging *st)
-{
-    for (unsigned i = 0; i < st->overdue.count; i++)
-        ibx_pinned_give(st->quota, st->overdue.copies[i].chunk);
-    st->overdue.count = 0;
-}
-
-static void end(struct ibx_staging *st)
-{
-    const bool entered = st->overdue.count && !st->cuda->ctx_push_current(st->overdue.context);
-    void *popped;
-    for (unsigned i = 0; i < st->overdue.count && entered; i++)
-        st->cuda->event_destroy(st->overdue.copies[i].event);
-    if (entered)
-        st->cuda->ctx_pop_current(&popped);
-    give_chunks(st);
-}
-
 bool ibx_staging_has_overdue(struct ibx_staging *st)
 {
-    const struct ibx_overdue *overdue = &st->overdue;
-    if (!overdue->count)
-        return false;
-    for (unsigned i = 0; i < overdue->count; i++)
-        if (!ibx_overdue_copy_is_made(st->cuda, &overdue->copies[i]))
-            return true;
-    end(st);
+    struct ibx_lent_chunk *c = st->overdue;
+    while (c && ibx_lent_chunk_is_over(c))
+        c = c->next;
+    if (c)
+        return true;
+    while ((c = st->overdue)) {
+        st->overdue = c->next;
+        ibx_lent_chunk_free(c, true);
+    }
     return false;
 }
 
-void ibx_staging_overdue_forget(struct ibx_staging *st, const void *context)
-{
-    if (!context || st->overdue.context == context)
-        give_chunks(st);
-}
-
-/* If copies before this one are overdue, too, it waits for the GPU. */
 void ibx_staging_leave_slots(struct ibx_staging *st)
 {
     bool any = false;
     for (unsigned i = 0; i < st->count; i++)
         any = any || st->slots[i].state.now == SLOT_DMA;
-    if (any && st->copy.alone && !st->overdue.count)
+    if (any && st->copy.alone)
         put_aside(st);
 }
 
-/* Gives back what the GPU has made by the deadline; the other copies remain. */
-static void give_made(struct ibx_staging *st, uint64_t deadline)
+/* Waits in the chunk's context. Whether its copy is over by the deadline. */
+static bool is_over_by(const struct ibx_staging *st, struct ibx_lent_chunk *c, uint64_t deadline)
 {
-    struct ibx_overdue *overdue = &st->overdue;
-    const unsigned count = overdue->count;
-    overdue->count = 0;
-    for (unsigned i = 0; i < count; i++) {
-        const struct ibx_overdue_copy copy = overdue->copies[i];
-        const uint64_t now = ibx_now_ns();
-        const unsigned ms = now < deadline ? (unsigned)((deadline - now) / 1000000) : 0;
-        if (is_done_by(st, copy.event, ms) && ibx_overdue_copy_is_made(st->cuda, &copy)) {
-            st->cuda->event_destroy(copy.event);
-            ibx_pinned_give(st->quota, copy.chunk);
-        } else {
-            overdue->copies[overdue->count++] = copy;
-        }
-    }
+    void *popped;
+    if (st->cuda->ctx_push_current(c->context))
+        return false;
+    const int mode = ibx_cuda_capture_relax(st->cuda);
+    const uint64_t now = ibx_now_ns();
+    is_done_by(st, c->event[0], now < deadline ? (unsigned)((deadline - now) / 1000000) : 0);
+    const bool over = ibx_lent_chunk_is_over(c);
+    ibx_cuda_capture_restore(st->cuda, mode);
+    st->cuda->ctx_pop_current(&popped);
+    return over;
 }
 
 void ibx_staging_overdue_end(struct ibx_staging *st)
 {
-    void *popped;
-    if (!st->overdue.count)
-        return;
-    if (!st->cuda->ctx_push_current(st->overdue.context)) {
-        const int mode = ibx_cuda_capture_relax(st->cuda);
-        give_made(st, ibx_deadline_in_ms(END_MS));
-        ibx_cuda_capture_restore(st->cuda, mode);
-        st->cuda->ctx_pop_current(&popped);
+    struct ibx_lent_chunk *left = NULL, *c;
+    const uint64_t deadline = st->overdue ? ibx_deadline_in_ms(END_MS) : 0;
+    while ((c = st->overdue)) {
+        st->overdue = c->next;
+        if (is_over_by(st, c, deadline)) {
+            ibx_lent_chunk_free(c, true);
+        } else {
+            c->next = left;
+            left = c;
+        }
     }
-    if (st->overdue.count)
-        ibx_abandoned_chunks_add(st->cuda, &st->overdue, st->quota);
+    const unsigned count = ibx_lent_chunks_abandon(&left);
+    if (count)
+        ibx_log(IBX_LOG_WARN,
+                "a session has ended, and the GPU has not begun %u copies of it yet: chunks of "
+                "page-locked memory stay with them until it has made them",
+                count);
 }

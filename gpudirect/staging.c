@@ -188,8 +188,8 @@ static void dma_ended(struct ibx_staging *st)
 
 void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
-    ibx_staging_overdue_forget(st, context);
-    ibx_staging_unawaited_forget(st, context);
+    ibx_lent_chunks_forget(&st->overdue, context);
+    ibx_lent_chunks_forget(&st->unawaited, context);
     if (context && st->context != context)
         return;
     dma_ended(st);
@@ -229,7 +229,7 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
     size_t step = step_of(st, &plain, bytes);
     st->captured = st->captured && st->count;
-    ibx_abandoned_chunks_take_back(st->cuda);
+    ibx_lent_chunks_take_back(st->cuda);
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
         int chunk = ibx_pinned_take(st->quota, st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)

@@ -83,7 +83,8 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
  * GPU keeps their chunks until it has made them. Does not wait for copies that were left. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. A copy under way in
- * it ends with a CUresult. */
+ * it ends with a CUresult. Who calls this tells the session all contexts that were forgotten for
+ * all sessions by then. */
 void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 /* For all sessions together, in the thread that has reset or destroyed a context: what the process
  * has there is gone. */
@@ -91,9 +92,6 @@ void ibx_staging_forget_for_all(const void *context);
 /* Gives back the chunks of copies that were left and have ended. To be called when the session has
  * nothing to do, in a thread that may call CUDA; a context that was reset was forgotten before. */
 void ibx_staging_unawaited_look(struct ibx_staging *staging);
-/* As ibx_staging_forget(), for copies that were left by stagings that have been destroyed. From any
- * thread. */
-void ibx_unawaited_forget(const void *context);
 /* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by staging.c, which copies through chunks, unstaged.c, which does without,
- * overdue_copies.c, unawaited_copies.c, and abandoned_chunks.c. */
+ * overdue_copies.c, unawaited_copies.c, and lent_chunks.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 
 #include "common/state_machine.h"
 #include "gpudirect/staging.h"
 #include "gpudirect/completion_word.h"
+
+#include <stdatomic.h>
 
 #define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy given to the GPU at a time */
 #define IBX_STAGING_GONE    IBX_CUDA_CONTEXT_IS_DESTROYED
@@ -34,22 +36,26 @@ struct ibx_staging_slot {
     uint32_t serial; /* of its DMA */
 };
 
-/* Copies that the GPU has and does not begin (overdue_copies.c): each has one of the chunks, and an
- * event behind it. */
-struct ibx_overdue {
+/* A chunk that the GPU uses after the call (lent_chunks.c): an event is behind each of its copies,
+ * which end in their order. */
+struct ibx_lent_chunk {
+    struct ibx_lent_chunk *next;
+    const struct ibx_cuda *cuda;
     void *context; /* of the events */
-    unsigned count;
-    struct ibx_overdue_copy {
-        unsigned chunk;
-        void *event;
-    } copies[IBX_STAGING_DEPTH];
+    struct ibx_quota *quota;
+    atomic_uint *taken; /* a number of chunks that has this one, too; or NULL */
+    unsigned forgets;   /* how often contexts had been forgotten when this one was there */
+    unsigned chunk;
+    size_t used;                   /* bytes */
+    unsigned copies, over, events; /* made from here; done, from the first on; that exist */
+    bool kept; /* for good: a graph of the context may use it, or nobody knows its events */
+    void *event[];
 };
 
 /* Bytes of copies that are not waited for (unawaited_copies.c). A staging has at most so many
  * chunks of them, and one has the bytes of at most so many copies. */
 #define IBX_UNAWAITED_CHUNKS 4u
 #define IBX_UNAWAITED_COPIES 256u
-struct ibx_unawaited_chunk;
 
 struct ibx_staging {
     const struct ibx_cuda *cuda;
@@ -84,8 +90,8 @@ struct ibx_staging {
     unsigned left; /* counts pieces of ibx_staging_leave() that have a slot's event behind them */
     void *left_stream;
 
-    struct ibx_unawaited_chunk *unawaited_chunks;
-    struct ibx_overdue overdue;
+    struct ibx_lent_chunk *unawaited; /* with copies that are not waited for */
+    struct ibx_lent_chunk *overdue;   /* each with one copy, which the GPU has and does not begin */
     bool aside; /* another context makes the current copy: streams that wait keep it waiting here */
 };
 
@@ -141,29 +147,32 @@ int ibx_staging_dma_aside(struct ibx_staging *staging, struct ibx_staging_slot *
 int ibx_staging_find_way(struct ibx_staging *staging);
 /* Copies `n` bytes that are at the beginning of a chunk to the device, in the queues for copies. */
 int ibx_staging_to_device_alone(struct ibx_staging *staging, uint8_t *chunk, uint64_t to, size_t n);
-/* As ibx_staging_forget(), for overdue copies. */
-void ibx_staging_overdue_forget(struct ibx_staging *staging, const void *context);
 /* Of a session that ends: has slots under way of a copy that comes after nothing be overdue. */
 void ibx_staging_leave_slots(struct ibx_staging *staging);
 /* Waits for overdue copies, but not for ever: chunks of the others are left to the GPU. */
 void ibx_staging_overdue_end(struct ibx_staging *staging);
-/* Whether the GPU has made the copy, or never makes it. */
-bool ibx_overdue_copy_is_made(const struct ibx_cuda *cuda, const struct ibx_overdue_copy *copy);
 
-/* abandoned_chunks.c. Leaves the copies, none of which is `overdue` then, to the GPU. If their
- * context is destroyed, nothing is copied any more, and the chunks go back at once. */
-void ibx_abandoned_chunks_add(const struct ibx_cuda *cuda, struct ibx_overdue *overdue,
-                              struct ibx_quota *quota);
-/* Takes chunks back from copies in the current context that were made since. */
-void ibx_abandoned_chunks_take_back(const struct ibx_cuda *cuda);
+/* lent_chunks.c. A chunk for so many copies of the staging, in its context; its number is set
+ * later, and until then it may be freed by free(). NULL: there is no memory. */
+struct ibx_lent_chunk *ibx_lent_chunk_new(const struct ibx_staging *staging, unsigned copies);
+/* Whether the GPU has made all copies, or never makes them. */
+bool ibx_lent_chunk_is_over(struct ibx_lent_chunk *chunk);
+/* Gives it back to the pool; with its events, unless they are gone with their context. */
+void ibx_lent_chunk_free(struct ibx_lent_chunk *chunk, bool events);
+/* Frees those of the current context that are over. */
+void ibx_lent_chunks_free_over(const struct ibx_cuda *cuda, struct ibx_lent_chunk **list);
+/* As ibx_staging_forget(), for these. */
+void ibx_lent_chunks_forget(struct ibx_lent_chunk **list, const void *context);
+/* Leaves all to the GPU; gives those back at once whose context is gone. How many it has left. */
+unsigned ibx_lent_chunks_abandon(struct ibx_lent_chunk **list);
+/* Frees those that were left, in the current context, and are over. */
+void ibx_lent_chunks_take_back(const struct ibx_cuda *cuda);
 
 /* unawaited_copies.c. Copies n bytes, from byte `at` of the current copy on, to the device, and
  * does not wait for that; `bytes` need not last. *rc: 0 or a CUresult. False: there is no room, and
  * nothing was done. */
 bool ibx_staging_copy_unawaited(struct ibx_staging *staging, const void *bytes, uint64_t at,
                                 size_t n, int *rc);
-/* As ibx_staging_forget(), for these. */
-void ibx_staging_unawaited_forget(struct ibx_staging *staging, const void *context);
 /* Before the end: does not wait for them. */
 void ibx_staging_unawaited_end(struct ibx_staging *staging);
 

@@ -54,7 +54,6 @@ static void forget(const void *context)
     ibx_frees_forget(context);
     ibx_slots_forget(context);
     ibx_unpinned_forget(context);
-    ibx_unawaited_forget(context);
     ibx_left_work_forget(context);
     ibx_word_stream_forget(context);
     ibx_cleared_forget(context);

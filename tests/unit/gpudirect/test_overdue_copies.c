@@ -413,6 +413,23 @@ static void test_ends_behind_its_context(void **state)
     cuda = driver;
 }
 
+/* A context that came later has its address: in it nobody may ask for the events. */
+static void test_ends_behind_another_context(void **state)
+{
+    void *context;
+    (void)state;
+    open_scene(0);
+    assert_int_equal(cuda->ctx_get_current(&context), 0);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    ibx_staging_forget_for_all(context);
+    end_session();
+    assert_int_equal(ibx_pinned_taken(), 0);
+    assert_int_equal(ibx_quota_used(&quota), 0);
+    app->release_stream(stream);
+    app->mem_free(device);
+}
+
 /* A reset ends the work that had the chunks, and not the second context. */
 static void test_reset_while_overdue(void **state)
 {
@@ -514,11 +531,69 @@ static void *release_after_failure(void *argument)
     return release(argument);
 }
 
-/* A kernel of the second context fails: copies wait for their streams again. */
+static struct ibx_staging *other_staging;
+static void *other_stream;
+
+static void swap_sessions(void)
+{
+    struct ibx_staging *const staging_before = staging;
+    void *const stream_before = stream;
+    staging = other_staging;
+    stream = other_stream;
+    other_staging = staging_before;
+    other_stream = stream_before;
+}
+
+static unsigned waits; /* for events that are not done */
+
+static int await_event(void *event)
+{
+    const bool done = driver->event_query(event) != IBX_CUDA_NOT_READY;
+    waits += !done;
+    if (!done)
+        app->hold_stream(NULL);
+    return driver->event_synchronize(event);
+}
+
+static void begin_other(void)
+{
+    static struct ibx_cuda table;
+    swap_sessions();
+    assert_int_equal(app->stream_create(&stream, NON_BLOCKING), 0);
+    table = *cuda;
+    table.event_synchronize = await_event;
+    assert_int_equal(ibx_staging_create(&table, &staging), 0);
+    ibx_staging_set_quota(staging, &quota);
+    app->hold_stream(stream);
+    assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
+    swap_sessions();
+}
+
+/* It has copies that the GPU does not begin, and others, which are overdue. */
+static void end_other(void)
+{
+    swap_sessions();
+    assert_int_equal(app->stream_create(&stream, NON_BLOCKING), 0);
+    app->hold_stream_after(stream, 1);
+    begin_made(0, SIZE);
+    assert_true(ibx_staging_has_overdue(staging));
+    const unsigned kept = ibx_pinned_taken() - 1;
+    waits = 0;
+    end_session();
+    assert_int_equal(waits, 0);
+    assert_int_equal(ibx_pinned_taken(), kept);
+    app->hold_stream(NULL);
+    await_returned();
+    swap_sessions();
+}
+
+/* A kernel of the second context fails: copies wait for their streams again, and the end of a
+ * session waits no longer than before. */
 static void test_failed_context(void **state)
 {
     (void)state;
     open_scene(0);
+    begin_other();
     app->hold_stream(stream);
     assert_int_equal(begin(0, SIZE), IBX_STAGING_OVERDUE);
     app->inject("cuLaunchKernel", 2, OUT_OF_MEMORY, false);
@@ -533,6 +608,7 @@ static void test_failed_context(void **state)
         send(stream, parts[i].at, parts[i].n);
         comes(parts[i].at, parts[i].n);
     }
+    end_other();
     close_scene();
 }
 
@@ -564,6 +640,8 @@ static int tear_down(void **state)
         app->hold_stream_after(stream, UINT_MAX); /* none */
     app->hold_stream(NULL);
     end_session();
+    swap_sessions();
+    end_session();
     for (int number = 0; number < 2; number++) {
         void *context;
         cuda_application_use(number);
@@ -586,6 +664,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_ends_before_it_is_made, tear_down),
         cmocka_unit_test_teardown(test_ends_and_another_context_goes_on, tear_down),
         cmocka_unit_test_teardown(test_ends_behind_its_context, tear_down),
+        cmocka_unit_test_teardown(test_ends_behind_another_context, tear_down),
         cmocka_unit_test_teardown(test_reset_while_overdue, tear_down),
         cmocka_unit_test_teardown(test_no_second_context, tear_down),
         cmocka_unit_test_teardown(test_probes_its_queues, tear_down),

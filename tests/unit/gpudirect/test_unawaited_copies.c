@@ -232,7 +232,7 @@ static void test_context_is_gone(void **state)
     go_on();
     app->inject("cuEventQuery", 1, 700, true);
     ibx_staging_forget(staging, context);
-    ibx_unawaited_forget(context);
+    ibx_staging_forget_for_all(context);
     app->inject(NULL, 0, 0, false);
     assert_int_equal(ibx_pinned_taken(), 0);
 }
@@ -259,7 +259,7 @@ static void test_ends_behind_its_context(void **state)
         ibx_staging_set_quota(staging, &quota);
         app->hold_stream(stream);
         leave('r', EACH);
-        ibx_unawaited_forget(context);
+        ibx_staging_forget_for_all(context);
         push_fails = errors[way];
         ibx_staging_destroy(staging);
         staging = NULL;
@@ -267,10 +267,76 @@ static void test_ends_behind_its_context(void **state)
         assert_int_equal(ibx_pinned_taken(), way == 2);
         assert_int_equal(ibx_quota_used(&quota), way == 2);
         go_on();
-        ibx_unawaited_forget(context);
+        ibx_staging_forget_for_all(context);
         assert_int_equal(ibx_pinned_taken(), 0);
         assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     }
+}
+
+/* A context that came later has the address of theirs: in it nobody may ask for their events. What
+ * goes is known of some contexts, and not of all. */
+static void test_ends_behind_another_context(void **state)
+{
+    (void)state;
+    for (unsigned contexts = 0; contexts < 3; contexts++) {
+        app->hold_stream(stream);
+        leave('u', EACH);
+        ibx_staging_forget_for_all(contexts == 2 ? NULL : context);
+        for (unsigned i = 0; contexts == 1 && i < 1000; i++)
+            ibx_staging_forget_for_all(&contexts);
+        app->inject("cuEventQuery", 2, 700, false); /* the first is for a look before that */
+        ibx_staging_destroy(staging);
+        assert_int_equal(ibx_pinned_taken(), contexts != 0);
+        assert_int_equal(ibx_quota_used(&quota), contexts != 0);
+        assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+        ibx_staging_set_quota(staging, &quota);
+        assert_true(ibx_staging_begin(staging, 1));
+        ibx_staging_end(staging);
+        assert_int_equal(ibx_pinned_taken(), contexts != 0);
+        app->inject(NULL, 0, 0, false);
+        go_on();
+        ibx_staging_forget_for_all(context);
+        assert_int_equal(ibx_pinned_taken(), 0);
+    }
+}
+
+/* What the session was told of is no reason to keep its chunks for good. */
+static void test_many_contexts_go(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    leave('v', EACH);
+    for (unsigned i = 0; i < 1000; i++) {
+        ibx_staging_forget_for_all(&quota);
+        ibx_staging_forget(staging, &quota);
+    }
+    ibx_staging_destroy(staging);
+    staging = NULL;
+    assert_int_equal(ibx_pinned_taken(), 1);
+    go_on();
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    assert_true(ibx_staging_begin(staging, 1));
+    ibx_staging_end(staging);
+    assert_int_equal(ibx_pinned_taken(), 0);
+}
+
+/* Which context is gone is not known: the GPU may still use chunks of those that are not. */
+static void test_some_context_is_gone(void **state)
+{
+    (void)state;
+    app->hold_stream(stream);
+    leave('w', EACH);
+    ibx_staging_destroy(staging);
+    ibx_staging_forget_for_all(NULL);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    app->inject("cuEventQuery", 1, 700, false);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
+    assert_true(ibx_staging_begin(staging, 1));
+    ibx_staging_end(staging);
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    ibx_staging_forget_for_all(context);
+    assert_int_equal(ibx_pinned_taken(), 0);
 }
 
 /* The client has begun to capture the stream: its graph may use the bytes at any time, so nobody
@@ -287,7 +353,7 @@ static void test_captured(void **state)
     ibx_staging_forget(staging, NULL);
     assert_int_equal(ibx_pinned_taken(), 1);
     ibx_staging_destroy(staging);
-    ibx_unawaited_forget(NULL);
+    ibx_staging_forget_for_all(NULL);
     assert_int_equal(ibx_pinned_taken(), 1);
     assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     leave('j', EACH);
@@ -334,6 +400,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_beside_captures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_context_is_gone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ends_behind_its_context, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_ends_behind_another_context, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_many_contexts_go, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_some_context_is_gone, set_up, tear_down),
         cmocka_unit_test_prestate_setup_teardown(test_captured, set_up, tear_down, &graph),
     };
     return cmocka_run_group_tests_name("unawaited-copies", tests, find_cuda, NULL);
