@@ -144,20 +144,55 @@ static int await_thread(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_er
     }
 }
 
+static int give(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
+                struct ibx_error *err)
+{
+    const int rc = incoming ? 0 : await_thread(qmp, deadline_ns, err);
+    return rc ? rc : ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
+}
+
+/* If QEMU has taken the descriptor, closefd finds none. */
+static int take_back(struct ibx_qmp *qmp, int rc, uint64_t deadline_ns)
+{
+    if (rc == -EREMOTEIO)
+        ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
+                        deadline_ns, NULL);
+    return rc;
+}
+
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
-    int rc = incoming ? 0 : await_thread(qmp, deadline_ns, err);
-    if (!rc)
-        rc = ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
+    int rc = give(qmp, incoming, theirs, deadline_ns, err);
     if (rc)
         return rc;
     rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
                          json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
-    if (rc == -EREMOTEIO) /* if QEMU has taken it, closefd finds none */
-        ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
-                        deadline_ns, NULL);
-    return rc;
+    return take_back(qmp, rc, deadline_ns);
+}
+
+int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int theirs,
+                               uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct ibx_qmp_pair both = {.first = "migrate-set-capabilities",
+                                .second = "migrate",
+                                .arguments = {ibx_settings_leave_out_ram(before)}};
+    int set = 0;
+    if (!both.arguments[0]) /* it is on */
+        return ibx_vm_migrate(qmp, false, theirs, deadline_ns, err);
+    int rc = give(qmp, false, theirs, deadline_ns, err);
+    if (rc) {
+        json_decref(both.arguments[0]);
+        return rc;
+    }
+    both.arguments[1] = json_pack("{s:s}", "uri", "fd:" STREAM_NAME);
+    rc = ibx_qmp_execute_both(qmp, &both, &set, deadline_ns, err);
+    if (!rc && set)
+        return ibx_error_set(err, -EBUSY,
+                             "QEMU refused to leave the VM's memory out (x-ignore-shared) of this "
+                             "migration, because another client's was under way, which has ended "
+                             "since: begin again");
+    return take_back(qmp, rc, deadline_ns);
 }
 
 /* Ends a migration that QEMU runs with x-ignore-shared: what it goes to, a host or a file, has no
@@ -451,13 +486,28 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     return 0;
 }
 
+/* Our migration is over: what makes QEMU refuse the setting is another client's, or a save. */
+static void save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns)
+{
+    const uint64_t enough = ibx_deadline_in_ms(LIBVIRT_MS);
+    json_t *how;
+    while ((how = ibx_settings_save_ram(before)) &&
+           ibx_qmp_execute(qmp, "migrate-set-capabilities", how, NULL, deadline_ns, NULL) ==
+               -EREMOTEIO &&
+           end_without_ram(qmp, deadline_ns) && ibx_now_ns() < enough)
+        usleep(LOOK_MS * 1000);
+}
+
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
     bool held = false, known = false;
     int rc = vm->touched ? end_migration(qmp, vm, &held, &known, deadline_ns, err) : 0;
+    if (!rc && vm->touched && !vm->libvirt) /* before the VM runs, and others may save it */
+        save_ram(qmp, vm->before, deadline_ns);
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, known, deadline_ns, err);
+    ibx_migration_stop_at("stay", "continued");
     if (!rc && (held || (vm->marked && vm->was_running)))
         ibx_return_path_unmark(qmp, deadline_ns);
     if (!rc && held)

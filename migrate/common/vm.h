@@ -97,6 +97,11 @@ void ibx_vm_stream_widen(int theirs);
  * is under way. */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
+/* The same at the source, of a migration that has no RAM in it: switches x-ignore-shared on
+ * together with it, unless it was on `before`. Earlier, whatever another client has QEMU save or
+ * migrate would have no RAM. -EBUSY: QEMU has begun, and has not switched it on. */
+int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int theirs,
+                               uint64_t deadline_ns, struct ibx_error *err);
 /* If QEMU has refused the settings for a migration, or to start it (`rc` is -EREMOTEIO), says in
  * `err` that this migration did not begin. Returns `rc`. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err);

@@ -393,6 +393,10 @@ static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
 /* Behind the advice to roll back: nobody may have been there to learn of a rollback. */
 #define IBX_JOURNAL_UNLESS_DONE " (unless ib-migrate status there says that this was done)"
 #define IBX_JOURNAL_UNLESS_ON   ", unless it runs where another client of QEMU has migrated it"
+/* Of a VM whose QEMU another client, such as libvirt, may have ended on purpose. */
+#define IBX_JOURNAL_UNLESS_SAVED                                                                   \
+    ", and see QEMU's log; but if it was saved (virsh save, virsh managedsave), restore it from "  \
+    "that"
 /* Source of a return: whether the VM can no longer be restarted here, because it has run at home or
  * may have. Pages that were not here at the stop are only in its memory there, which has changed.
  */

@@ -283,8 +283,14 @@ int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t dea
                          struct ibx_error *err);
 /* Whether x-ignore-shared was switched on: it was off before. */
 bool ibx_settings_omit_ram(const json_t *before);
-/* The arguments of migrate-set-capabilities that switch it off again; NULL: it was on before, or no
+/* Takes x-ignore-shared out of the settings to change, so that ibx_settings_set() leaves it: what
+ * another client saves or migrates has RAM until QEMU begins the migration that is to have none
+ * (ibx_vm_migrate_without_ram()). False: it was on already. */
+bool ibx_settings_set_aside_ram(struct ibx_settings *settings);
+/* The arguments of migrate-set-capabilities that switch it on; NULL: it was on before, or no
  * memory. */
+json_t *ibx_settings_leave_out_ram(const json_t *before);
+/* The same to switch it off again. */
 json_t *ibx_settings_save_ram(const json_t *before);
 /* Whether x-ignore-shared was on before anything was changed, as a tool leaves it that is killed
  * together with its watchdog. It stays on, and the operator is told. */

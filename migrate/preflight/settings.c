@@ -218,11 +218,24 @@ bool ibx_settings_omit_ram(const json_t *before)
     return json_is_false(json_object_get(part(before, "capabilities"), IGNORE_SHARED));
 }
 
+bool ibx_settings_set_aside_ram(struct ibx_settings *settings)
+{
+    return !json_object_del(part(settings->change, "capabilities"), IGNORE_SHARED);
+}
+
+static json_t *leave_out(bool on)
+{
+    return json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", IGNORE_SHARED, "state", on);
+}
+
+json_t *ibx_settings_leave_out_ram(const json_t *before)
+{
+    return ibx_settings_omit_ram(before) ? leave_out(true) : NULL;
+}
+
 json_t *ibx_settings_save_ram(const json_t *before)
 {
-    return ibx_settings_omit_ram(before) ? json_pack("{s:[{s:s, s:b}]}", "capabilities",
-                                                     "capability", IGNORE_SHARED, "state", 0)
-                                         : NULL;
+    return ibx_settings_omit_ram(before) ? leave_out(false) : NULL;
 }
 
 /* ------------------------------------------------------------ changing it */

@@ -104,6 +104,17 @@ bool ibx_qmp_sleeps_on(struct ibx_qmp_version is);
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
+/* Two commands that QEMU gets in one piece: nothing that becomes of this process comes between
+ * them, and of another client's commands one at most. */
+struct ibx_qmp_pair {
+    const char *first, *second;
+    json_t *arguments[2]; /* objects or NULL; consumed */
+};
+/* Runs both, the second also if QEMU refuses the first, and waits for both answers. Returns what
+ * became of the second; `*first`, which is only set if both were sent, what became of the first.
+ * Drops queries that were sent ahead. */
+int ibx_qmp_execute_both(struct ibx_qmp *qmp, const struct ibx_qmp_pair *both, int *first,
+                         uint64_t deadline_ns, struct ibx_error *err);
 /* Runs query-named-block-nodes, with "flat" if QEMU knows that argument (5.0): then the answer does
  * not repeat the backing chain of every node. ibx_qmp_ahead() has to send it with "flat", too. */
 int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,

@@ -52,21 +52,28 @@ void ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
 
 /* ------------------------------------------------------------ commands */
 
-/* Consumes `arguments`. */
-static int send_command(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
-                        uint64_t deadline_ns, struct ibx_error *err)
+/* The line of the command with this id; NULL: no memory. Consumes `arguments`. */
+static char *line_of(const char *command, json_t *arguments, uint64_t id)
 {
     json_t *request = json_pack("{s:s,s:o*,s:I}", "execute", command, "arguments", arguments, "id",
-                                (json_int_t)qmp->asked + 1);
-    char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+                                (json_int_t)id);
+    char *line = NULL, *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+    if (text && asprintf(&line, "%s\n", text) < 0)
+        line = NULL;
+    free(text);
     json_decref(request);
+    return line;
+}
+
+/* Sends so many lines at once, the last of which is `command`. Consumes `text`; NULL: no memory. */
+static int send_lines(struct ibx_qmp *qmp, const char *command, char *text, unsigned lines, int fd,
+                      uint64_t deadline_ns, struct ibx_error *err)
+{
     if (!text)
         return ibx_error_set(err, -ENOMEM, "no memory for the QMP command %s", command);
-    size_t length = strlen(text);
-    text[length] = '\n'; /* replaces the NUL */
     int rc = qmp->failed.code ? qmp->failed.code : ibx_qmp_await_ending(qmp, deadline_ns);
     if (!rc)
-        rc = ibx_qmp_write(qmp, text, length + 1, fd, deadline_ns);
+        rc = ibx_qmp_write(qmp, text, strlen(text), fd, deadline_ns);
     free(text);
     if (qmp->failed.code)
         return ibx_qmp_failure(qmp, err);
@@ -78,10 +85,18 @@ static int send_command(struct ibx_qmp *qmp, const char *command, json_t *argume
     if (rc)
         return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent",
                              command);
-    qmp->asked++;
+    qmp->asked += lines;
     json_decref(qmp->answer);
     qmp->answer = NULL;
     return 0;
+}
+
+/* Consumes `arguments`. */
+static int send_command(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
+                        uint64_t deadline_ns, struct ibx_error *err)
+{
+    return send_lines(qmp, command, line_of(command, arguments, qmp->asked + 1), 1, fd, deadline_ns,
+                      err);
 }
 
 /* ------------------------------------------------------------ answers */
@@ -219,6 +234,31 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
     if (!rc && result)
         *result = value;
     free(text);
+    return rc;
+}
+
+int ibx_qmp_execute_both(struct ibx_qmp *qmp, const struct ibx_qmp_pair *both, int *first,
+                         uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    char *one = line_of(both->first, both->arguments[0], qmp->asked + 1);
+    char *two = line_of(both->second, both->arguments[1], qmp->asked + 2), *lines = NULL;
+    char *name = strdup(both->first);
+    if (!one || !two || !name || asprintf(&lines, "%s%s", one, two) < 0)
+        lines = NULL;
+    free(one);
+    free(two);
+    ibx_qmp_ahead_end(qmp, 0); /* there has to be room for the first answer */
+    if (lines && name)
+        qmp->ahead[qmp->aheads++] = (struct ahead){.id = qmp->asked + 1, .text = name};
+    else
+        free(name);
+    int rc = send_lines(qmp, both->second, lines, 2, -1, deadline_ns, err);
+    if (!rc) {
+        rc = await(qmp, both->second, &qmp->answer, NULL, deadline_ns, err);
+        *first = await(qmp, both->first, &qmp->ahead[0].answer, NULL, deadline_ns, &silent);
+    }
+    ibx_qmp_ahead_end(qmp, 0);
     return rc;
 }
 

@@ -211,6 +211,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_watchdog_settings(&f->watchdog, f->settings.before, err);
+    ibx_settings_set_aside_ram(&f->settings); /* ibx_vm_migrate_without_ram() does that */
     if (!rc)
         rc = ibx_vm_not_begun(ibx_settings_set(f->qmp, &f->settings, deadline, err), err);
     if (rc)
@@ -225,7 +226,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     rc = ibx_watchdog_touched(&f->watchdog, err);
     ibx_migration_stop_at("freeze", "starting");
     if (!rc)
-        rc = ibx_vm_migrate(f->qmp, false, f->theirs, deadline, err);
+        rc = ibx_vm_migrate_without_ram(f->qmp, f->undo.before, f->theirs, deadline, err);
     if (rc == -EREMOTEIO) { /* QEMU refused: there may be another client's migration, not ours */
         f->undo.touched = false;
         ibx_watchdog_untouched(&f->watchdog);
@@ -565,7 +566,7 @@ static void undo(struct freezing *f, bool went_on, struct ibx_error *err)
                           taken ? "%.300s; and QEMU (process %d) has ended: start the VM from its "
                                   "disks" IBX_JOURNAL_UNLESS_ON
                                 : "%.300s; and QEMU (process %d) has ended, and the VM with it: "
-                                  "start it from its disks, and see QEMU's log",
+                                  "start it from its disks" IBX_JOURNAL_UNLESS_SAVED,
                           first.message, (int)f->ram.pid);
             ibx_watchdog_release(&f->watchdog);
         } else if (taken) {

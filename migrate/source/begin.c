@@ -323,6 +323,8 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err)
         return rc;
     s->vm.undo.before = json_incref(settings.before);
     rc = ibx_watchdog_settings(&s->vm.watchdog, settings.before, err);
+    if (!source_managed(&s->vm)) /* ibx_source_stream_open() does that */
+        ibx_settings_set_aside_ram(&settings);
     if (!rc)
         rc = ibx_settings_set(s->vm.qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc == -EREMOTEIO &&

@@ -153,9 +153,12 @@ int ibx_source_check_images(struct source *s, struct ibx_error *err)
 }
 
 /* The first setting that is not as it was set; NULL: none. A plan would switch return-path off,
- * which the hold needs: if it would not, somebody has. */
-static const char *changed_setting(const struct ibx_settings *now)
+ * which the hold needs: if it would not, somebody has. RAM is to be left out only once QEMU
+ * migrates. */
+static const char *changed_setting(const struct source *s, struct ibx_settings *now)
 {
+    if (ibx_settings_set_aside_ram(now) != ibx_settings_omit_ram(s->vm.undo.before))
+        return "x-ignore-shared";
     return ibx_return_path_planned(now->change)
                ? ibx_settings_first_change(now, IBX_RETURN_PATH_CAPABILITY)
                : IBX_RETURN_PATH_CAPABILITY;
@@ -187,7 +190,7 @@ int ibx_source_check_settings(struct source *s, struct ibx_error *err)
                  : ibx_settings_plan(s->vm.qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc)
         return rc == -ENODATA ? 0 : rc;
-    const char *name = changed_setting(&now);
+    const char *name = changed_setting(s, &now);
     if (name)
         rc = ibx_error_set(err, -EBUSY,
                            "another client of QEMU has changed its migration settings (%s) since "

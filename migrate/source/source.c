@@ -309,8 +309,9 @@ static int start(struct source *s, struct ibx_error *err)
         return rc;
     rc = touch(s, err);
     if (!rc)
-        rc = source_managed(&s->vm) ? ibx_source_libvirt_let(s, err)
-                                    : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+        rc = source_managed(&s->vm)
+                 ? ibx_source_libvirt_let(s, err)
+                 : ibx_source_stream_open(&s->stream, s->vm.qmp, s->vm.undo.before, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog);

@@ -52,10 +52,11 @@ int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct 
     return ibx_state_move(&stream->state, STREAM_MADE);
 }
 
-int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, struct ibx_error *err)
+int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, const json_t *before,
+                           struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_vm_migrate(qmp, false, stream->theirs, deadline, err);
+    int rc = ibx_vm_migrate_without_ram(qmp, before, stream->theirs, deadline, err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_NARROW);
 }
 

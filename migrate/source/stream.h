@@ -61,8 +61,9 @@ static inline bool source_stream_is_open(const struct source_stream *stream)
 void ibx_source_stream_init(struct source_stream *stream);
 /* Makes both ends of the stream: MADE. `*hold`: the name of this tool's end, for the journal. */
 int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct ibx_error *err);
-/* Starts QEMU's migration into it: NARROW. -EREMOTEIO: QEMU has refused. */
-int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
+/* Starts QEMU's migration into it, without RAM: NARROW. `before`: QEMU's settings before.
+ * -EREMOTEIO: QEMU has refused. */
+int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, const json_t *before,
                            struct ibx_error *err);
 /* In NARROW: reads up to IBX_VM_STREAM_NARROW bytes, so that QEMU can write as many; nothing if
  * QEMU has reported what the caller has not looked at, which may be that a block job has begun. */

@@ -472,17 +472,57 @@ static void test_continued_before_its_stop(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
-/* QEMU would write all of its RAM with the state, which no child could load. */
+/* How many pages of RAM QEMU's last migration had in it that were not zero. */
+static json_int_t pages_saved(void)
+{
+    json_t *now = vm_run(&vms[0], "query-migrate", NULL);
+    const json_int_t pages =
+        json_integer_value(json_object_get(json_object_get(now, "ram"), "normal"));
+    json_decref(now);
+    return pages;
+}
+
+/* libvirt saves the VM right before its freeze, and would end QEMU then: RAM is in what it saves.
+ */
+static void test_saved_right_before_its_stop(void)
+{
+    struct mover tool;
+    freezes(&tool, "freeze:starting", "--resume");
+    vm_set_capability(&vms[0], "events", true);
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    assert_in_range(pages_saved(), 1000, 1 << 20); /* of 4 KiB; without RAM some 50 */
+    const uint64_t until = vm_soon();              /* for QEMU to be done with it */
+    while (ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, vm_soon(), &vm_error) == -EREMOTEIO &&
+           ibx_now_ns() < until)
+        poll(NULL, 0, 5);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 0);
+    goes_on();
+}
+
+/* ... and right after it, when the VM runs again. */
+static void test_saved_right_after_its_end(void)
+{
+    struct mover tool;
+    freezes(&tool, "stay:continued", "--resume");
+    assert_true(vm_runs(&vms[0]));
+    assert_false(ignores_shared());
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 0);
+    goes_on();
+}
+
+/* It was the last one that looked at them. */
 static void test_settings_change_before_its_stop(void)
 {
     struct mover tool;
     struct stat st;
     freezes(&tool, "freeze:starting", "--resume");
-    assert_true(ignores_shared());
-    vm_set_capability(&vms[0], "x-ignore-shared", false);
+    vm_set_capability(&vms[0], "xbzrle", true);
     mover_kill(&tool, SIGCONT);
     mover_ends(&tool, 1);
-    mover_must_print(&tool, "has changed its migration settings (x-ignore-shared)");
+    mover_must_print(&tool, "has changed its migration settings (xbzrle)");
     assert_int_not_equal(stat(snapshot, &st), 0);
     goes_on();
 }
@@ -591,6 +631,8 @@ int main(void)
         VM_TEST(test_beside_a_migration),
         VM_TEST(test_behind_a_migration),
         VM_TEST(test_continued_before_its_stop),
+        VM_TEST(test_saved_right_before_its_stop),
+        VM_TEST(test_saved_right_after_its_end),
         VM_TEST(test_settings_change_before_its_stop),
         VM_TEST(test_a_block_job_before_its_stop),
         VM_TEST(test_a_block_job_right_before_its_stop),

@@ -109,23 +109,35 @@ static void test_another_migration_beside_a_cancelled_one(void)
     that_goes_on();
 }
 
-/* Another client begins one when this tool has set what it sets: it has none of the VM's memory,
- * and is ended, whatever it is for. */
-static void test_another_migration_without_ram_is_ended(void)
+/* Another client saves the VM, as libvirt would, when this tool has set all but one setting, and is
+ * about to have QEMU begin: the VM's memory is in that. */
+static void saves_with_ram(const char *const *words)
 {
-    int ours, theirs;
-    pair_start(NULL);
-    pair_run_to("source:compared", NULL);
-    vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
-    ibx_vm_stream_narrow(theirs); /* nobody reads: it does not come to its end */
-    vm_ok(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error));
-    close(theirs);
+    pair_start(&(struct vm_options){.append = "mib=16"});
+    pair_receive(NULL);
+    mover_stop_next(words ? "source:dropping" : "source:compared");
+    pair_send(words);
+    mover_await_stop(&sender);
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "return-path",
+                    "state", 0, "capability", "events", "state", 1));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    json_t *now = vm_run(&vms[0], "query-migrate", NULL);
+    assert_in_range(json_integer_value(json_object_get(json_object_get(now, "ram"), "normal")),
+                    4096, 1 << 20); /* pages of 4 KiB: the guest fills 16 MiB */
+    json_decref(now);
     mover_kill(&sender, SIGCONT);
-    mover_await_words(&sender, "both were given up");
     mover_ends(&sender, 1);
     mover_ends(&receiver, 1);
-    close(ours);
-    pair_stayed();
+    assert_false(mover_resumed(&vms[0])); /* it may run elsewhere */
+    mover_end_all(NULL);
+}
+
+static void test_a_save_right_before_has_ram(void)
+{
+    saves_with_ram(NULL);
+    saves_with_ram((const char *[]){"--warm", NULL});
 }
 
 /* ------------------------------------------------------------ after this one was begun */
@@ -636,7 +648,7 @@ int main(void)
     pair_beats = 10;
     static const struct vm_test tests[] = {VM_TEST(test_another_migration_is_left_alone),
                                            VM_TEST(test_another_migration_beside_a_cancelled_one),
-                                           VM_TEST(test_another_migration_without_ram_is_ended),
+                                           VM_TEST(test_a_save_right_before_has_ram),
                                            VM_TEST(test_after_a_killed_tool),
                                            VM_TEST(test_beside_a_held_one),
                                            VM_TEST(test_recovered_beside_one_under_way),

@@ -305,7 +305,8 @@ static void until_they_are_set(void)
     mover_stop_next("source:dropping");
     pair_send((const char *[]){"--warm", NULL});
     mover_await_stop(&sender);
-    assert_true(has(&vms[0], "x-ignore-shared"));
+    assert_true(has(&vms[0], "return-path"));
+    assert_false(has(&vms[0], "x-ignore-shared")); /* QEMU gets it together with its command */
 }
 
 /* The watchdog has been told what to put back. */
@@ -333,7 +334,7 @@ static void test_sender_and_watchdog_killed(void)
     kill(watchdog, SIGKILL);
     mover_kill(&sender, SIGKILL);
     mover_ends(&receiver, 1);
-    assert_true(has(&vms[0], "x-ignore-shared"));
+    assert_true(has(&vms[0], "return-path"));
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool),
                      "snapshot of the VM (savevm) has no RAM, until \"ib-migrate recover\" or "
                      "\"rollback\"");
@@ -444,7 +445,7 @@ static void test_killed_without_its_monitors_socket(void)
     pair_start(NULL);
     note();
     pair_run_to("source:compared", NULL);
-    assert_true(has(&vms[0], "x-ignore-shared"));
+    assert_true(has(&vms[0], "return-path"));
     assert_int_equal(unlink(vms[0].tool), 0);
     mover_kill(&sender, SIGKILL);
     await_settings(&vms[0], before[0]);

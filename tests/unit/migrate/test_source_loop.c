@@ -227,11 +227,11 @@ int __wrap_ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error 
 }
 
 int __wrap_ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
-                                  struct ibx_error *err);
+                                  const json_t *before, struct ibx_error *err);
 int __wrap_ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
-                                  struct ibx_error *err)
+                                  const json_t *before, struct ibx_error *err)
 {
-    (void)stream, (void)qmp;
+    (void)stream, (void)qmp, (void)before;
     return step_is('o', err);
 }
 

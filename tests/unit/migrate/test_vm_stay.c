@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* After a failed migration a VM is continued, has its disks activated, and stops again, with a
- * scripted peer. */
+/* How QEMU begins a migration without RAM, and what becomes of the VM after one that has failed: it
+ * is continued, has its disks activated, and stops again. With a scripted peer. */
 #include "migrate/common/vm.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -174,6 +174,97 @@ static void test_has_its_disks_activated_without_libvirt(NO_STATE)
     done();
 }
 
+/* Others may save the VM as soon as it runs: it has to have its RAM by then. */
+static void test_has_its_ram_before_it_runs(NO_STATE)
+{
+    struct ibx_vm_undo vm = {.was_running = true,
+                             .touched = true,
+                             .before =
+                                 json_pack("{s:{s:b}}", "capabilities", "x-ignore-shared", 0)};
+    attached(
+        SCRIPT({"query-migrate", STATUS("cancelled", 2), 0}, {"\"x-ignore-shared\"", READY(3), 0},
+               {"query-status", STATUS("postmigrate", 4), 0}, {"cont", READY(5), 0},
+               {"query-status", STATUS("running", 6), 0}, {"migrate-set-capabilities", READY(7), 0},
+               {"\"x-ignore-shared\"", READY(8), 0}));
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
+}
+
+/* ------------------------------------------------------------ how it begins without RAM */
+
+#define REFUSED(id)                                                                                \
+    "{\"error\": {\"class\": \"GenericError\", \"desc\": \"migrates\"}, \"id\": " #id "}\r\n"
+#define OFF_BEFORE   "{\"capabilities\": {\"x-ignore-shared\": false}}"
+#define NO_MIGRATION "{\"return\": [], \"id\": 2}\r\n"
+#define WITHOUT_RAM(id)                                                                            \
+    "{\"return\": [{\"capability\": \"x-ignore-shared\", \"state\": true}], \"id\": " #id "}\r\n"
+
+static int migrate_without_ram(const struct step *steps, json_t *before)
+{
+    attached(steps);
+    const int end = memfd_create("end", MFD_CLOEXEC);
+    assert_true(end >= 0);
+    const int rc =
+        ibx_vm_migrate_without_ram(qmp, before, end, ibx_deadline_in_ms(GENEROUS), &error);
+    close(end);
+    close(peer.received_fd);
+    return rc;
+}
+
+/* QEMU has both commands before it answers the first: nothing of this process is between them. */
+static void test_begins_with_its_setting(NO_STATE)
+{
+    json_t *before = json_loads(OFF_BEFORE, 0, NULL);
+    assert_int_equal(
+        migrate_without_ram(SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+                                   {"\"x-ignore-shared\",\"state\":true", NULL, 0},
+                                   {"\"migrate\"", READY(4) READY(5), 0}),
+                            before),
+        0);
+    done();
+    json_decref(before);
+}
+
+static void test_begins_without_a_setting_that_is_on(NO_STATE)
+{
+    json_t *before = json_object();
+    assert_int_equal(
+        migrate_without_ram(SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+                                   {"\"migrate\"", READY(4), 0}),
+                            before),
+        0);
+    done();
+    json_decref(before);
+}
+
+/* Another client's migration has ended between the two: ours has begun, with RAM. */
+static void test_begins_with_ram(NO_STATE)
+{
+    json_t *before = json_loads(OFF_BEFORE, 0, NULL);
+    const int rc = migrate_without_ram(
+        SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+               {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", REFUSED(4) READY(5), 0}),
+        before);
+    says(rc, -EBUSY, "refused to leave the VM's memory out");
+    done();
+    json_decref(before);
+}
+
+/* Another client's has begun between the two, and so without RAM: it is ended. */
+static void test_does_not_begin(NO_STATE)
+{
+    json_t *before = json_loads(OFF_BEFORE, 0, NULL);
+    const int rc = migrate_without_ram(
+        SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+               {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
+               {"closefd", READY(6), 0}, {"query-migrate-capabilities", WITHOUT_RAM(7), 0},
+               {"query-migrate", STATUS("active", 8), 0}, {"migrate_cancel", READY(9), 0}),
+        before);
+    says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, "both were given up");
+    done();
+    json_decref(before);
+}
+
 static void said(const char *answer, const char *words)
 {
     char text[IBX_ERROR_MAX];
@@ -206,6 +297,11 @@ int main(void)
         cmocka_unit_test(test_has_a_migration_without_its_ram),
         cmocka_unit_test(test_has_a_qemu_that_refuses),
         cmocka_unit_test(test_has_its_disks_activated_without_libvirt),
+        cmocka_unit_test(test_has_its_ram_before_it_runs),
+        cmocka_unit_test(test_begins_with_its_setting),
+        cmocka_unit_test(test_begins_without_a_setting_that_is_on),
+        cmocka_unit_test(test_begins_with_ram),
+        cmocka_unit_test(test_does_not_begin),
         cmocka_unit_test(test_names_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
