@@ -379,6 +379,16 @@ static inline bool ibx_journal_lost_there(const struct ibx_record *record)
            (!strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED) ||
             !strcmp(record->vm_status, IBX_JOURNAL_MIGRATED_ON));
 }
+/* Source, where libvirt drives: whether libvirt has saved the VM here without its memory, which is
+ * in the file that the migration has kept. */
+#define IBX_JOURNAL_WITHOUT_RAM "saved-without-memory" /* vm_status */
+static inline bool ibx_journal_without_ram(const struct ibx_record *record)
+{
+    return record->source && record->libvirt && !ibx_journal_over(record) &&
+           !strcmp(record->vm_status, IBX_JOURNAL_WITHOUT_RAM);
+}
+/* Says what to do about that. */
+void ibx_journal_say_without_ram(const struct ibx_record *record, char *text, size_t size);
 /* Whether another client of the destination's QEMU has migrated the VM on, or was about to, by the
  * last status of that QEMU. The VM may run on the third host. */
 static inline bool ibx_journal_is_migrated_on(const char *vm_status)

@@ -203,6 +203,24 @@ void ibx_journal_name_peer(const struct ibx_record *record, char *name, size_t s
     ibx_text_sanitize(name);
 }
 
+void ibx_journal_say_without_ram(const struct ibx_record *record, char *text, size_t size)
+{
+    char path[PATH_MAX] = "";
+    if (ibx_journal_memory_file(record, path))
+        snprintf(
+            text, size,
+            "libvirt has saved the VM here while its ib-migrate and the watchdog of that stood "
+            "still, and without its memory, which is in %.300s: keep that file, without which "
+            "nothing can load what was saved; ib-migrate(1), MIGRATIONS BY LIBVIRT, says how "
+            "that is done",
+            path);
+    else
+        snprintf(text, size,
+                 "libvirt has saved the VM here without its memory, whose file this migration had "
+                 "set aside, and which is gone from there: if the VM was not loaded with it, start "
+                 "it from its disk");
+}
+
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
 {
     char vm[256], does[96], peer[sizeof(record->uri)];

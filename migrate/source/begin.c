@@ -591,6 +591,10 @@ static int recover(struct source *s, const struct ibx_record *record, struct ibx
     if (!rc)
         rc = ibx_source_begin(s, s->status.record.state == IBX_JOURNAL_MOVED ? SOURCE_SERVING
                                                                              : SOURCE_COMMITTED);
+    if (!rc && ibx_journal_without_ram(&s->status.record))
+        rc = ibx_source_move(s, SOURCE_LEFT, err);
+    if (!rc && s->state.now == SOURCE_LEFT)
+        return ibx_source_libvirt_say_saved(s, err);
     if (!rc && ibx_journal_lost_there(&s->status.record))
         return ibx_source_recover_lost(s, err);
     if (!rc && s->status.record.state == IBX_JOURNAL_BROKEN)

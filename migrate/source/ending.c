@@ -198,22 +198,6 @@ static void not_continued(struct source *s, int code, const struct ibx_error *wh
     ibx_source_move(s, SOURCE_STRANDED, &silent);
 }
 
-/* What libvirt has saved can be loaded with the memory that is here alone, so that must stay. */
-static int saved_without_ram(struct source *s, struct ibx_error *err)
-{
-    struct ibx_error silent = {0};
-    char path[PATH_MAX] = "";
-    ibx_journal_memory_file(&s->status.record, path);
-    ibx_watchdog_release(&s->vm.watchdog);
-    ibx_source_move(s, SOURCE_STRANDED, &silent);
-    return ibx_error_set(err, -ENOTRECOVERABLE,
-                         "libvirt has saved the VM here while this ib-migrate and its watchdog "
-                         "stood still, and without its memory, which is in %.300s: keep that file, "
-                         "without which nothing can load what was saved; ib-migrate(1), MIGRATIONS "
-                         "BY LIBVIRT, says how that is done",
-                         path);
-}
-
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
@@ -233,7 +217,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     const int there = ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, &why);
     const bool shut_down = was_shut_down(s, code, err);
     if (s->without_ram)
-        return saved_without_ram(s, err);
+        return ibx_source_libvirt_saved(s, err);
     const int failed = shut_down ? 0
                        : s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 
 #define SET_MS        10000 /* for libvirt to set pause-before-switchover, once it may connect */
@@ -268,6 +269,26 @@ int ibx_source_libvirt_check(struct source *s, struct ibx_error *err)
     if (committed && !ran && s->state.now == SOURCE_KEPT && s->peer.now != PEER_ABORTED)
         tell_destination(s, err);
     return rc;
+}
+
+int ibx_source_libvirt_say_saved(const struct source *s, struct ibx_error *err)
+{
+    char text[IBX_ERROR_MAX];
+    ibx_journal_say_without_ram(&s->status.record, text, sizeof(text));
+    return ibx_error_set(err, -ENOTRECOVERABLE, "%s", text);
+}
+
+/* What libvirt has saved can be loaded with the memory that is here alone, so that must stay. */
+int ibx_source_libvirt_saved(struct source *s, struct ibx_error *err)
+{
+    struct ibx_record *record = &s->status.record;
+    struct ibx_error silent = {0};
+    ibx_watchdog_release(&s->vm.watchdog);
+    ibx_source_move(s, SOURCE_STRANDED, &silent);
+    snprintf(record->vm_status, sizeof(record->vm_status), IBX_JOURNAL_WITHOUT_RAM);
+    if (ibx_migration_record(s->options->folder, record, record->state, &silent))
+        ibx_migration_notify(&s->options->observer, "%s", silent.message);
+    return ibx_source_libvirt_say_saved(s, err);
 }
 
 /* ---------------------------------------------------------------- the end */

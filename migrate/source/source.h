@@ -371,6 +371,10 @@ void ibx_source_libvirt_written(struct source *s);
 int ibx_source_libvirt_stopped(struct source *s, json_t *event, struct ibx_error *err);
 /* The stream has ended. Whether libvirt has left before QEMU began to migrate; says so in `err`. */
 bool ibx_source_libvirt_left(const struct source *s, struct ibx_error *err);
+/* libvirt has saved the VM without its memory (`without_ram`): keeps that, which the record notes,
+ * and goes to STRANDED. Returns -ENOTRECOVERABLE, as the second one, which only says it. */
+int ibx_source_libvirt_saved(struct source *s, struct ibx_error *err);
+int ibx_source_libvirt_say_saved(const struct source *s, struct ibx_error *err);
 /* The VM has moved, or was shut down there: says so where libvirt has left its QEMU here, for
  * somebody to continue it. Waits some seconds for its end. */
 void ibx_source_libvirt_tell_left(struct source *s);

@@ -12,6 +12,10 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
     char path[PATH_MAX], peer[sizeof(record->uri)];
     const bool there = ibx_journal_memory_file(record, path);
     ibx_journal_name_peer(record, peer, sizeof(peer));
+    if (ibx_journal_without_ram(record)) {
+        ibx_journal_say_without_ram(record, sentence, size);
+        return;
+    }
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
                  "%s went to %s, and its QEMU there has ended, and so has that here (process %d): "
@@ -32,7 +36,11 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
                 "is lost: end its QEMU there and start it from its disk, "
                 "unless it has all of its pages there",
         there ? path : "",
-        there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
+        !there ? ""
+        : record->libvirt && record->state != IBX_JOURNAL_MOVED
+            ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file, unless "
+              "libvirt has saved the VM here without it (ib-migrate(1), MIGRATIONS BY LIBVIRT)"
+            : ", from which \"ib-migrate recover\" sends it: start no QEMU on that file");
 }
 
 #define ROLL_BACK "\"ib-migrate rollback\" at the source restarts it from where it stopped"
