@@ -102,8 +102,21 @@ static bool is_libvirt(const char *client)
     return strstr(client, "(libvirtd)") || strstr(client, "(virtqemud)");
 }
 
+/* One that was killed may have left the VM stopped, and its watchdog lets it run. */
+static bool is_watchdog(const char *client)
+{
+    return strstr(client, "(ibx-watchdog)") != NULL;
+}
+
 static int refuse_client(const char *path, const char *client, int code, struct ibx_error *err)
 {
+    if (is_watchdog(client))
+        return ibx_error_set(err, code,
+                             "another ib-migrate works on the VM of this QEMU: its watchdog, %s, "
+                             "has the QMP socket %s, by which it puts back what that ib-migrate "
+                             "has changed: do not end it; if it is stopped, let it go on (kill "
+                             "-CONT)",
+                             client, path);
     return ibx_error_set(
         err, code, "%s has the QMP socket %s, and QEMU serves one client at a time: %s", client,
         path,
