@@ -111,7 +111,7 @@ def what_was_saved_without_memory_is_loaded_with_it(hosts, domain):
     status = hosts.a.ok(os.environ["IB_MIGRATE"], "status", "--qmp", domain.monitor)
     assert error in status and "start no QEMU" not in status, status
     recover = hosts.a.run(os.environ["IB_MIGRATE"], "recover", "--qmp", domain.monitor)
-    assert recover.code == 3 and error in recover.err, recover
+    assert recover.code == 6 and error in recover.err, recover
     folder = os.path.dirname(memory)
     hosts.a.ok("sh", "-c", f"cd {folder}; for id in $(seq 1 50); do "
                f"install -d -o libvirt-qemu $id-{domain.name}; "

@@ -438,11 +438,11 @@ static void test_destination_qemu_ends_after_the_switch(void)
     mover_ends(&sender, 3);
     mover_must_print(&sender, "where its QEMU has ended: the QEMU here still has the VM as it was");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "its QEMU there has ended: ");
-    struct mover *recover = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
+    struct mover *recover = MOVER_RUN(6, "recover", "--qmp", vms[0].tool, TIMED);
     mover_must_print(recover, "ib-migrate rollback");
     assert_false(mover_printed(recover, "reports: ")); /* this tool has heard nothing */
     vm_kill(&vms[0]);
-    mover_must_print(MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED), "start it from its");
+    mover_must_print(MOVER_RUN(6, "recover", "--qmp", vms[0].tool, TIMED), "start it from its");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "start it from its disk");
     MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
 }

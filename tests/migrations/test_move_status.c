@@ -297,7 +297,7 @@ static void is_kept(const char *words, const char *reason)
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool),
                      "unless ib-migrate status there says that this was done");
     mover_must_print(
-        MOVER_RUN(3, "recover", "--qmp", vms[1].tool, "--listen", "rdma://127.0.0.1:0", TIMED),
+        MOVER_RUN(6, "recover", "--qmp", vms[1].tool, "--listen", "rdma://127.0.0.1:0", TIMED),
         "unless ib-migrate status there says that this was done");
     mover_end_all(NULL);
 }

@@ -24,6 +24,15 @@ static bool unfinished(const struct ibx_record *record)
            record->state == IBX_JOURNAL_SHUT_DOWN;
 }
 
+/* Whether recover can do nothing more for the VM: its QEMU has ended at the destination, or libvirt
+ * has saved it at the source without its memory. */
+static bool is_lost(const struct ibx_record *record)
+{
+    return record->source
+               ? ibx_journal_lost_there(record) || ibx_journal_without_ram(record)
+               : record->state != IBX_JOURNAL_SHUT_DOWN && ibx_journal_qemu_gone(record);
+}
+
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
     char state[IBX_ERROR_MAX];
@@ -100,8 +109,9 @@ static int finish(const struct migrate_args *args, int rc, bool again,
     const int status = ended                             ? MIGRATE_ENDED
                        : !rc                             ? MIGRATE_DONE
                        : !again && was_stopped(rc, last) ? MIGRATE_STOPPED
-                       : unfinished(&last->record)       ? MIGRATE_UNFINISHED
-                                                         : MIGRATE_FAILED;
+                       : !unfinished(&last->record)      ? MIGRATE_FAILED
+                       : again && is_lost(&last->record) ? MIGRATE_LOST
+                                                         : MIGRATE_UNFINISHED;
     if (args->json)
         ibx_cli_print_summary(rc, status, last, err);
     if (rc)

@@ -31,6 +31,8 @@ const char *ibx_cli_outcome(int status)
         return "ended";
     case MIGRATE_STOPPED:
         return "stopped";
+    case MIGRATE_LOST:
+        return "lost";
     default:
         return "failed";
     }
