@@ -113,3 +113,39 @@ int ibx_control_groups_join(const char *root, pid_t pid)
     fclose(groups);
     return rc;
 }
+
+/* ------------------------------------------------------------ frozen */
+
+/* -ENOENT: there is no such group. */
+static int read_events(const char *mount, const char *path, char *events, size_t size)
+{
+    char file[PATH_MAX];
+    snprintf(file, sizeof(file), "%.1000s%.2000s/cgroup.events", mount, path);
+    const int fd = open(file, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, events, size - 1);
+    const int code = n < 0 ? errno : 0;
+    events[n > 0 ? n : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+    return -code;
+}
+
+bool ibx_control_groups_frozen(const char *root, pid_t pid)
+{
+    char path[PATH_MAX], mount[PATH_MAX], events[256] = "", *line = NULL;
+    size_t size = 0;
+    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+    FILE *groups = fopen(path, "re");
+    while (groups && getline(&line, &size, groups) > 0) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strncmp(line, "0::/", 4) != 0 || strstr(line, "/.."))
+            continue;
+        snprintf(mount, sizeof(mount), "%.1000s/unified", root);
+        if (read_events(root, line + 3, events, sizeof(events)) == -ENOENT)
+            read_events(mount, line + 3, events, sizeof(events));
+    }
+    free(line);
+    if (groups)
+        fclose(groups);
+    return strstr(events, "frozen 1") != NULL;
+}

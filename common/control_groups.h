@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Control groups: which ones limit the memory of a process, and by which ones it is ended. */
+/* Control groups: which ones limit the memory of a process, by which ones it is ended, and whether
+ * it is frozen. */
 #ifndef IBX_COMMON_CONTROL_GROUPS_H
 #define IBX_COMMON_CONTROL_GROUPS_H
 
@@ -23,5 +24,9 @@ void ibx_control_groups_of(const char *controller, const char *root, const char 
  * cgroup v2, and of v1's "name=systemd". `root`: as above. 0: it is in them now, or was before;
  * -EACCES and others: not in all of them, because this user may not, or they are not to be seen. */
 int ibx_control_groups_join(const char *root, pid_t pid);
+
+/* Whether the group of cgroup v2 that process `pid` is in is frozen, by itself or with one above
+ * it. False also if that is not to be seen. `root`: as above. */
+bool ibx_control_groups_frozen(const char *root, pid_t pid);
 
 #endif

@@ -6,6 +6,7 @@
 #include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
+#include "common/control_groups.h"
 #include "common/log.h"
 
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #define STILL_MS  3000 /* without a beat; a busy host may not run a tool for a second */
+#define HELD_MS   100  /* by a tracer, at one place */
 #define AGAIN_MS  1000 /* between two questions while QEMU reports nothing */
 #define UNSEEN_MS 3000 /* for an answer, before the question is asked again */
 
@@ -41,11 +43,25 @@ bool ibx_stand_in_has_work(const struct ibx_stand_in *s, const json_t *before)
     return s->monitor >= 0 && ibx_settings_omit_ram(before);
 }
 
-/* By a signal, or by a debugger. */
-static bool is_stopped(pid_t tool)
+/* One that is traced is stopped for moments, at each system call if strace(1) does that, and for
+ * long by a debugger. */
+static bool is_held(struct ibx_stand_in *s)
 {
-    const char state = ibx_process_state(tool);
-    return state == 'T' || state == 't';
+    const uint64_t now = ibx_now_ns(), turns = ibx_process_turns(s->tool);
+    if (!s->held_ns || turns != s->turns)
+        s->held_ns = now;
+    s->turns = turns;
+    return now - s->held_ns >= HELD_MS * IBX_NS_PER_MS;
+}
+
+/* By a signal, by a debugger, or with its control group. */
+static bool is_stopped(struct ibx_stand_in *s)
+{
+    const char state = ibx_process_state(s->tool);
+    if (state != 't')
+        s->held_ns = 0;
+    return state == 'T' || (state == 't' && is_held(s)) ||
+           ibx_control_groups_frozen("/sys/fs/cgroup", s->tool);
 }
 
 static bool stands_still(struct ibx_stand_in *s)
@@ -55,7 +71,7 @@ static bool stands_still(struct ibx_stand_in *s)
     if (beat != s->beat)
         s->beat_ns = now;
     s->beat = beat;
-    return is_stopped(s->tool) || (beat && now - s->beat_ns > STILL_MS * IBX_NS_PER_MS);
+    return is_stopped(s) || (beat && now - s->beat_ns > STILL_MS * IBX_NS_PER_MS);
 }
 
 static size_t unread(const struct ibx_stand_in *s)

@@ -38,8 +38,9 @@ struct ibx_stand_in {
     const atomic_uint *beats;   /* the tool counts them in its loop; 0: it has not begun to */
     unsigned beat;              /* the last one seen */
     uint64_t beat_ns, again_ns; /* when it came; when to ask again though nothing is reported */
-    uint64_t unseen_ns;         /* ... though no answer to the last question has been seen */
-    size_t unread;              /* bytes before the question, or up to the end of its answer */
+    uint64_t held_ns, turns; /* since when a tracer holds it, 0: none; ibx_process_turns() then */
+    uint64_t unseen_ns;      /* ... though no answer to the last question has been seen */
+    size_t unread;           /* bytes before the question, or up to the end of its answer */
     char bytes[IBX_STAND_IN_UNREAD];
 };
 
@@ -47,7 +48,7 @@ struct ibx_stand_in {
 void ibx_stand_in_init(struct ibx_stand_in *stand_in, int monitor, const atomic_uint *beats);
 /* Whether there is anything to do with these settings to put back (NULL: none): then
  * ibx_stand_in_look() has to be called every IBX_STAND_IN_LOOK_MS. */
-#define IBX_STAND_IN_LOOK_MS 20
+#define IBX_STAND_IN_LOOK_MS 5
 bool ibx_stand_in_has_work(const struct ibx_stand_in *stand_in, const json_t *before);
 void ibx_stand_in_look(struct ibx_stand_in *stand_in, const json_t *before);
 /* Closes the monitor, so that QEMU serves the next client once the tool's is closed, too. */

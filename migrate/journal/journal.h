@@ -452,6 +452,8 @@ int ibx_process_find_start(pid_t pid, uint64_t *started, struct ibx_error *err);
 bool ibx_process_ended(pid_t pid, uint64_t started);
 /* The letter of its state in /proc/PID/stat (proc(5)): 'T' is stopped. '\0': not known. */
 char ibx_process_state(pid_t pid);
+/* How often it has been given a processor so far (proc(5), schedstat); 0: not known. */
+uint64_t ibx_process_turns(pid_t pid);
 /* Which boot of this host it is, as in struct ibx_record; "" if /proc does not show it. */
 void ibx_process_boot(char boot[IBX_BOOT_BYTES]);
 /* Whether the process of the record has ended for certain: also if the host was booted since, where

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,19 @@ char ibx_process_state(pid_t pid)
     char stat_line[STAT_BYTES];
     const char *state = NULL;
     return pid > 0 && !read_stat(pid, stat_line, &state) ? *state : '\0';
+}
+
+uint64_t ibx_process_turns(pid_t pid)
+{
+    char path[32], line[128];
+    uint64_t turns = 0;
+    snprintf(path, sizeof(path), "/proc/%d/schedstat", (int)pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, line, sizeof(line) - 1);
+    if (fd >= 0)
+        close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    return sscanf(line, "%*u %*u %" SCNu64, &turns) == 1 ? turns : 0;
 }
 
 void ibx_process_boot(char boot[IBX_BOOT_BYTES])

@@ -128,8 +128,9 @@ void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
 /* The id of commands that the watchdog sends over a tool's connection (common/stand_in.h). The tool
  * takes no notice of the answers but this: */
 #define IBX_QMP_STAND_IN "ibx-stand-in"
-/* A mark of the last answer, and whether QEMU has done such a command after a mark's answer. */
-uint64_t ibx_qmp_mark(const struct ibx_qmp *qmp);
+/* A mark of the last answer, from which such commands count. */
+uint64_t ibx_qmp_mark(struct ibx_qmp *qmp);
+/* Whether QEMU has done the first of them after a mark's answer. */
 bool ibx_qmp_stood_in(const struct ibx_qmp *qmp, uint64_t since);
 /* A mark of the first answer to a command that is asked from now on. */
 uint64_t ibx_qmp_mark_next(const struct ibx_qmp *qmp);

@@ -437,8 +437,9 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     free(qmp);
 }
 
-uint64_t ibx_qmp_mark(const struct ibx_qmp *qmp)
+uint64_t ibx_qmp_mark(struct ibx_qmp *qmp)
 {
+    qmp->stood_in = 0;
     return qmp->answered;
 }
 

@@ -32,7 +32,8 @@ struct ibx_qmp {
     uint64_t asked;    /* id of the last command; ids count from a random number */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
-    uint64_t stood_in; /* `answered` when QEMU last did a command of the watchdog; 0: it has not */
+    uint64_t stood_in; /* `answered` when QEMU first did a command of the watchdog since the last
+                          ibx_qmp_mark(); 0: it has not */
     uint64_t posted;   /* id of the command of ibx_qmp_post(); 0: none */
     json_t *reply;     /* its answer; NULL: it has not come */
     struct ahead ahead[IBX_QMP_AHEAD_MAX];

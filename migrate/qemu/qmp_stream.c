@@ -138,7 +138,7 @@ static void keep_answer(struct ibx_qmp *qmp, json_t *message)
     const uint64_t id = answered_command(qmp, message);
     const char *whose = json_string_value(json_object_get(message, "id"));
     if (whose && !strcmp(whose, IBX_QMP_STAND_IN)) {
-        if (json_object_get(message, "return"))
+        if (json_object_get(message, "return") && !qmp->stood_in)
             qmp->stood_in = qmp->answered;
         return;
     }

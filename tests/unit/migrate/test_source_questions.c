@@ -311,11 +311,12 @@ static void test_stands_still_amid_the_settings(NO_STATE)
 static void test_stands_still_after_the_state(NO_STATE)
 {
     static struct source s;
-    static const char after[] = READY(5) STOOD_IN, before[] = STOOD_IN READY(5);
-    for (unsigned i = 0; i < 2; i++) {
+    static const char *const answers[] = {READY(5) STOOD_IN, STOOD_IN READY(5),
+                                          STOOD_IN READY(5) STOOD_IN};
+    for (unsigned i = 0; i < 3; i++) {
         attached(SCRIPT({"migrate-set-capabilities", READY(2), 0},
                         {"migrate-set-parameters", READY(3), 0}, {"query-status", RUNNING(4), 0},
-                        {"query-block", i ? before : after, 0}, {"query-name", READY(6), 0}));
+                        {"query-block", answers[i], 0}, {"query-name", READY(6), 0}));
         s = (struct source){.vm.qmp = qmp};
         ibx_source_vm_drive(&s.vm, true);
         ibx_gate_init(&s.gate, NULL);

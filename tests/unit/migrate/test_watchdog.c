@@ -12,6 +12,8 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -306,15 +308,51 @@ static void test_one_that_is_stopped_is_released(NO_STATE)
 #define TEN(text)  text text text text text text text text text text
 #define LONG_EVENT EVENT(TEN(TEN("LONG_AND_LONGER_")))
 
-/* How a tool stands still: its state says so, or it has begun its loop and gets no further. */
-enum stillness { IS_STOPPED, IS_STUCK };
+/* How a tool stands still: its state says so, or it has begun its loop and gets no further, or its
+ * control group is frozen. */
+enum stillness { IS_STOPPED, IS_STUCK, IS_FROZEN, IS_TRACED };
 static int goes_on[2]; /* a pipe to one that is stuck */
+static char group[64]; /* that is frozen, of cgroup v2; "": this user may make none */
+
+static bool put_to_group(const char *file, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/%s", group, file);
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    const bool put = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0)
+        close(fd);
+    return put;
+}
+
+static void make_group(void)
+{
+    static const char *const mounts[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
+    for (unsigned i = 0; i < 2; i++) {
+        char events[128];
+        snprintf(group, sizeof(group), "%s/ibx-watchdog-%d", mounts[i], (int)getpid());
+        snprintf(events, sizeof(events), "%s/cgroup.freeze", group);
+        if (!mkdir(group, 0700) && !access(events, W_OK))
+            return;
+        rmdir(group);
+    }
+    group[0] = '\0';
+}
 
 static void stand_still(enum stillness how)
 {
     char byte;
     if (how == IS_STOPPED) {
         raise(SIGSTOP);
+        return;
+    }
+    while (how == IS_TRACED)
+        getppid();
+    if (how == IS_FROZEN) {
+        if (!put_to_group("cgroup.procs", "0") || !put_to_group("cgroup.freeze", "1"))
+            _exit(2);
+        if (read(goes_on[0], &byte, 1) != 1)
+            _exit(2);
         return;
     }
     ibx_watchdog_beat(&watchdog);
@@ -373,6 +411,8 @@ static bool stands_still_until(const struct step *steps, enum stillness how)
     const bool over = !poll(&more, 1, SHORT);
     assert_int_equal(kill(pid, SIGCONT), 0);
     assert_int_equal(write(goes_on[1], "", 1), 1);
+    if (how == IS_FROZEN)
+        assert_true(put_to_group("cgroup.freeze", "0"));
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(pair[1]);
@@ -404,6 +444,66 @@ static void test_acts_for_a_tool_that_has_read_nothing_for_long(NO_STATE)
 static void test_acts_for_a_tool_that_is_stuck(NO_STATE)
 {
     assert_true(stands_still_until(SCRIPT({RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}), IS_STUCK));
+}
+
+/* It has not begun its loop: only the group tells. */
+static void test_acts_for_a_tool_that_is_frozen(NO_STATE)
+{
+    make_group();
+    if (!group[0])
+        skip();
+    assert_true(stands_still_until(SCRIPT({RESETS, REFUSES, 0}, {RESETS, TAKES_IT, 0}), IS_FROZEN));
+    assert_int_equal(rmdir(group), 0);
+}
+
+#define TRACED_CALLS  2000
+#define TRACED_US     500 /* that the tracer holds the tool at each of them */
+#define TRACED_GAP_MS 50  /* with which the tracer itself gets no time */
+
+/* A tool that leaves RAM out, and whose system calls are traced. Returns how many of them are left,
+ * after one of which the tracer came late. */
+static int trace(pid_t pid)
+{
+    int status, left = TRACED_CALLS;
+    uint64_t last = ibx_now_ns();
+    assert_int_equal(ptrace(PTRACE_SEIZE, pid, NULL, NULL), 0);
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, pid, NULL, NULL), 0);
+    while (left && waitpid(pid, &status, 0) == pid && WIFSTOPPED(status)) {
+        usleep(TRACED_US);
+        assert_int_equal(ptrace(PTRACE_SYSCALL, pid, NULL, NULL), 0);
+        if (ibx_now_ns() - last > TRACED_GAP_MS * IBX_NS_PER_MS)
+            break;
+        last = ibx_now_ns();
+        left--;
+    }
+    return left;
+}
+
+/* By strace(1), for example: it is stopped most of the time, at one place after the other. */
+static void test_lets_a_traced_tool_work(NO_STATE)
+{
+    int pair[2], status;
+    bool told = true, judged = false;
+    for (unsigned i = 0; i < 20 && !judged; i++) {
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        const pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (!pid)
+            tool(pair[0], IS_TRACED);
+        close(pair[0]);
+        static struct peer p;
+        p = (struct peer){.steps = SCRIPT({0}), .fd = pair[1], .received_fd = -1, .deaf = true};
+        peer_run(&p);
+        struct pollfd more = {.fd = pair[1], .events = POLLIN};
+        judged = !trace(pid);
+        told = poll(&more, 1, 0) > 0;
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+        close(pair[1]);
+    }
+    if (!judged)
+        skip(); /* this host is too busy */
+    assert_false(told);
 }
 
 /* ------------------------------------------------------------ a freeze */
@@ -510,6 +610,8 @@ int main(void)
         TEST(test_acts_for_a_tool_that_stands_still),
         TEST(test_acts_for_a_tool_that_has_read_nothing_for_long),
         TEST(test_acts_for_a_tool_that_is_stuck),
+        TEST(test_acts_for_a_tool_that_is_frozen),
+        TEST(test_lets_a_traced_tool_work),
         TEST(test_a_frozen_vm_that_cannot_be_seen),
         TEST(test_settings_of_a_frozen_vm),
         TEST(test_a_seal_is_looked_for_by_old_system_calls),
