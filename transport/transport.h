@@ -155,6 +155,8 @@ int ibx_options_set_given(struct ibx_options *options, const char *key, const ch
 
 /* Parses "64K", "1M", "300" into bytes. -EINVAL. */
 int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err);
+/* Parses yes, true, on or 1, and no, false, off or 0. -EINVAL: it is none of them. */
+int ibx_yes_no_parse(const char *text, bool *yes);
 
 /* The keys in their order, NULL after the last. */
 const char *ibx_options_key(unsigned index);

@@ -188,11 +188,10 @@ static int set_tenants(struct ibx_glue_config *config, const char *value, struct
 
 static int set_nccl(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
-    static const char *const names[] = {"off", "on"};
-    int on = one_of(names, 2, "nccl", value, "on or off", err);
-    if (on >= 0)
-        config->gpu.nccl = on;
-    return on < 0 ? on : 0;
+    return ibx_yes_no_parse(value, &config->gpu.nccl)
+               ? ibx_error_set(err, -EINVAL, "nccl: \"%.64s\" is not accepted: give on or off",
+                               value)
+               : 0;
 }
 
 /* Sets *number to the value, which has to be from `least` to `most`. */

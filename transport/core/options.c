@@ -97,6 +97,21 @@ int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err)
     return 0;
 }
 
+int ibx_yes_no_parse(const char *text, bool *yes)
+{
+    static const char *const words[][2] = {
+        {"no", "yes"}, {"false", "true"}, {"off", "on"}, {"0", "1"}};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        for (int is = 0; is < 2; is++) {
+            if (!strcmp(text, words[i][is])) {
+                *yes = is;
+                return 0;
+            }
+        }
+    }
+    return -EINVAL;
+}
+
 static int bad_value(const struct option_spec *spec, const char *value, struct ibx_error *err)
 {
     return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not accepted: give %s", spec->key, value,
@@ -158,20 +173,6 @@ static int set_text(const struct option_spec *spec, char *field, const char *val
         return bad_value(spec, value, err);
     memcpy(field, value, n + 1);
     return 0;
-}
-
-static int set_bool(const struct option_spec *spec, bool *field, const char *value,
-                    struct ibx_error *err)
-{
-    static const char *const yes[] = {"yes", "true", "on", "1"};
-    static const char *const no[] = {"no", "false", "off", "0"};
-    for (int i = 0; i < 4; i++) {
-        if (!strcmp(value, yes[i]) || !strcmp(value, no[i])) {
-            *field = !strcmp(value, yes[i]);
-            return 0;
-        }
-    }
-    return bad_value(spec, value, err);
 }
 
 static const char *const encryption_words[] = {
@@ -238,10 +239,11 @@ int ibx_options_set(struct ibx_options *options, const char *key, const char *va
     const struct option_spec *spec = find_spec(key);
     if (spec) {
         void *field = (char *)options + spec->offset;
-        return spec->type <= NAMES        ? set_text(spec, field, value, err)
-               : spec->type == ENCRYPTION ? set_encryption(spec, field, value, err)
-               : spec->type == BOOL       ? set_bool(spec, field, value, err)
-                                          : set_number(spec, field, value, err);
+        return spec->type <= NAMES              ? set_text(spec, field, value, err)
+               : spec->type == ENCRYPTION       ? set_encryption(spec, field, value, err)
+               : spec->type != BOOL             ? set_number(spec, field, value, err)
+               : ibx_yes_no_parse(value, field) ? bad_value(spec, value, err)
+                                                : 0;
     }
     char known[512] = "";
     for (size_t i = 0; i < SPECS; i++) {

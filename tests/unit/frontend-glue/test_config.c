@@ -555,7 +555,14 @@ static void test_gpu(void **state)
     assert_int_equal(config.gpu.memory, 64 << 20);
     assert_int_equal(config.gpu.threads, 0);
     assert_false(config.gpu.nccl);
-    expect_refused("rdma.nccl : yes\n", "line 1 (rdma.nccl): nccl: \"yes\"", "on or off");
+    expect_refused("rdma.nccl : maybe\n", "line 1 (rdma.nccl): nccl: \"maybe\"", "on or off");
+    static const char *const words[] = {"off", "on", "no", "yes", "false", "true", "0", "1"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        char line[32];
+        snprintf(line, sizeof(line), "rdma.nccl : %s\n", words[i]);
+        load_text(line);
+        assert_int_equal(config.gpu.nccl, i % 2);
+    }
     load_text("rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\nrdma.nccl : on\n");
     assert_true(config.gpu.nccl);
     assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
