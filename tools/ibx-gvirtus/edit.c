@@ -137,6 +137,9 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "CUDA calls that return before the back end has run them (all, launches or off)"},
     {"resume_seconds", "30", "30",
      "seconds for which both ends keep a session whose connection has broken (0: not at all)"},
+    {"silence_seconds", "60", "60",
+     "over TCP, seconds for which a front end waits for a back end that gives no sign of life "
+     "(0: for ever, or 5 to 86400)"},
     {"processes", "program", "program",
      "processes of the back end: one for each program, one for each tenant, or one for all "
      "(program, tenant or one)"},
