@@ -185,7 +185,7 @@ static const char *names_of(const struct ibx_tool *tool, unsigned bits, char *te
     unsigned count = 0;
     int length = 0;
     for (unsigned i = 0; tool->commands[i].name; i++)
-        if (!bits || bits & 1u << i)
+        if (!tool->commands[i].internal && (!bits || bits & 1u << i))
             names[count++] = tool->commands[i].name;
     for (unsigned i = 0; i < count && length < (int)size; i++)
         length += snprintf(text + length, size - (size_t)length, "%s%s",
@@ -340,6 +340,8 @@ static char *describe_commands(const struct ibx_tool *tool, const struct ibx_too
     if (!only)
         *(*next)++ = (struct argp_option){.doc = "Commands:"};
     for (const struct ibx_tool_command *c = only ? only : tool->commands; c->name; c++) {
+        if (c->internal && !only)
+            continue;
         fprintf(out, "%s%s%s%s", only || c == tool->commands ? "" : "\n", c->name,
                 c->uri ? " " : "", c->uri ? c->uri : "");
         if (only)
@@ -431,6 +433,8 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     argp_program_version = version;
     argp_err_exit_status = 2;
     argv[0] = (char *)tool->name; /* what the messages of getopt begin with */
+    if (argc > 1 && !strcmp(argv[1], "help"))
+        argv[1] = (char *)"--help";
     const struct ibx_tool_command *only = asked_about(tool, argc, argv);
     char *usage = tool->commands ? describe_commands(tool, only, &next) : NULL;
     describe_options(tool, only, &next);

@@ -5,7 +5,7 @@
  * The command is the first argument that is no option; options may precede or follow it. An option
  * of another command, a missing command and a wrong number of arguments end the process with status
  * 2; a bad value ends it with status 1; --help, --usage and --version end it with 0. --help
- * together with a command shows the help of that command.
+ * together with a command shows the help of that command. "help" as the first argument is --help.
  */
 #ifndef IBX_TOOLS_OPTIONS_H
 #define IBX_TOOLS_OPTIONS_H
@@ -25,6 +25,7 @@ struct ibx_tool_command {
     const char *uri; /* "URI": needed; "[URI]": optional; NULL: none. Stands in --help as it is,
                         with what may follow it, after a space. */
     const char *help;
+    bool internal; /* a program starts it, no person: neither --help nor a message offers it */
 };
 
 /* How a value is read, and what is at the option's offset in the tool's struct of arguments. */

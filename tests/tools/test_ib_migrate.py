@@ -38,6 +38,7 @@ def help_of_a_command_is_of_that_alone(scene):
     for line, has, lacks in (
             ("send --help", ("--quit", "--qmp", "--warm", "Keys of --set"), ("--listen", "--home")),
             ("--help send", ("--quit",), ("--listen",)),
+            ("help send", ("--quit",), ("--listen",)),
             ("--qmp receive send --quit --help", ("--quit",), ("--listen",)),
             ("status -h", ("--prometheus", "--json"), ("--quit", "Keys of --set", "Commands:")),
             ("borrow -?", ("--fill",), ("--no-verify",))):
@@ -64,10 +65,19 @@ def help_and_the_manual_name_the_same(scene):
         manual = file.read()
     synopsis = manual.partition(".Sh SYNOPSIS\n")[2].partition(".Sh DESCRIPTION\n")[0]
     commands = re.findall(r"\[OPTION\.\.\.\] ([a-z-]+)", out)
-    commands.remove("far-end")  # which `run` starts
     equal(sorted(commands), sorted(set(re.findall(r"^\.Cm ([a-z-]+)$", synopsis, re.M))))
     options = set(re.findall(r"--([a-z][a-z-]+)", out))
     equal(options - set(re.findall(r"Fl -([a-z][a-z-]+)", manual)), set())
+
+
+@case
+def what_run_starts_is_offered_to_nobody(scene):
+    """It has help nevertheless, for whoever meets it in a list of processes."""
+    for line in ("", "move", "--home send", "--help"):
+        code, out, err = scene.run(*line.split())
+        assert "far-end" not in out + err and (code == 2 or line == "--help"), (line, out, err)
+    assert succeeds(scene, "far-end --help").startswith("Usage: ib-migrate [OPTION...] far-end\n")
+    equal(succeeds(scene, "help"), succeeds(scene, "--help"))
 
 
 @case

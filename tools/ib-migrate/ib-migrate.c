@@ -221,7 +221,8 @@ static const struct ibx_tool_command commands[] = {
     [CLONE] = {"clone", "FOLDER|URI [-- QEMU ARGUMENT...]",
                "Make the QEMU at --qmp a child of the snapshot in FOLDER, or served at URI; it was "
                "started with -incoming defer, or is started by the command line after --"},
-    [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh"},
+    [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh",
+                 .internal = true},
     [FIRECRACKER] = {"firecracker", NULL,
                      "Serve the page faults of a microVM that Firecracker restores, from --from"},
     {0},
