@@ -34,6 +34,7 @@ part_lint() {
     check 'sources and scripts of 100 columns' 60 "$itself" --inside narrow_code
     check 'sources of 700 lines, a README of 120' 60 "$itself" --inside lengths
     check "the licence's line is only that" 60 "$itself" --inside licence_lines
+    check 'man pages name all options and keys' 60 tests/lint/man-options
     check 'options that sentences name' 60 tests/lint/named-options
     check 'the environment is read with care' 60 tests/lint/plain-getenv
     check 'clang-format' 120 "$itself" --inside formatted
