@@ -20,13 +20,13 @@
 
 /* The phases of both sides, in order. */
 enum ibx_migrate_phase {
-    IBX_PHASE_WAITING,   /* the destination waits for a source, a source for the answer */
-    IBX_PHASE_PREPARING, /* checks, connections, registration; the VM runs at the source */
-    IBX_PHASE_WARMING,   /* pages are fetched, and the VM runs at the source */
-    IBX_PHASE_SWITCHING, /* the VM is stopped; the page map and the device state are sent */
-    IBX_PHASE_FILLING,   /* the VM runs at the destination, pages follow */
-    IBX_PHASE_BROKEN,    /* after the commit: the connection is lost and is being made again */
-    IBX_PHASE_DONE,      /* complete and confirmed */
+    IBX_PHASE_WAITING,      /* the destination waits for a source, a source for the answer */
+    IBX_PHASE_PREPARING,    /* checks, connections, registration; the VM runs at the source */
+    IBX_PHASE_WARMING,      /* pages are fetched, and the VM runs at the source */
+    IBX_PHASE_SWITCHING,    /* the VM is stopped; the page map and the device state are sent */
+    IBX_PHASE_FILLING,      /* the VM runs at the destination, pages follow */
+    IBX_PHASE_RECONNECTING, /* after the commit: the connection is lost and is being made again */
+    IBX_PHASE_DONE,         /* complete and confirmed */
     IBX_PHASE_ENDED,  /* the guest shut down at the destination; a borrowed VM: it has returned */
     IBX_PHASE_FAILED, /* see `message` */
 };

@@ -444,12 +444,12 @@ static int turn(struct destination *d, struct ibx_error *err)
     return rc && !destination_over(d) ? ibx_destination_link_trouble(d, rc, err) : rc;
 }
 
-/* Why the phase is broken, and what libvirt's VM waits for. */
+/* Why the phase is RECONNECTING, and what libvirt's VM waits for. */
 static void say_lost(struct destination *d)
 {
-    const bool broken = d->status.phase == IBX_PHASE_BROKEN;
-    const char *undecided = broken ? ibx_destination_undecided(d) : NULL;
-    snprintf(d->status.message, sizeof(d->status.message), "%s%s%s", broken ? d->lost : "",
+    const bool reconnecting = d->status.phase == IBX_PHASE_RECONNECTING;
+    const char *undecided = reconnecting ? ibx_destination_undecided(d) : NULL;
+    snprintf(d->status.message, sizeof(d->status.message), "%s%s%s", reconnecting ? d->lost : "",
              undecided && d->lost[0] ? "; " : "", undecided ? undecided : "");
 }
 

@@ -8,8 +8,9 @@
 
 const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 {
-    static const char *const phases[] = {"waiting", "preparing", "warming", "switching", "filling",
-                                         "broken",  "done",      "ended",   "failed"};
+    static const char *const phases[] = {"waiting",   "preparing", "warming",
+                                         "switching", "filling",   "reconnecting",
+                                         "done",      "ended",     "failed"};
     return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
 }
 

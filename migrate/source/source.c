@@ -108,12 +108,12 @@ enum ibx_migrate_phase ibx_source_phase(const struct source *s)
     case SOURCE_SENDING:
         return IBX_PHASE_SWITCHING;
     case SOURCE_COMMITTED:
-        return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
+        return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_RECONNECTING;
     case SOURCE_SERVING:
     case SOURCE_CONFIRMING:
         if (s->status.record.state == IBX_JOURNAL_ENDED)
             return IBX_PHASE_ENDED;
-        return source_linked(&s->link) ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
+        return source_linked(&s->link) ? IBX_PHASE_FILLING : IBX_PHASE_RECONNECTING;
     case SOURCE_DONE:
         return s->status.record.state == IBX_JOURNAL_ENDED ? IBX_PHASE_ENDED : IBX_PHASE_DONE;
     default:

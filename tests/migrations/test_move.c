@@ -194,7 +194,7 @@ static void test_no_huge_pages_meanwhile(void)
     mover_await(&receiver, "filling", 0);
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
     mover_kill(&receiver, SIGKILL);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
     pair_recover(&receiver);
     pair_done();
@@ -278,12 +278,12 @@ static void kill_source_in_huge_pages(void)
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender); /* while QEMU's page tables still know which pages were written */
     mover_await_words(&sender, "connected again");
     mover_kill(&sender, SIGKILL);
     vm_kill(&vms[0]);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
 }

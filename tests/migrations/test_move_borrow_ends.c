@@ -118,7 +118,7 @@ static void test_killed_in_the_commit(void)
     mover_kill(&lender, SIGKILL);
     mover_recover(&lender, &home);
     assert_int_not_equal(mover_wait(&lender), 0);
-    mover_await(&bringer, "broken", 0);
+    mover_await(&bringer, "reconnecting", 0);
     mover_kill(&bringer, SIGINT);
     mover_await_words(&bringer, "interrupt once more");
     mover_kill(&bringer, SIGINT);
@@ -213,7 +213,7 @@ static void test_killed_while_kept_warm(void)
     mover_ends(&sender, 0);
 
     mover_kill(&bringer, SIGKILL);
-    mover_await(&lender, "broken", 0);
+    mover_await(&lender, "reconnecting", 0);
     mover_recover(&bringer, &vms[1]);
     mover_await(&bringer, "filling", 0);
     mover_await(&lender, "filling", 100);
@@ -232,7 +232,7 @@ static void test_killed_and_continued_late(void)
     bring_to("source:serving");
     mover_kill(&receiver, SIGKILL);
     mover_recover(&receiver, &vms[1]);
-    mover_await(&receiver, "broken", 0); /* home serves no page of a VM that has come */
+    mover_await(&receiver, "reconnecting", 0); /* home serves no page of a VM that has come */
     mover_kill(&bringer, SIGKILL);
     works_on(&receiver, 1500); /* a tool looks for its monitor once a second */
     mover_recover(&bringer, &vms[1]);
@@ -257,7 +257,7 @@ static void test_killed_while_the_monitor_is_silent(void)
     borrowed_small();
     kill(vms[1].pid, SIGSTOP);
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     await_question(&vms[1]); /* it looks at QEMU's devices every two seconds */
     pair_recover(&sender);
     mover_await(&sender, "filling", 0);
@@ -319,7 +319,7 @@ static void test_killed_and_never_back(void)
 
     mover_kill(&receiver, SIGKILL); /* the next tool has never had a link */
     pair_recover(&receiver);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     bring(NULL);
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "since the other side is away: the VM cannot go before it is back");
@@ -351,7 +351,7 @@ static void test_returns_while_the_link_is_made_anew(void)
 {
     borrowed_small();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_timeout = PATIENT;
     home_and_bring();
     mover_await_words(&bringer,

@@ -37,7 +37,7 @@ static void source_dies_after(unsigned long beats)
     vm_wait_beats(&vms[1], beats);
     mover_kill(&sender, SIGKILL);
     vm_kill(&vms[0]);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
 }
 
 static void source_dies(void)
@@ -80,7 +80,7 @@ static void test_again(void)
     assert_non_null(aside());
     assert_int_equal(access(vms[0].ram, F_OK), -1);
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     recovered();
 }
 
@@ -326,7 +326,7 @@ static void test_before_the_commit(void)
     pair_run_to("source:committed", NULL);
     mover_kill(&sender, SIGKILL);
     vm_kill(&vms[0]);
-    mover_await_words(&receiver, "broken");
+    mover_await_words(&receiver, "reconnecting");
     pair_recover(&sender);
     mover_ends(&sender, 3);
     mover_must_print(&sender, "the VM never ran at");

@@ -60,7 +60,7 @@ static void test_killed_when_complete(void)
 {
     stopped_at("destination:complete", NULL);
     mover_kill(&receiver, SIGKILL);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     assert_true(has_userfaultfd());
     on_record(&vms[1], "complete", "ib-migrate recover");
     pair_recover(&receiver);
@@ -394,7 +394,7 @@ static void test_source_record_cannot_be_written_again(void)
     mover_await_record("source", "moved");
     source_record_cannot_be_written(place);
     mover_kill(&receiver, SIGKILL);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     pair_recover(&receiver);
     ends_once_it_is_written(place);
 }
@@ -405,7 +405,7 @@ static void test_interrupted_when_complete(void)
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGCONT);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
     mover_must_print(&receiver, "the source has not confirmed it");
@@ -479,7 +479,7 @@ static void test_confirmation_lost(void)
     about_to_confirm();
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGCONT);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     pair_recover(&receiver);
     ended();
 }
@@ -571,7 +571,7 @@ static void test_confirmation_never_said(void)
     const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL};
     about_to_confirm();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     mover_must_print(&receiver, "if ib-migrate status there says done");
     vm_kill(&vms[0]); /* it is not needed any more */
     mover_start(&again, recover_source);

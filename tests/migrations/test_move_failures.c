@@ -251,7 +251,7 @@ static void given_up_alone(bool paused)
         vm_do(&vms[0], "stop", NULL);
     pair_run_to("source:committed", NULL);
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     mover_kill(&receiver, SIGINT);
     mover_await_words(&receiver, "interrupt to end");
 }
@@ -261,7 +261,7 @@ static void test_killed_at_the_commit_with_all_pages(void)
 {
     pair_start(NULL);
     mover_kill(pair_run_to("source:committed", (const char *[]){"--stand-still", NULL}), SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
     pair_done();
     pair_moved("");
@@ -327,7 +327,7 @@ static void test_rollback_of_a_vm_paused_meanwhile(void)
 static void test_no_rollback_of_a_running_vm(void)
 {
     killed_at("source:serving");
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     mover_must_print(rollback, "the VM is there");
     pair_recover(&sender);

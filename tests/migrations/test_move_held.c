@@ -67,7 +67,7 @@ static void test_cont_is_refused_without_a_tool(void)
     pair_filling(NULL, NULL);
     mover_await(&sender, "filling", 0);
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     is_held();
     for (unsigned i = 0; i < 2; i++) { /* twice, since the first one dies, too */
         pair_recover(&sender);
@@ -223,7 +223,7 @@ static void test_a_write_is_held_and_the_tool_killed(void)
     write_by_a_device();
     mover_await_words(&sender, "is blocked in that write");
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
     disturbed("is blocked in that write");
 }
@@ -252,7 +252,7 @@ static void test_a_write_without_a_tool(void)
 {
     filling_under_guard();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     mover_stop_next("source:looked");
     pair_recover(&sender);
     mover_await_stop(&sender);
@@ -406,7 +406,7 @@ static void test_a_write_after_a_tool_killed_while_arming(void)
 {
     stopped_while_arming();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     continue_it();
     await_held();
     pair_recover(&sender);
@@ -430,7 +430,7 @@ static void test_told_later(void)
     mover_must_print(&sender, "could not be told");
     mover_await_record("source", "broken");
     pair_recover(&receiver);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
     mover_ends(&sender, 1);
     mover_must_print(&sender, "which knows it");
@@ -467,7 +467,7 @@ static void test_reset_after_a_tool_killed_while_arming(void)
 {
     stopped_while_arming();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     reset_without_a_tool();
     both_know_it();
 }
@@ -514,7 +514,7 @@ static void test_reset_before_a_tool_killed_under_guard(void)
 {
     stopped_while_arming();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     vm_do(&vms[0], "system_reset", NULL);
     json_decref(vm_event(&vms[0], "RESET", NULL));
     protect_the_rest();
@@ -529,7 +529,7 @@ static void test_recovered_while_arming(void)
 {
     stopped_while_arming();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
     await_guard();
     pair_filled();
@@ -540,7 +540,7 @@ static void test_reset_under_guard_without_a_tool(void)
 {
     filling_under_guard();
     mover_kill(&sender, SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     vm_do(&vms[0], "system_reset", NULL);
     pair_recover(&sender);
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);

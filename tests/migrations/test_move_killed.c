@@ -195,7 +195,7 @@ static void test_recovered(void)
         pair_start_source();
         start_destination();
         killed_at(states[i]);
-        mover_await(source ? &receiver : &sender, "broken", 0);
+        mover_await(source ? &receiver : &sender, "reconnecting", 0);
         pair_recover(source ? &sender : &receiver);
         pair_done();
         pair_moved("");
@@ -221,7 +221,7 @@ static void test_done(void)
 static void rolled_back(void)
 {
     const unsigned long before = vm_beats(&vms[0]);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     mover_kill(&sender, SIGINT);
     mover_await_words(&sender, "interrupt once more");
     mover_kill(&sender, SIGINT);
@@ -272,7 +272,7 @@ static void test_rolled_back_beside_a_destination_that_waits(void)
 {
     pair_start(NULL);
     mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     mover_ends(&receiver, 1);
     mover_must_print(&receiver, "taken back at the source by ib-migrate rollback");

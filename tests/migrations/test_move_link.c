@@ -119,8 +119,8 @@ static void test_cut_while_filling(void)
     begin(NULL, HARDLY);
     mover_await(&receiver, "filling", 0);
     wire("down");
-    mover_await(&sender, "broken", 0);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
+    mover_await(&receiver, "reconnecting", 0);
     wire("up");
     mover_await(&receiver, "filling", 0);
     pair_filled();
@@ -136,7 +136,7 @@ static void test_cut_and_killed(void)
     begin(NULL, HARDLY);
     mover_await(&receiver, "filling", 0);
     wire("down");
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     mover_kill(&receiver, SIGKILL);
     wire("up");
     mover_namespace = there();
@@ -153,8 +153,8 @@ static void test_cut_at_the_commit(void)
     mover_await_stop(&sender);
     wire("down");
     mover_kill(&sender, SIGCONT);
-    mover_await(&sender, "broken", 0);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
+    mover_await(&receiver, "reconnecting", 0);
     assert_int_equal(vm_beats(&vms[1]), 0);
     wire("up");
     pair_done();
@@ -173,7 +173,7 @@ static void test_gone_at_the_commit(void)
     mover_await_stop(&sender);
     wire("down");
     mover_kill(&sender, SIGCONT);
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
     vm_kill(&vms[1]);
@@ -194,7 +194,7 @@ static void test_gone_while_filling(void)
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     wire("down");
-    mover_await(&sender, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
     mover_kill(&sender, SIGKILL);
     mover_start(&sender,
                 (const char *[]){"recover", "--qmp", vms[0].tool, "--json", "--set", SHORT, NULL});
@@ -265,7 +265,7 @@ static void test_cut_when_loaded(void)
     wire("down");
     mover_kill(&receiver, SIGCONT);
     mover_ends(&sender, 1);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&receiver, "reconnecting", 0);
     wire("up"); /* the same VM once more: what keeps it here, and the remedy */
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
     mover_ends(&sender, 1);
@@ -284,8 +284,8 @@ static void test_cut_after_the_commit(void)
         struct mover *which = stopped(states[i]);
         wire("down");
         mover_kill(which, SIGCONT);
-        mover_await(&sender, "broken", 0);
-        mover_await(&receiver, "broken", 0);
+        mover_await(&sender, "reconnecting", 0);
+        mover_await(&receiver, "reconnecting", 0);
         wire("up");
         pair_done();
         pair_moved("");
@@ -380,9 +380,9 @@ static void test_cut_among_strangers(void)
     check_fds(before);
     for (int killed = 0; killed < 2; killed++) {
         wire("down");
-        mover_await(&sender, "broken", 0);
+        mover_await(&sender, "reconnecting", 0);
         if (!killed)
-            mover_await(&receiver, "broken", 0);
+            mover_await(&receiver, "reconnecting", 0);
         wire("up");
         if (killed) {
             mover_kill(&sender, SIGKILL);

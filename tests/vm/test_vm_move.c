@@ -333,8 +333,8 @@ static void test_long_cut(void **state)
     move(SLOW, QUICK, NULL);
     mover_await(&receiver, "filling", 0);
     wire_cut();
-    mover_await(&sender, "broken", 0);
-    mover_await(&receiver, "broken", 0);
+    mover_await(&sender, "reconnecting", 0);
+    mover_await(&receiver, "reconnecting", 0);
     wire_mend();
     at_full_speed();
     arrived();
@@ -351,7 +351,7 @@ static void test_tool_dies(void **state)
     move(SLOW, USUAL, NULL);
     mover_await(&receiver, "filling", 0);
     mover_kill(dead, SIGKILL);
-    mover_await(left, "broken", 0);
+    mover_await(left, "reconnecting", 0);
     mover_start(dead,
                 (const char *[]){"recover", "--qmp", vms[dead == &receiver].tool, "--json", NULL});
     if (dead == &sender) /* a new receiver has no limit */

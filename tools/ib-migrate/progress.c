@@ -73,7 +73,7 @@ static void clear_bar(struct migrate_progress *p)
 static bool worth_a_line(const struct migrate_progress *p, const struct ibx_migrate_status *status)
 {
     size_t n = strlen(status->message);
-    if (status->phase == IBX_PHASE_BROKEN && n && !strncmp(p->last_line, status->message, n))
+    if (status->phase == IBX_PHASE_RECONNECTING && n && !strncmp(p->last_line, status->message, n))
         return false;
     return status->phase < IBX_PHASE_DONE && (status->source || status->phase != IBX_PHASE_WAITING);
 }

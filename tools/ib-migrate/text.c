@@ -300,11 +300,11 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
         else /* continued, and the pages are not counted yet */
             snprintf(out, size, "filling: the VM %s at the destination", runs);
         break;
-    case IBX_PHASE_BROKEN:
+    case IBX_PHASE_RECONNECTING:
         if (s->message[0])
-            snprintf(out, size, "broken link: %s; connecting again", s->message);
+            snprintf(out, size, "reconnecting: %s", s->message);
         else
-            snprintf(out, size, "broken link: waiting for the other side to connect");
+            snprintf(out, size, "reconnecting: waiting for the other side to connect");
         break;
     case IBX_PHASE_ENDED:
         snprintf(out, size, "ended: the %s",

@@ -585,7 +585,7 @@ static void has(const json_t *json, const char *member, const char *text)
 
 static void test_status_json(NO_STATE)
 {
-    struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_RECONNECTING,
                                         .record = {.id = {0xab, 1}, .state = IBX_JOURNAL_RUNNING},
                                         .message = "caf\xe9 \"is\" closed",
                                         .bytes = UINT64_MAX,
@@ -594,7 +594,7 @@ static void test_status_json(NO_STATE)
     strcpy(status.record.name, "b\u00fccher");
     json_t *json = ibx_migrate_status_json(&status);
     has(json, "role", "\"destination\"");
-    has(json, "phase", "\"broken\"");
+    has(json, "phase", "\"reconnecting\"");
     has(json, "sentence", "\"caf? \\\"is\\\" closed\"");
     has(json, "wire_bytes", "9223372036854775807");
     has(json, "elapsed_ns", "0");

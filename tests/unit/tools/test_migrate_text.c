@@ -217,12 +217,12 @@ static void test_bar_without_figures(NO_STATE)
 
 static void test_bar_of_other_phases(NO_STATE)
 {
-    struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_RECONNECTING,
                                         .message = "the link is down\n\033[31m",
                                         .began_ns = 1,
                                         .now_ns = 67000000001};
-    is(bar(&status, 200), "1:07  broken link: the link is down??[31m; connecting again");
-    is(bar(&status, 20), "1:07  broken link: t");
+    is(bar(&status, 200), "1:07  reconnecting: the link is down??[31m");
+    is(bar(&status, 20), "1:07  reconnecting: ");
 }
 
 static void test_phase_lines(NO_STATE)
@@ -241,8 +241,8 @@ static void test_phase_lines(NO_STATE)
     struct ibx_migrate_status again = {.phase =
                                            IBX_PHASE_FILLING}; /* before anything was checked */
     is(phase_line(&again), "filling: the VM runs at the destination");
-    again.phase = IBX_PHASE_BROKEN;
-    is(phase_line(&again), "broken link: waiting for the other side to connect");
+    again.phase = IBX_PHASE_RECONNECTING;
+    is(phase_line(&again), "reconnecting: waiting for the other side to connect");
     again.phase = IBX_PHASE_FILLING;
     strcpy(again.record.vm_status, "paused");
     is(phase_line(&again), "filling: the VM is \"paused\" at the destination");
@@ -258,8 +258,8 @@ static void test_phase_lines(NO_STATE)
        "warming: the VM is paused at the source, 7 of 40 pages are at the destination");
     again.record.was_running = true;
     text_has(phase_line(&again), "warming: the VM runs at the source, ");
-    const char *const words[] = {"waiting", "preparing", "warming", "switching", "filling",
-                                 "broken",  "done",      "ended",   "failed"};
+    const char *const words[] = {"waiting",      "preparing", "warming", "switching", "filling",
+                                 "reconnecting", "done",      "ended",   "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
         status.phase = (enum ibx_migrate_phase)phase;
         assert_memory_equal(phase_line(&status), words[phase], strlen(words[phase]));
