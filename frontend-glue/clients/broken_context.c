@@ -15,7 +15,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
-#include "frontend-glue/back_end/supervisor.h"
+#include "frontend-glue/back_end_processes/supervisor.h"
 #include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/client_process.h"
 

@@ -45,7 +45,7 @@
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "frontend-glue/tenants/client_list.h"
 #include "frontend-glue/clients/ends.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A context that exists before the process has a client. A program makes its context at its first
- * call, which takes some 200 ms; a spare process (back_end/client_processes.h) has made the context
- * of the first GPU by then, and pinned the memory for copies.
+ * call, which takes some 200 ms; a spare process (back_end_processes/client_processes.h) has made
+ * the context of the first GPU by then, and pinned the memory for copies.
  *
  * It is the primary context, which the runtime uses as well. If a program selects another GPU
  * first, this process releases the context, which then exists only if the program uses the first

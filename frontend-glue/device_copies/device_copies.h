@@ -28,12 +28,12 @@
  * this path cannot move takes another path of the table.
  *
  * Below this folder are extensions/, device_calls/, clients/, handles/, tenants/,
- * gvirtus_handlers/ and back_end/: each may call those that come after it in this list.
+ * gvirtus_handlers/ and back_end_common/: each may call those that come after it in this list.
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
 
-#include "frontend-glue/back_end/options.h"
+#include "frontend-glue/back_end_common/options.h"
 #include "frontend-glue/session/session.h"
 
 /* Copies that were run, by path (tuning.h); all others were staged. */

@@ -17,7 +17,7 @@
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
 #define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_CLIENT_FUNCTIONS_H
 
-#include "frontend-glue/back_end/types.h"
+#include "frontend-glue/back_end_common/types.h"
 
 #define IBX_FUNCTIONS_MODULE 24u /* most bytes of the name of a module */
 

@@ -20,7 +20,7 @@
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H
 #define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H
 
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 
 /* What a handler of GVirtuS does with registrations, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);

@@ -7,7 +7,7 @@
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
 #define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
 
-#include "frontend-glue/back_end/types.h"
+#include "frontend-glue/back_end_common/types.h"
 #include "frontend-glue/session/frames.h"
 
 /* Bytes of a cudaMallocPitch as in G2, whose pitch comes behind its length. */

@@ -24,7 +24,7 @@
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 #include "frontend-glue/tenants/client_list.h"
 #include "frontend-glue/tenants/rooms.h"
 

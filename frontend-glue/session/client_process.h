@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A process of clients (rdma.processes), in that process: a child of the listening process, which
- * back_end/client_processes.h is about. */
+ * back_end_processes/client_processes.h is about. */
 #ifndef IBX_FRONTEND_GLUE_SESSION_CLIENT_PROCESS_H
 #define IBX_FRONTEND_GLUE_SESSION_CLIENT_PROCESS_H
 

@@ -25,7 +25,7 @@
  *   session_registry.c  where the server finds the session
  *   report.c        what a server reports about such sessions
  *   dead_backend.c  what a client reads once its back end is gone
- *   client_process.c  one of several processes of a server (back_end/client_processes.h)
+ *   client_process.c  one of several processes of a server (back_end_processes/client_processes.h)
  *   records.c       kept sessions, in memory that these processes share
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one

@@ -3,7 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_H
 #define IBX_FRONTEND_GLUE_TENANTS_CLIENT_LIST_H
 
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 
 #define IBX_CLIENT_NONE UINT64_MAX /* the number of no client */
 

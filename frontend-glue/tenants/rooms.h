@@ -3,7 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_TENANTS_ROOMS_H
 #define IBX_FRONTEND_GLUE_TENANTS_ROOMS_H
 
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 #include "frontend-glue/tenants/tenants.h"
 
 /* take() reserves room for n more; false: the tenant has no room. give() gives that back, when the

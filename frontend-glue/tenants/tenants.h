@@ -26,8 +26,8 @@
 
 #include "common/error.h"
 #include "common/quota.h"
-#include "frontend-glue/back_end/options.h"
-#include "frontend-glue/back_end/types.h"
+#include "frontend-glue/back_end_common/options.h"
+#include "frontend-glue/back_end_common/types.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

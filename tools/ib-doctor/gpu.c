@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The GPUs: the path of copies into their memory, and what prevents a better one. */
 #include "frontend-glue/plugin/config.h"
-#include "frontend-glue/back_end/tuning.h"
+#include "frontend-glue/back_end_common/tuning.h"
 #include "gpudirect/gpudirect.h"
 #include "tools/ib-doctor/ib-doctor.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* To which client's process a connection belongs. */
-#include "frontend-glue/back_end/process_owners.h"
+#include "frontend-glue/back_end_processes/process_owners.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

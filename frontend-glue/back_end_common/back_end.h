@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A session of a back end: what the files that run its requests keep for it; CUDA in this process;
- * and the processes of a back end.
+ * What all folders of the back end use: what the files that run a session's requests keep for it,
+ * and CUDA in this process.
  *
  *   runtime.c        CUDA in this process: the driver, and the runtime of GVirtuS's handlers
  *   destroyed_contexts.c  contexts that are gone
  *   replies.c        the shape of GVirtuS's replies
- *   supervisor.c     restarts the back end's process after a fault
- *   client_processes.c  a back end with several processes for its clients
- *   process_owners.c  which process a client belongs to
  *   tuning.c         which path a copy of which size takes, and the file of `ib-bw tune`
  */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_BACK_END_H
-#define IBX_FRONTEND_GLUE_BACK_END_BACK_END_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_COMMON_BACK_END_H
+#define IBX_FRONTEND_GLUE_BACK_END_COMMON_BACK_END_H
 
-#include "frontend-glue/back_end/options.h"
-#include "frontend-glue/back_end/types.h"
+#include "frontend-glue/back_end_common/options.h"
+#include "frontend-glue/back_end_common/types.h"
 #include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/hooks.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/back_end/process_owners.h"
+#include "frontend-glue/back_end_processes/process_owners.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* CUDA in this process: the driver, and the runtime of GVirtuS's handlers, if there is only one. It
  * calls no other file of this folder. */
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 
 #include "common/log.h"
 

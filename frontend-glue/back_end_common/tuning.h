@@ -22,8 +22,8 @@
  *
  * What is left out keeps its default.
  */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_TUNING_H
-#define IBX_FRONTEND_GLUE_BACK_END_TUNING_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_COMMON_TUNING_H
+#define IBX_FRONTEND_GLUE_BACK_END_COMMON_TUNING_H
 
 #include "common/error.h"
 

@@ -13,9 +13,13 @@
  *
  * A process is forked for its first client, or before: a spare process has done what takes long
  * (hooks.h) before a client comes, and then becomes the process of that client's tenant or program.
+ *
+ *   client_processes.c  the listening process: who gets which process, and spare ones
+ *   process_owners.c    which process a client belongs to
+ *   supervisor.c        restarts the only process of a back end after a fault
  */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_CLIENT_PROCESSES_H
-#define IBX_FRONTEND_GLUE_BACK_END_CLIENT_PROCESSES_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_PROCESSES_CLIENT_PROCESSES_H
+#define IBX_FRONTEND_GLUE_BACK_END_PROCESSES_CLIENT_PROCESSES_H
 
 #include "transport/transport.h"
 

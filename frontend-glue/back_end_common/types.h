@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Types of tenants and clients in the state of a session; clients.h explains them. */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_TYPES_H
-#define IBX_FRONTEND_GLUE_BACK_END_TYPES_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_COMMON_TYPES_H
+#define IBX_FRONTEND_GLUE_BACK_END_COMMON_TYPES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/back_end/tuning.h"
+#include "frontend-glue/back_end_common/tuning.h"
 
 #include "common/properties.h"
 #include "gpudirect/gpudirect.h"

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/back_end/client_processes.h"
+#include "frontend-glue/back_end_processes/client_processes.h"
 
 #include "common/clock.h"
 #include "common/descriptor.h"
 #include "common/log.h"
 #include "common/own_user.h"
 #include "common/quota.h"
-#include "frontend-glue/back_end/process_owners.h"
-#include "frontend-glue/back_end/supervisor.h"
+#include "frontend-glue/back_end_processes/process_owners.h"
+#include "frontend-glue/back_end_processes/supervisor.h"
 #include "frontend-glue/session/client_process.h"
 #include "frontend-glue/session/hooks.h"
 #include "frontend-glue/session/records.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shape of GVirtuS's replies, and heads of that shape. */
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 
 #include <stdatomic.h>
 

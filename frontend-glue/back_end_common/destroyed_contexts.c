@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Contexts that were destroyed: each session drops, in its own thread, what it had in them. */
-#include "frontend-glue/back_end/back_end.h"
+#include "frontend-glue/back_end_common/back_end.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

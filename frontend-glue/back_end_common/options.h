@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Options of a back end, from its configuration. */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_OPTIONS_H
-#define IBX_FRONTEND_GLUE_BACK_END_OPTIONS_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_COMMON_OPTIONS_H
+#define IBX_FRONTEND_GLUE_BACK_END_COMMON_OPTIONS_H
 
-#include "frontend-glue/back_end/tuning.h"
+#include "frontend-glue/back_end_common/tuning.h"
 
 #include <stdbool.h>
 #include <stddef.h>

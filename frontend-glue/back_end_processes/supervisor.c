@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/back_end/supervisor.h"
+#include "frontend-glue/back_end_processes/supervisor.h"
 
-#include "frontend-glue/back_end/client_processes.h"
+#include "frontend-glue/back_end_processes/client_processes.h"
 #include "frontend-glue/session/hooks.h"
 
 #include "common/clock.h"

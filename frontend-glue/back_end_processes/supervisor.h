@@ -11,8 +11,8 @@
  * If tenants or programs have processes of their own (ibx_session_set_processes()),
  * client_processes.h makes them, and nothing is restarted.
  */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_SUPERVISOR_H
-#define IBX_FRONTEND_GLUE_BACK_END_SUPERVISOR_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_PROCESSES_SUPERVISOR_H
+#define IBX_FRONTEND_GLUE_BACK_END_PROCESSES_SUPERVISOR_H
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -4,8 +4,8 @@
  * key name and, where that is known, on the server's host, for those of one user. A client
  * identifies its program by a number, which is no proof, because others may have seen it.
  */
-#ifndef IBX_FRONTEND_GLUE_BACK_END_PROCESS_OWNERS_H
-#define IBX_FRONTEND_GLUE_BACK_END_PROCESS_OWNERS_H
+#ifndef IBX_FRONTEND_GLUE_BACK_END_PROCESSES_PROCESS_OWNERS_H
+#define IBX_FRONTEND_GLUE_BACK_END_PROCESSES_PROCESS_OWNERS_H
 
 #include "transport/transport.h"
 
