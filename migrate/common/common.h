@@ -11,7 +11,8 @@
  *   claim.c       claims a VM, while the watchdog of a killed tool may have it (vm.h)
  *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
  *   return_path.c  QEMU's migration, held open at the source (return_path.h)
- *   guard.c       what stops others from writing to the VM's memory there (guard.h)
+ *   write_protection.c  what stops others from writing to the VM's memory there
+ *                 (write_protection.h)
  *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
  *   stand_in.c    acts for a tool that stands still (stand_in.h)
  *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)

@@ -171,7 +171,7 @@ static void recall_blocks(struct destination *d)
 
 /* COMPLETE needs no QEMU, which may have ended, or have other RAM by now. What the tool before this
  * one had not undone in QEMU yet will be undone. But the VM may have been sent on since, and the
- * number of the userfaultfd may be that of the guard of that migration: it is taken only while
+ * number of the userfaultfd may be that of the protection of that migration: it is taken only while
  * memory of QEMU is registered for missing pages, which no other one is. */
 static int recover_complete(struct destination *d, struct ibx_error *err)
 {

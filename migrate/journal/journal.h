@@ -115,7 +115,7 @@ struct ibx_record {
     uint64_t hold;    /* source: keeps QEMU's migration open (common/return_path.h); 0: none */
     uint64_t stream;  /* ... and QEMU's end of that stream, which it has as long; 0: not known */
     bool guarded; /* source: all of its RAM has been protected against writes since before anybody
-                     could write to it (migrate/common/guard.h) */
+                     could write to it (migrate/common/write_protection.h) */
     bool verify;  /* pages are verified, with verify_key, which a finished record no longer has */
     uint8_t verify_key[IBX_SECRET_BYTES];
     /* Guest RAM. Destination, from MAY_RUN on: to find it without the monitor, which does not

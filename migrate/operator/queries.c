@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
-#include "migrate/common/guard.h"
+#include "migrate/common/write_protection.h"
 #include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/preflight.h"
@@ -30,20 +30,21 @@ int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_option
     return ibx_migration_confirm(record, &options, err);
 }
 
-/* Takes over the guard of guest RAM (common/guard.h) that a tool has left behind, if there is one.
+/* Takes over the write protection of guest RAM (common/write_protection.h) that a tool has left
+ * behind, if there is one.
  */
-static int take_guard(const struct ibx_record *record, struct ibx_guard *guard,
-                      struct ibx_error *err)
+static int take_protection(const struct ibx_record *record, struct ibx_write_protection *protection,
+                           struct ibx_error *err)
 {
     struct ibx_guest_ram ram;
-    ibx_guard_init(guard);
+    ibx_write_protection_init(protection);
     if (record->uffd < 0 || ibx_journal_qemu_gone(record))
         return 0;
     int rc = ibx_journal_recall_ram(record, &ram, err);
     if (rc)
         return rc;
     struct ibx_error why = {0};
-    rc = ibx_guard_take(guard, &ram, record->uffd, &why);
+    rc = ibx_write_protection_take(protection, &ram, record->uffd, &why);
     ibx_guest_ram_fini(&ram);
     return rc && rc != -ENOENT ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
@@ -227,12 +228,12 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
                              .touched = true,
                              .hold = back->hold,
                              .stream = back->stream};
-    struct ibx_guard guard;
+    struct ibx_write_protection protection;
     struct ibx_qmp *qmp;
-    int rc = take_guard(back, &guard, err);
+    int rc = take_protection(back, &protection, err);
     if (rc)
         return rc;
-    ibx_guard_release(&guard); /* QEMU's threads may be blocked by it */
+    ibx_write_protection_release(&protection); /* QEMU's threads may be blocked by it */
     rc = reach(back, deadline, &qmp, err);
     if (rc)
         return rc;
@@ -589,19 +590,19 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 
 int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_guard guard;
+    struct ibx_write_protection protection;
     ibx_journal_forget_notes(record);
-    int rc = take_guard(record, &guard, err);
+    int rc = take_protection(record, &protection, err);
     if (rc || ibx_journal_qemu_gone(record))
         return rc;
-    if (guard.state.now == GUARD_CAUGHT) {
-        ibx_guard_leave(&guard);
+    if (protection.state.now == PROTECTION_CAUGHT) {
+        ibx_write_protection_leave(&protection);
         return ibx_error_set(err, -EBUSY,
                              "QEMU (process %d) tried to write to the VM's memory here, and is "
                              "blocked in that write: end it (kill -9 %d)",
                              (int)record->pid, (int)record->pid);
     }
-    ibx_guard_release(&guard);
+    ibx_write_protection_release(&protection);
     return end_hold(record, err);
 }
 

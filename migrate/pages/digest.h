@@ -7,8 +7,8 @@
  * the destination has named the pages, or over a wire whenever it has nothing else to do. A page
  * that was changed on its way, or at the source between the READ and the tagging (in either order),
  * is found. A page that somebody changes at the source after the stop of the VM but before both is
- * not found; migrate/common/return_path.h and guard.h keep QEMU from doing that. A change after
- * both does no harm: the destination has the right bytes.
+ * not found; migrate/common/return_path.h and write_protection.h keep QEMU from doing that. A
+ * change after both does no harm: the destination has the right bytes.
  *
  * Pages of a range (IBX_DIGEST_PAGES of them) are compared by one digest of their tags, which the
  * destination sends in DIGEST messages. The tag of a page does not depend on the order of arrival,

@@ -378,7 +378,7 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
 
 /* Refuses a VM of which pages are still missing: a missing page is a hole in the file of guest RAM,
  * like one that was never written. A userfaultfd that registers no memory for missing pages does
- * not count: the guard of a VM that has left, or one that QEMU could not close. */
+ * not count: the protection of a VM that has left, or one that QEMU could not close. */
 static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     struct ibx_error why;

@@ -428,7 +428,7 @@ static void source_destroy(struct source *s)
     ibx_source_return_fini(s);
     ibx_source_stop_map_fini(s);
     ibx_source_stream_close(&s->stream);
-    ibx_guard_leave(&s->guard);
+    ibx_write_protection_leave(&s->protection);
     ibx_gate_close(&s->gate);
     if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
         ibx_journal_unlink_files(&s->status.record);

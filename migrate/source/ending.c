@@ -209,7 +209,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     const bool aborted = s->peer.now == PEER_ABORTED;
     if (source_linked(&s->link) && err->message[0])
         ibx_channel_send_abort(&s->link.control, err->message);
-    ibx_guard_release(&s->guard);
+    ibx_write_protection_release(&s->protection);
     ibx_source_warm_end(s);
     /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);

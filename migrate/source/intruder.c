@@ -24,38 +24,39 @@
 #define CLOSING_LOOK_MS 5
 #define VERDICT_MS      30000 /* for the pages of a guest that has shut down to be compared */
 
-/* ---------------------------------------------------------------- the guard */
+/* ---------------------------------------------------------------- write protection */
 
-static const struct ibx_state guarding_states[] = {
-    [GUARDING_WISHED] = {"wished",
-                         IBX_TO(GUARDING_NOTED) | IBX_TO(GUARDING_IMPOSSIBLE) |
-                             IBX_TO(GUARDING_LAST),
-                         IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [GUARDING_NOTED] = {"noted",
-                        IBX_TO(GUARDING_ASKED) | IBX_TO(GUARDING_WHOLE) |
-                            IBX_TO(GUARDING_IMPOSSIBLE) | IBX_TO(GUARDING_LAST),
-                        IBX_STATE_FINAL},
-    [GUARDING_ASKED] = {"asked",
-                        IBX_TO(GUARDING_WHOLE) | IBX_TO(GUARDING_IMPOSSIBLE) |
-                            IBX_TO(GUARDING_LAST),
-                        IBX_STATE_FINAL},
-    [GUARDING_WHOLE] = {"whole", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
-    [GUARDING_IMPOSSIBLE] = {"impossible", IBX_TO(GUARDING_LAST), IBX_STATE_FINAL},
-    [GUARDING_LAST] = {"last", IBX_TO(GUARDING_NEEDLESS) | IBX_TO(GUARDING_WHOLE), IBX_STATE_FINAL},
-    [GUARDING_NEEDLESS] = {"needless", 0, IBX_STATE_FINAL},
+static const struct ibx_state protecting_states[] = {
+    [PROTECTING_WISHED] = {"wished",
+                           IBX_TO(PROTECTING_NOTED) | IBX_TO(PROTECTING_IMPOSSIBLE) |
+                               IBX_TO(PROTECTING_LAST),
+                           IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [PROTECTING_NOTED] = {"noted",
+                          IBX_TO(PROTECTING_ASKED) | IBX_TO(PROTECTING_WHOLE) |
+                              IBX_TO(PROTECTING_IMPOSSIBLE) | IBX_TO(PROTECTING_LAST),
+                          IBX_STATE_FINAL},
+    [PROTECTING_ASKED] = {"asked",
+                          IBX_TO(PROTECTING_WHOLE) | IBX_TO(PROTECTING_IMPOSSIBLE) |
+                              IBX_TO(PROTECTING_LAST),
+                          IBX_STATE_FINAL},
+    [PROTECTING_WHOLE] = {"whole", IBX_TO(PROTECTING_IMPOSSIBLE), IBX_STATE_FINAL},
+    [PROTECTING_IMPOSSIBLE] = {"impossible", IBX_TO(PROTECTING_LAST), IBX_STATE_FINAL},
+    [PROTECTING_LAST] = {"last", IBX_TO(PROTECTING_NEEDLESS) | IBX_TO(PROTECTING_WHOLE),
+                         IBX_STATE_FINAL},
+    [PROTECTING_NEEDLESS] = {"needless", 0, IBX_STATE_FINAL},
 };
-static const struct ibx_state_table guarding_table =
-    IBX_STATE_TABLE("source guarding", guarding_states);
+static const struct ibx_state_table protecting_table =
+    IBX_STATE_TABLE("source protection", protecting_states);
 
 void ibx_source_guard_init(struct source *s)
 {
-    ibx_guard_init(&s->guard);
-    ibx_state_begin(&s->guarding, &guarding_table, GUARDING_WISHED);
+    ibx_write_protection_init(&s->protection);
+    ibx_state_begin(&s->protecting, &protecting_table, PROTECTING_WISHED);
 }
 
 static void cannot_guard(struct source *s, const struct ibx_error *why)
 {
-    ibx_state_move(&s->guarding, GUARDING_IMPOSSIBLE);
+    ibx_state_move(&s->protecting, PROTECTING_IMPOSSIBLE);
     if (ibx_qmp_ends(s->vm.qmp)) /* then it needs no protection any more */
         return;
     ibx_migration_notify(&s->options->observer,
@@ -68,14 +69,14 @@ static void cannot_guard(struct source *s, const struct ibx_error *why)
 static void make(struct source *s)
 {
     struct ibx_error why = {0};
-    if (s->guard.state.now != GUARD_NONE)
+    if (s->protection.state.now != PROTECTION_NONE)
         return;
-    if (ibx_guard_make(&s->guard, &s->vm.ram, s->vm.qmp, &why)) {
+    if (ibx_write_protection_make(&s->protection, &s->vm.ram, s->vm.qmp, &why)) {
         cannot_guard(s, &why);
         return;
     }
-    s->status.record.uffd = s->guard.uffd.remote;
-    s->status.record.device_way = s->guard.uffd.way == IBX_UFFD_DEVICE;
+    s->status.record.uffd = s->protection.uffd.remote;
+    s->status.record.device_way = s->protection.uffd.way == IBX_UFFD_DEVICE;
 }
 
 /* Whether libvirt is about to end this QEMU. It usually does so soon after the VM runs at the
@@ -84,57 +85,58 @@ static bool libvirt_ends_it(struct source *s)
 {
     if (!source_managed(&s->vm))
         return false;
-    if (!s->guard_ns)
-        s->guard_ns = ibx_deadline_in_ms(LIBVIRT_ENDS_MS);
-    return ibx_now_ns() < s->guard_ns;
+    if (!s->protect_ns)
+        s->protect_ns = ibx_deadline_in_ms(LIBVIRT_ENDS_MS);
+    return ibx_now_ns() < s->protect_ns;
 }
 
 /* Asks QEMU some question: what QEMU reports before its answer has happened before. A question that
  * cannot be sent is tried again. */
 static void ask(struct source *s)
 {
-    if (s->guarding.now == GUARDING_NOTED &&
+    if (s->protecting.now == PROTECTING_NOTED &&
         !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL))
-        ibx_state_move(&s->guarding, GUARDING_ASKED);
+        ibx_state_move(&s->protecting, PROTECTING_ASKED);
 }
 
-/* The record names the guard before anything is protected: otherwise no other tool could remove it.
+/* The record names the protection before anything is protected: otherwise no other tool could
+ * remove it.
  */
 void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
     /* A range can have only one userfaultfd: a VM that returns has that by which it was borrowed.
      */
-    if (s->state.now != SOURCE_SERVING || s->guarding.now >= GUARDING_IMPOSSIBLE ||
+    if (s->state.now != SOURCE_SERVING || s->protecting.now >= PROTECTING_IMPOSSIBLE ||
         source_returns(s) || !s->vm.qmp || libvirt_ends_it(s))
         return;
     ibx_source_warm_end(s); /* a range can have only one userfaultfd */
     make(s);
-    if (s->guard.state.now == GUARD_ARMED)
+    if (s->protection.state.now == PROTECTION_ARMED)
         ask(s);
-    if (s->guard.state.now != GUARD_MADE)
+    if (s->protection.state.now != PROTECTION_MADE)
         return;
-    if (s->guarding.now == GUARDING_WISHED && ibx_now_ns() < s->note_ns)
+    if (s->protecting.now == PROTECTING_WISHED && ibx_now_ns() < s->note_ns)
         return;
-    if (s->guarding.now == GUARDING_WISHED) {
+    if (s->protecting.now == PROTECTING_WISHED) {
         s->status.record.guarded = false; /* an earlier tool may have had another */
         if (ibx_source_note(s, IBX_JOURNAL_MOVED, &why)) {
-            ibx_guard_release(&s->guard);
+            ibx_write_protection_release(&s->protection);
             cannot_guard(s, &why);
             return;
         }
         if (s->note_ns)
             return; /* it is tried again */
-        ibx_state_move(&s->guarding, GUARDING_NOTED);
+        ibx_state_move(&s->protecting, PROTECTING_NOTED);
     }
-    if (ibx_guard_ends(&s->guard))
+    if (ibx_write_protection_ends(&s->protection))
         ibx_migration_stop_at("source", "arming");
-    int rc = ibx_guard_arm(&s->guard, &why);
+    int rc = ibx_write_protection_arm(&s->protection, &why);
     if (!rc)
         ask(s);
     if (!rc || rc == -EAGAIN)
         return;
-    ibx_guard_release(&s->guard);
+    ibx_write_protection_release(&s->protection);
     cannot_guard(s, &why);
 }
 
@@ -143,7 +145,7 @@ void ibx_source_guard(struct source *s)
 static void note_whole(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
-    if (s->guarding.now != GUARDING_WHOLE || s->state.now != SOURCE_SERVING || record->guarded)
+    if (s->protecting.now != PROTECTING_WHOLE || s->state.now != SOURCE_SERVING || record->guarded)
         return;
     record->guarded = true;
     record->guarded = !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);
@@ -154,27 +156,28 @@ static void note_whole(struct source *s)
  * a reset when it is over, and the clock may be set. */
 void ibx_source_guard_answered(struct source *s)
 {
-    const bool last = s->guarding.now == GUARDING_LAST;
-    json_t *reply = last || s->guarding.now == GUARDING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
+    const bool last = s->protecting.now == PROTECTING_LAST;
+    json_t *reply = last || s->protecting.now == PROTECTING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
     if (reply)
-        ibx_state_move(&s->guarding, last && s->guard.state.now != GUARD_ARMED ? GUARDING_NEEDLESS
-                                                                               : GUARDING_WHOLE);
+        ibx_state_move(&s->protecting, last && s->protection.state.now != PROTECTION_ARMED
+                                           ? PROTECTING_NEEDLESS
+                                           : PROTECTING_WHOLE);
     json_decref(reply);
     note_whole(s);
 }
 
 void ibx_source_all_came(struct source *s)
 {
-    if (ibx_state_allows(s->guarding.table, s->guarding.now, GUARDING_LAST) && s->vm.qmp &&
+    if (ibx_state_allows(s->protecting.table, s->protecting.now, PROTECTING_LAST) && s->vm.qmp &&
         !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL))
-        ibx_state_move(&s->guarding, GUARDING_LAST);
+        ibx_state_move(&s->protecting, PROTECTING_LAST);
 }
 
 /* Whether the pages are what they were, or had come before, so that the migration continues. */
-static bool guarded(const struct source *s)
+static bool pages_unchanged(const struct source *s)
 {
-    return s->guarding.now == GUARDING_NEEDLESS ||
-           (s->guarding.now == GUARDING_WHOLE && s->guard.state.now != GUARD_NONE);
+    return s->protecting.now == PROTECTING_NEEDLESS ||
+           (s->protecting.now == PROTECTING_WHOLE && s->protection.state.now != PROTECTION_NONE);
 }
 
 static int changed(struct source *s, const char *then, struct ibx_error *err)
@@ -195,8 +198,8 @@ static int find_ram(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* The guard holds a thread of QEMU, which may then answer nobody: continues without its monitor,
- * with the memory of the record. */
+/* The protection holds a thread of QEMU, which may then answer nobody: continues without its
+ * monitor, with the memory of the record. */
 static int go_on_held(struct source *s, struct ibx_error *err)
 {
     const bool open = s->vm.ram.count && s->vm.ram.blocks[0].fd >= 0;
@@ -207,7 +210,7 @@ static int go_on_held(struct source *s, struct ibx_error *err)
     ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
     ibx_source_vm_lose(&s->vm);
     int rc = open ? 0 : find_ram(s, err);
-    return rc || guarded(s) ? rc : changed(s, "", err);
+    return rc || pages_unchanged(s) ? rc : changed(s, "", err);
 }
 
 int ibx_source_guard_take(struct source *s, struct ibx_error *err)
@@ -220,20 +223,20 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     int rc = ibx_journal_recall_ram(record, &ram, err);
     if (rc)
         return rc;
-    rc = ibx_guard_take(&s->guard, &ram, record->uffd, &why);
+    rc = ibx_write_protection_take(&s->protection, &ram, record->uffd, &why);
     ibx_guest_ram_fini(&ram);
     if (!rc)
-        ibx_state_move(&s->guarding, GUARDING_NOTED);
+        ibx_state_move(&s->protecting, PROTECTING_NOTED);
     if (!rc && record->guarded)
-        ibx_state_move(&s->guarding, GUARDING_WHOLE);
+        ibx_state_move(&s->protecting, PROTECTING_WHOLE);
     else if (rc && rc != -ENOENT)
         cannot_guard(s, &why);
-    return s->guard.state.now == GUARD_CAUGHT ? go_on_held(s, err) : -EAGAIN;
+    return s->protection.state.now == PROTECTION_CAUGHT ? go_on_held(s, err) : -EAGAIN;
 }
 
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err)
 {
-    return rc == -ETIMEDOUT && ibx_guard_look(&s->guard) ? go_on_held(s, err) : rc;
+    return rc == -ETIMEDOUT && ibx_write_protection_look(&s->protection) ? go_on_held(s, err) : rc;
 }
 
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
@@ -241,11 +244,11 @@ int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
     /* The last one is for a QEMU that takes long to greet. */
     static const unsigned tries_ms[] = {250, 500, 1000, 2000, MIGRATION_QMP_MS};
     int rc = -ETIMEDOUT;
-    if (s->guard.state.now != GUARD_MADE)
+    if (s->protection.state.now != PROTECTION_MADE)
         return -EAGAIN;
     for (unsigned i = 0; rc == -ETIMEDOUT && i < sizeof(tries_ms) / sizeof(tries_ms[0]); i++) {
         rc = ibx_qmp_connect(s->options->qmp, ibx_deadline_in_ms(tries_ms[i]), &s->vm.qmp, err);
-        if (rc == -ETIMEDOUT && ibx_guard_look(&s->guard))
+        if (rc == -ETIMEDOUT && ibx_write_protection_look(&s->protection))
             return go_on_held(s, err);
     }
     return rc ? rc : -EAGAIN;
@@ -375,7 +378,7 @@ static int check_reset(struct source *s, struct ibx_error *err)
  * that cannot be seen. */
 static int check_past(struct source *s, struct ibx_error *err)
 {
-    if (guarded(s))
+    if (pages_unchanged(s))
         return 0;
     int rc = check_whose(s, err);
     if (!rc && !strcmp(s->vm.ram.status, "finish-migrate"))
@@ -401,7 +404,8 @@ int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
 /* A question that was asked over the last connection gets no answer any more: asks again. */
 static void ask_again(struct source *s)
 {
-    if (s->vm.qmp && (s->guarding.now == GUARDING_ASKED || s->guarding.now == GUARDING_LAST))
+    if (s->vm.qmp &&
+        (s->protecting.now == PROTECTING_ASKED || s->protecting.now == PROTECTING_LAST))
         ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL);
 }
 
@@ -409,7 +413,7 @@ static void ask_again(struct source *s)
 static int runs_here(struct source *s, struct ibx_error *err)
 {
     json_t *resumed = json_pack("{s:s}", "event", "RESUME");
-    s->unseen_since = !guarded(s) && !s->verifier;
+    s->unseen_since = !pages_unchanged(s) && !s->verifier;
     const int rc = ibx_source_on_intruder(s, resumed, err);
     json_decref(resumed);
     return rc;
@@ -448,21 +452,21 @@ static void stop(struct source *s)
 
 static void disturbed(struct source *s)
 {
-    s->uncompared = s->guarding.now == GUARDING_NEEDLESS && s->status.record.verify;
+    s->uncompared = s->protecting.now == PROTECTING_NEEDLESS && s->status.record.verify;
     memcpy(s->status.message, s->disturbed.message, sizeof(s->status.message));
-    ibx_migration_notify(&s->options->observer, "%s; %s, and the migration goes on%s",
-                         s->disturbed.message,
-                         s->guarding.now == GUARDING_NEEDLESS ? "every page has come before that"
-                                                              : "the pages are what they were",
-                         s->uncompared ? " without comparing the rest of them" : "");
+    ibx_migration_notify(
+        &s->options->observer, "%s; %s, and the migration goes on%s", s->disturbed.message,
+        s->protecting.now == PROTECTING_NEEDLESS ? "every page has come before that"
+                                                 : "the pages are what they were",
+        s->uncompared ? " without comparing the rest of them" : "");
 }
 
 int ibx_source_check_guard(struct source *s, struct ibx_error *err)
 {
-    if (!ibx_guard_check(&s->guard, &s->disturbed))
+    if (!ibx_write_protection_check(&s->protection, &s->disturbed))
         return 0;
     stop(s);
-    if (!guarded(s))
+    if (!pages_unchanged(s))
         return changed(s, "", err);
     disturbed(s);
     return 0;
@@ -481,7 +485,7 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
     /* Its pages are not needed any more. */
     if (s->state.now == SOURCE_CONFIRMING || s->state.now == SOURCE_DONE)
         return 0;
-    if (!guarded(s))
+    if (!pages_unchanged(s))
         return changed(s, "; it was stopped again", err);
     disturbed(s);
     return 0;
@@ -526,8 +530,8 @@ static bool must_stand(struct source *s)
     if (!s->disturbed.code || (s->state.now != SOURCE_BROKEN && s->state.now != SOURCE_DONE) ||
         source_managed(&s->vm) || (!s->vm.qmp && !s->vm.retry_ns))
         return false;
-    ibx_guard_check(&s->guard, NULL);
-    return s->guard.state.now != GUARD_CAUGHT;
+    ibx_write_protection_check(&s->protection, NULL);
+    return s->protection.state.now != PROTECTION_CAUGHT;
 }
 
 void ibx_source_stop_at_last(struct source *s)
@@ -552,11 +556,11 @@ void ibx_source_stop_at_last(struct source *s)
 
 static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
 {
-    if (ibx_guard_check(&s->guard, &s->disturbed))
+    if (ibx_write_protection_check(&s->protection, &s->disturbed))
         stop(s);
     if (s->disturbed.code || !s->vm.qmp)
         return 0;
-    ibx_guard_release(&s->guard);
+    ibx_write_protection_release(&s->protection);
     int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, ibx_deadline_in_ms(ms), why);
     if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
         !ibx_return_path_planned(s->vm.undo.before)) /* the record is of an earlier version */
@@ -571,7 +575,8 @@ void ibx_source_let_go_early(struct source *s)
 }
 
 /* What QEMU has reported since its events were last taken, or while its monitor was lost, is seen
- * by its status only. A QEMU that does not answer may wait for the guard, which is removed next. */
+ * by its status only. A QEMU that does not answer may wait for the protection, which is removed
+ * next. */
 static void look_at_last(struct source *s)
 {
     char status[sizeof(s->vm.ram.status)];

@@ -96,7 +96,7 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     char why[IBX_ERROR_MAX];
     ibx_source_link_close(&s->link);
     if (managed) /* libvirt may continue the VM now: its writes must not be blocked */
-        ibx_guard_release(&s->guard);
+        ibx_write_protection_release(&s->protection);
     if (managed && (s->vm.qmp || s->vm.retry_ns) && ibx_now_ns() < s->decide_by_ns)
         return 0;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);

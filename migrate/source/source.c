@@ -522,8 +522,9 @@ static void wait_for_something(struct source *s)
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
-    const bool arms = qmp && s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE &&
-                      s->guarding.now < GUARDING_IMPOSSIBLE && ibx_now_ns() >= s->note_ns;
+    const bool arms = qmp && s->state.now == SOURCE_SERVING &&
+                      s->protection.state.now == PROTECTION_MADE &&
+                      s->protecting.now < PROTECTING_IMPOSSIBLE && ibx_now_ns() >= s->note_ns;
     if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
     if (waits || (s->state.now == SOURCE_STOPPED && map_waits(s)))
@@ -539,8 +540,9 @@ static void wait_for_something(struct source *s)
     fds[4] = (struct pollfd){.fd = reads ? s->stream.fd : -1, .events = POLLIN};
     fds[5] =
         (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
-    fds[6] = (struct pollfd){.fd = s->guard.state.now != GUARD_CAUGHT ? s->guard.uffd.fd : -1,
-                             .events = POLLIN};
+    fds[6] = (struct pollfd){
+        .fd = s->protection.state.now != PROTECTION_CAUGHT ? s->protection.uffd.fd : -1,
+        .events = POLLIN};
     fds[7] =
         (struct pollfd){.fd = ibx_gate_is_open(&s->gate) ? s->gate.listener : -1, .events = POLLIN};
     unsigned n = 8 + ibx_control_socket_poll_fds(s->socket, fds + 8);

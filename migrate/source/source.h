@@ -34,7 +34,7 @@
 #define IBX_MIGRATE_SOURCE_SOURCE_H
 
 #include "migrate/common/common.h"
-#include "migrate/common/guard.h"
+#include "migrate/common/write_protection.h"
 #include "migrate/common/libvirt.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
@@ -114,10 +114,10 @@ enum source_peer_state {
 };
 
 /*
- * What is known of the protection of guest RAM here (guard.h has its own states).
+ * What is known of the protection of guest RAM here (write_protection.h has its own states).
  *
- * state machine: source guarding
- *   [*] -> WISHED -> NOTED                the guard is in the record, so that recover finds it
+ * state machine: source protection
+ *   [*] -> WISHED -> NOTED                the protection is in the record, so that recover finds it
  *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since
  *   NOTED -> WHOLE                        recover: all was protected, by the record
  *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
@@ -129,14 +129,14 @@ enum source_peer_state {
  * and QEMU was asked something since. NEEDLESS: it has answered, so that nothing that it reports
  * from then on has changed a page that came.
  */
-enum source_guarding_state {
-    GUARDING_WISHED,
-    GUARDING_NOTED,
-    GUARDING_ASKED,
-    GUARDING_WHOLE,
-    GUARDING_IMPOSSIBLE,
-    GUARDING_LAST,
-    GUARDING_NEEDLESS
+enum source_protecting_state {
+    PROTECTING_WISHED,
+    PROTECTING_NOTED,
+    PROTECTING_ASKED,
+    PROTECTING_WHOLE,
+    PROTECTING_IMPOSSIBLE,
+    PROTECTING_LAST,
+    PROTECTING_NEEDLESS
 };
 
 /* The page map of the stop, in memory that outlives this tool: stop_map.c. */
@@ -166,15 +166,15 @@ struct source {
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
 
-    struct ibx_guard guard; /* of guest RAM here, in SERVING */
-    uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
-    uint64_t decided_epoch; /* managed: of the link over which DECIDED was sent */
-    uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
+    struct ibx_write_protection protection; /* of guest RAM here, in SERVING */
+    uint64_t protect_ns;                    /* managed: when to make it, unless QEMU has ended */
+    uint64_t decided_epoch;                 /* managed: of the link over which DECIDED was sent */
+    uint64_t pause_by_ns;                   /* managed: until when libvirt's settings are awaited */
     uint64_t set_mark; /* managed: ibx_qmp_mark() before x-ignore-shared was set; 0: it is not */
     uint64_t written_mark; /* managed: ibx_qmp_mark_next() when QEMU had written its state, or 0 */
     bool without_ram;      /* managed: QEMU has completed another migration with x-ignore-shared */
     uint64_t gate_by_ns;   /* managed: until when it is awaited at the gate */
-    struct ibx_state_machine guarding;
+    struct ibx_state_machine protecting;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
     bool unseen_since;             /* disturbed: not known when, and pages are not compared */
@@ -394,20 +394,22 @@ int ibx_source_libvirt_check(struct source *s, struct ibx_error *err);
 
 /*
  * After the commit nobody may run the VM here or change its memory. QEMU refuses most of that while
- * its migration is held open, and the guard stops whoever writes nevertheless. Whatever happens
- * then, the tool does not end with success.
+ * its migration is held open, and the protection stops whoever writes nevertheless. Whatever
+ * happens then, the tool does not end with success.
  */
 
 void ibx_source_guard_init(struct source *s);
-/* In SERVING: makes the guard, and then protects one part more with each call. */
+/* In SERVING: makes the protection, and then protects one part more with each call. */
 void ibx_source_guard(struct source *s);
-/* Recover: takes over the guard of the tool before this one. If it holds a thread of QEMU, whose
- * monitor may not answer then, finds guest RAM by the record alone. -EAGAIN: it holds none. */
+/* Recover: takes over the protection of the tool before this one. If it holds a thread of QEMU,
+ * whose monitor may not answer then, finds guest RAM by the record alone. -EAGAIN: it holds none.
+ */
 int ibx_source_guard_take(struct source *s, struct ibx_error *err);
 /* The same while QEMU does not answer: a thread that was about to write may be held by now.
- * -EAGAIN: QEMU's monitor is reached, or there is no guard. */
+ * -EAGAIN: QEMU's monitor is reached, or there is no write protection. */
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
-/* ... or after QEMU has not answered, with `rc`. Returns `rc` if the guard is not the reason. */
+/* ... or after QEMU has not answered, with `rc`. Returns `rc` if the protection is not the reason.
+ */
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* ... and when its monitor is reached: checks what was done to the VM before all of its memory was
  * protected. -EBADMSG, in BROKEN: its memory may have changed; -EBUSY, -EOPNOTSUPP: that is not
@@ -423,8 +425,8 @@ int ibx_source_guard_again(struct source *s, struct ibx_error *err);
 void ibx_source_note_figures(struct source *s);
 /* COMPLETE has come: asks QEMU something, for LAST. */
 void ibx_source_all_came(struct source *s);
-/* Checks whether the guard has caught somebody. -EBADMSG, in BROKEN: before all of the memory was
- * protected. */
+/* Checks whether the protection has caught somebody. -EBADMSG, in BROKEN: before all of the memory
+ * was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
 void ibx_source_blame_export(struct source *s);
@@ -432,9 +434,9 @@ void ibx_source_blame_export(struct source *s);
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
-/* In CONFIRMING and DONE: ends QEMU's migration and removes the guard, unless the guard has caught
- * somebody, who would continue then, or the VM runs here. ibx_source_let_go_early() neither waits
- * for a slow QEMU nor notifies: it is tried again in DONE. */
+/* In CONFIRMING and DONE: ends QEMU's migration and removes the protection, unless the protection
+ * has caught somebody, who would continue then, or the VM runs here. ibx_source_let_go_early()
+ * neither waits for a slow QEMU nor notifies: it is tried again in DONE. */
 void ibx_source_let_go_early(struct source *s);
 void ibx_source_let_go(struct source *s);
 /* After an intruder, in BROKEN and DONE: sees to it that the VM does not run here. The `stop` that

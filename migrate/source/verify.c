@@ -69,7 +69,7 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
 static bool has_told(struct source *s)
 {
     char status[32];
-    return s->guarding.now == GUARDING_NEEDLESS && s->vm.qmp &&
+    return s->protecting.now == PROTECTING_NEEDLESS && s->vm.qmp &&
            !ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(TELL_MS), NULL) &&
            ibx_qmp_has_events(s->vm.qmp);
 }
@@ -100,7 +100,7 @@ static int tell_compared(struct source *s, bool idle, struct ibx_error *err)
 int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
     /* `uncompared` needs COMPLETE, which comes after the last COMPARED of a borrowed VM: no
-     * destination waits for another. Before that its memory here is guarded, or the migration
+     * destination waits for another. Before that its memory here is protected, or the migration
      * breaks (intruder.c). */
     if (!s->verifier || !source_committed(s) || s->uncompared)
         return 0;

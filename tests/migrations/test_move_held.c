@@ -325,7 +325,7 @@ static void test_continued_in_spite_of_all(void)
 
 static const char *past_clock; /* to be preloaded by the next sender; or NULL */
 
-/* The VM is continued before the guard is there: nobody knows what it has changed here. */
+/* The VM is continued before the protection is there: nobody knows what it has changed here. */
 static void continued_before_the_guard(const char *state, const char *option)
 {
     const bool held = !strcmp(state, "source:arming");
@@ -379,7 +379,7 @@ static void test_continued_unverified(void)
     continued_before_the_guard("source:committed", "--no-verify");
 }
 
-/* Up to the moment before the guard is whole: three quarters of the memory are protected. */
+/* Up to the moment before the protection is whole: three quarters of the memory are protected. */
 static void stopped_while_arming(void)
 {
     pair_start(&resets);
@@ -535,7 +535,7 @@ static void test_recovered_while_arming(void)
     pair_filled();
 }
 
-/* Under the guard a reset changes nothing, whoever sees it. */
+/* Under the protection a reset changes nothing, whoever sees it. */
 static void test_reset_under_guard_without_a_tool(void)
 {
     filling_under_guard();

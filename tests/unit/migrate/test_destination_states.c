@@ -167,9 +167,9 @@ static void test_notes_of_another_migration_stay(NO_STATE)
 }
 
 /* A tool that was killed with all pages here has left its userfaultfd in QEMU, or has closed it.
- * Then its number may be that of another one by now: the guard of the VM's next migration, or of a
- * snapshot that QEMU makes. Only the first is this migration's, and to be removed. This process
- * acts as QEMU. */
+ * Then its number may be that of another one by now: the protection of the VM's next migration, or
+ * of a snapshot that QEMU makes. Only the first is this migration's, and to be removed. This
+ * process acts as QEMU. */
 static void test_recover_takes_only_its_own_userfaultfd(NO_STATE)
 {
     const size_t length = 4096;

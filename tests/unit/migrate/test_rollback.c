@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a rollback refuses although the operator has confirmed it: the destination may answer by
  * then, and the migration or a return may have gone on. */
-#include "migrate/common/guard.h"
+#include "migrate/common/write_protection.h"
 #include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
@@ -29,9 +29,9 @@ static struct destination destination;
 static struct {
     const char *status; /* of the VM here, as its monitor says; NULL: there is no monitor */
     int asks;           /* what asking the tool that serves the VM here returns */
-    enum ibx_guard_state guard;
+    enum ibx_write_protection_state protection;
 } is;
-static unsigned released, restored; /* the guard; QEMU's settings */
+static unsigned released, restored; /* the protection; QEMU's settings */
 
 int __real_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                            struct ibx_error *err);
@@ -105,27 +105,29 @@ int __wrap_ibx_control_socket_ask(const char *path, json_t *request, json_t **an
     return is.asks ? ibx_error_set(err, is.asks, "so it says") : 0;
 }
 
-int __wrap_ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
-                          struct ibx_error *err);
-int __wrap_ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
-                          struct ibx_error *err)
+int __wrap_ibx_write_protection_take(struct ibx_write_protection *protection,
+                                     const struct ibx_guest_ram *ram, int remote,
+                                     struct ibx_error *err);
+int __wrap_ibx_write_protection_take(struct ibx_write_protection *protection,
+                                     const struct ibx_guest_ram *ram, int remote,
+                                     struct ibx_error *err)
 {
     (void)ram, (void)remote, (void)err;
-    guard->state.now = is.guard;
+    protection->state.now = is.protection;
     return 0;
 }
 
-void __wrap_ibx_guard_release(struct ibx_guard *guard);
-void __wrap_ibx_guard_release(struct ibx_guard *guard)
+void __wrap_ibx_write_protection_release(struct ibx_write_protection *protection);
+void __wrap_ibx_write_protection_release(struct ibx_write_protection *protection)
 {
-    (void)guard;
+    (void)protection;
     released++;
 }
 
-void __wrap_ibx_guard_leave(struct ibx_guard *guard);
-void __wrap_ibx_guard_leave(struct ibx_guard *guard)
+void __wrap_ibx_write_protection_leave(struct ibx_write_protection *protection);
+void __wrap_ibx_write_protection_leave(struct ibx_write_protection *protection)
 {
-    (void)guard;
+    (void)protection;
 }
 
 int __wrap_ibx_return_path_take(pid_t pid, uint64_t hold, int *fd, struct ibx_error *err);
@@ -375,13 +377,13 @@ static void libvirt_has_not_continued_the_vm(NO_STATE)
 /* A thread that tried to write would write then, to memory that is about to be removed. */
 static void nobody_lets_a_write_go_on(NO_STATE)
 {
-    static const enum ibx_guard_state states[] = {GUARD_CAUGHT, GUARD_MADE};
+    static const enum ibx_write_protection_state states[] = {PROTECTION_CAUGHT, PROTECTION_MADE};
     for (unsigned i = 0; i < COUNT(states); i++) {
         struct ibx_record r = gone_away();
         r.uffd = 31;
         r.block_count = 1;
         r.settings[0] = '\0';
-        is.guard = states[i];
+        is.protection = states[i];
         released = 0;
         assert_int_equal(ibx_migrate_let_go(&r, &error), i ? 0 : -EBUSY);
         assert_int_equal(released, i);

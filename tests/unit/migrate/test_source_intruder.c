@@ -22,24 +22,26 @@ static struct {
     bool caught;        /* QEMU has tried to write */
     bool unwritten;     /* no record can be written now */
     bool has_events;    /* QEMU has reported something */
-    bool recorded;      /* an earlier tool's guard is on record when this one is noted */
+    bool recorded;      /* an earlier tool's protection is on record when this one is noted */
     const char *status; /* of the VM here */
 } is;
 static struct {
     unsigned stopped, asked, armed, broken;
 } was;
 
-int __wrap_ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err);
-int __wrap_ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err)
+int __wrap_ibx_write_protection_check(struct ibx_write_protection *protection,
+                                      struct ibx_error *err);
+int __wrap_ibx_write_protection_check(struct ibx_write_protection *protection,
+                                      struct ibx_error *err)
 {
-    (void)guard;
+    (void)protection;
     return is.caught ? ibx_error_set(err, -EBUSY, "QEMU has tried to write") : 0;
 }
 
-int __wrap_ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err);
-int __wrap_ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err)
+int __wrap_ibx_write_protection_arm(struct ibx_write_protection *protection, struct ibx_error *err);
+int __wrap_ibx_write_protection_arm(struct ibx_write_protection *protection, struct ibx_error *err)
 {
-    (void)guard, (void)err;
+    (void)protection, (void)err;
     was.armed++;
     return 0;
 }
@@ -106,7 +108,8 @@ int __wrap_ibx_verifier_result(struct ibx_verifier *v, struct ibx_error *err)
 
 /* ------------------------------------------------------------ steps */
 
-static void begin(enum source_guarding_state guarding, enum ibx_guard_state guard)
+static void begin(enum source_protecting_state protecting,
+                  enum ibx_write_protection_state protection)
 {
     memset(&is, 0, sizeof(is));
     memset(&was, 0, sizeof(was));
@@ -121,8 +124,8 @@ static void begin(enum source_guarding_state guarding, enum ibx_guard_state guar
     ibx_source_link_init(&s.link, &s.status.record, &s.transport, &s.vm, 0, true);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.vm.qmp = QMP;
-    s.guarding.now = guarding;
-    s.guard.state.now = guard;
+    s.protecting.now = protecting;
+    s.protection.state.now = protection;
     s.status.record.source = true;
     s.status.record.state = IBX_JOURNAL_MOVED;
 }
@@ -137,15 +140,15 @@ static int happens(const char *name)
 
 /* Whether the pages are protected, or are not needed: only then the migration goes on. */
 static const struct {
-    enum source_guarding_state guarding;
-    enum ibx_guard_state guard;
+    enum source_protecting_state protecting;
+    enum ibx_write_protection_state protection;
     bool goes_on;
 } cases[] = {
-    {GUARDING_WISHED, GUARD_NONE, false},   {GUARDING_NOTED, GUARD_MADE, false},
-    {GUARDING_ASKED, GUARD_ARMED, false},   {GUARDING_IMPOSSIBLE, GUARD_NONE, false},
-    {GUARDING_WHOLE, GUARD_ARMED, true},    {GUARDING_WHOLE, GUARD_CAUGHT, true},
-    {GUARDING_WHOLE, GUARD_NONE, false},    {GUARDING_LAST, GUARD_ARMED, false},
-    {GUARDING_NEEDLESS, GUARD_ARMED, true}, {GUARDING_NEEDLESS, GUARD_NONE, true},
+    {PROTECTING_WISHED, PROTECTION_NONE, false},   {PROTECTING_NOTED, PROTECTION_MADE, false},
+    {PROTECTING_ASKED, PROTECTION_ARMED, false},   {PROTECTING_IMPOSSIBLE, PROTECTION_NONE, false},
+    {PROTECTING_WHOLE, PROTECTION_ARMED, true},    {PROTECTING_WHOLE, PROTECTION_CAUGHT, true},
+    {PROTECTING_WHOLE, PROTECTION_NONE, false},    {PROTECTING_LAST, PROTECTION_ARMED, false},
+    {PROTECTING_NEEDLESS, PROTECTION_ARMED, true}, {PROTECTING_NEEDLESS, PROTECTION_NONE, true},
 };
 
 /* ------------------------------------------------------------ tests */
@@ -154,14 +157,14 @@ static void test_somebody_continues_or_resets_the_vm(NO_STATE)
 {
     static const char *const events[] = {"RESUME", "RESET"};
     for (unsigned i = 0; i < 2 * COUNT(cases); i++) {
-        begin(cases[i / 2].guarding, cases[i / 2].guard);
+        begin(cases[i / 2].protecting, cases[i / 2].protection);
         const bool goes_on = cases[i / 2].goes_on;
         assert_int_equal(happens(events[i % 2]), goes_on ? 0 : -EBADMSG);
         assert_int_equal(was.broken, !goes_on);
         assert_int_equal(was.stopped, 1); /* the VM runs at the destination */
         text_has(s.disturbed.message, i % 2 ? "reset the VM" : "continued the VM");
     }
-    begin(GUARDING_WISHED, GUARD_NONE);
+    begin(PROTECTING_WISHED, PROTECTION_NONE);
     assert_int_equal(happens("STOP"), 0);
     assert_int_equal(was.stopped, 0);
 }
@@ -169,7 +172,7 @@ static void test_somebody_continues_or_resets_the_vm(NO_STATE)
 static void test_qemu_writes(NO_STATE)
 {
     for (unsigned i = 0; i < COUNT(cases); i++) {
-        begin(cases[i].guarding, cases[i].guard);
+        begin(cases[i].protecting, cases[i].protection);
         assert_int_equal(ibx_source_check_guard(&s, &error), 0);
         assert_int_equal(was.stopped, 0);
         is.caught = true;
@@ -184,13 +187,13 @@ static void test_qemu_writes(NO_STATE)
 static void test_it_is_not_known_since_when_the_vm_runs_here(NO_STATE)
 {
     static const struct {
-        enum source_guarding_state guarding;
+        enum source_protecting_state protecting;
         bool verifies, unseen;
-    } known[] = {{GUARDING_IMPOSSIBLE, false, true},
-                 {GUARDING_IMPOSSIBLE, true, false},
-                 {GUARDING_NEEDLESS, false, false}};
+    } known[] = {{PROTECTING_IMPOSSIBLE, false, true},
+                 {PROTECTING_IMPOSSIBLE, true, false},
+                 {PROTECTING_NEEDLESS, false, false}};
     for (unsigned i = 0; i < COUNT(known); i++) {
-        begin(known[i].guarding, GUARD_NONE);
+        begin(known[i].protecting, PROTECTION_NONE);
         s.state.now = SOURCE_CONFIRMING;
         snprintf(s.vm.ram.status, sizeof(s.vm.ram.status), "running");
         s.verifier = known[i].verifies ? (struct ibx_verifier *)&s : NULL;
@@ -202,18 +205,18 @@ static void test_it_is_not_known_since_when_the_vm_runs_here(NO_STATE)
     }
 }
 
-/* The record names the guard before anything is protected, and not that of an earlier tool:
+/* The record names the protection before anything is protected, and not that of an earlier tool:
  * otherwise no other tool could remove it. */
 static void test_the_guard_is_on_record_before_it_is_armed(NO_STATE)
 {
     for (unsigned unwritten = 0; unwritten < 2; unwritten++) {
-        begin(GUARDING_WISHED, GUARD_MADE);
+        begin(PROTECTING_WISHED, PROTECTION_MADE);
         is.unwritten = unwritten;
         s.status.record.guarded = true;
         ibx_source_guard(&s);
         assert_false(is.recorded || s.status.record.guarded);
         assert_int_equal(was.armed, !unwritten);
-        assert_int_equal(s.guarding.now, unwritten ? GUARDING_WISHED : GUARDING_ASKED);
+        assert_int_equal(s.protecting.now, unwritten ? PROTECTING_WISHED : PROTECTING_ASKED);
     }
 }
 
@@ -222,12 +225,12 @@ static void test_qemu_is_asked_when_all_pages_have_come(NO_STATE)
 {
     struct ibx_migrate_any complete = {.type = IBX_MIGRATE_COMPLETE};
     struct message_context context = {&s, &error};
-    begin(GUARDING_IMPOSSIBLE, GUARD_NONE);
+    begin(PROTECTING_IMPOSSIBLE, PROTECTION_NONE);
     ibx_page_map_hash(&s.vm.map, complete.is.totals.hash);
     for (unsigned i = 0; i < 2; i++) {
         assert_int_equal(ibx_source_on_message(&context, &complete), 0);
         assert_int_equal(was.asked, 1);
-        assert_int_equal(s.guarding.now, GUARDING_LAST);
+        assert_int_equal(s.protecting.now, PROTECTING_LAST);
         assert_int_equal(s.peer.now, PEER_COMPLETE);
     }
 }
@@ -237,7 +240,7 @@ static void test_qemu_is_asked_when_all_pages_have_come(NO_STATE)
 static void test_a_page_differs_that_may_have_changed_here(NO_STATE)
 {
     for (unsigned reported = 0; reported < 2; reported++) {
-        begin(GUARDING_NEEDLESS, GUARD_NONE);
+        begin(PROTECTING_NEEDLESS, PROTECTION_NONE);
         s.link.state.now = LINK_MAPPED;
         s.verifier = (struct ibx_verifier *)&s;
         s.status.record.verify = true;

@@ -23,23 +23,23 @@ static void test_guard_repeats_an_unsent_question(NO_STATE)
     ibx_source_warm_init(&s.warm);
     ibx_source_guard_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
-    s.guard.state.now = GUARD_ARMED; /* the question after it was not sent */
-    s.guarding.now = GUARDING_NOTED;
+    s.protection.state.now = PROTECTION_ARMED; /* the question after it was not sent */
+    s.protecting.now = PROTECTING_NOTED;
     ibx_source_guard(&s);
-    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    assert_int_equal(s.protecting.now, PROTECTING_ASKED);
     ibx_source_guard(&s); /* asked once */
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS); ibx_now_ns() < by;) {
         ibx_qmp_pump(qmp, NULL);
         ibx_source_guard_answered(&s);
-        if (s.guarding.now == GUARDING_WHOLE)
+        if (s.protecting.now == PROTECTING_WHOLE)
             break;
     }
-    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    assert_int_equal(s.protecting.now, PROTECTING_WHOLE);
     done();
 }
 
 /* Only an answer to a question that was asked when every page had arrived counts, whatever the
- * guard's state. Earlier answers prove nothing. */
+ * protection's state. Earlier answers prove nothing. */
 static void test_asks_when_every_page_has_come(NO_STATE)
 {
     static struct source s;
@@ -48,21 +48,21 @@ static void test_asks_when_every_page_has_come(NO_STATE)
     s = (struct source){.options = &options, .vm.qmp = qmp};
     ibx_source_guard_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
-    assert_int_equal(ibx_state_move(&s.guarding, GUARDING_IMPOSSIBLE), 0);
+    assert_int_equal(ibx_state_move(&s.protecting, PROTECTING_IMPOSSIBLE), 0);
     ibx_source_all_came(&s);
-    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    assert_int_equal(s.protecting.now, PROTECTING_LAST);
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
-         ibx_now_ns() < by && s.guarding.now != GUARDING_NEEDLESS;) {
+         ibx_now_ns() < by && s.protecting.now != PROTECTING_NEEDLESS;) {
         ibx_qmp_pump(qmp, NULL);
-        assert_true(ibx_qmp_has_events(qmp) || s.guarding.now == GUARDING_LAST);
+        assert_true(ibx_qmp_has_events(qmp) || s.protecting.now == PROTECTING_LAST);
         ibx_source_guard_answered(&s);
     }
-    assert_int_equal(s.guarding.now, GUARDING_NEEDLESS);
+    assert_int_equal(s.protecting.now, PROTECTING_NEEDLESS);
     assert_true(ibx_qmp_has_events(qmp));
     done();
 }
 
-/* A complete guard is not given up if every page arrives before QEMU answers. */
+/* Complete protection is not given up if every page arrives before QEMU answers. */
 static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
 {
     static struct source s;
@@ -73,22 +73,22 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
     ibx_source_warm_init(&s.warm);
     ibx_source_guard_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
-    s.guard.state.now = GUARD_ARMED;
-    s.guarding.now = GUARDING_NOTED;
+    s.protection.state.now = PROTECTION_ARMED;
+    s.protecting.now = PROTECTING_NOTED;
     ibx_source_guard(&s);
-    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    assert_int_equal(s.protecting.now, PROTECTING_ASKED);
     ibx_source_all_came(&s);
-    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    assert_int_equal(s.protecting.now, PROTECTING_LAST);
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
-         ibx_now_ns() < by && s.guarding.now == GUARDING_LAST;) {
+         ibx_now_ns() < by && s.protecting.now == PROTECTING_LAST;) {
         ibx_qmp_pump(qmp, NULL);
         ibx_source_guard_answered(&s);
     }
-    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    assert_int_equal(s.protecting.now, PROTECTING_WHOLE);
     done();
 }
 
-/* The record was removed, so no record can name a guard. The source does not try
+/* The record was removed, so no record can name a write protection. The source does not try
  * again in each turn. */
 static void test_no_guard_without_a_record(NO_STATE)
 {
@@ -104,10 +104,10 @@ static void test_no_guard_without_a_record(NO_STATE)
     ibx_source_warm_init(&s.warm);
     ibx_source_guard_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
-    s.guard.state.now = GUARD_MADE;
+    s.protection.state.now = PROTECTION_MADE;
     ibx_source_guard(&s);
-    assert_int_equal(s.guarding.now, GUARDING_IMPOSSIBLE);
-    assert_int_equal(s.guard.state.now, GUARD_NONE);
+    assert_int_equal(s.protecting.now, PROTECTING_IMPOSSIBLE);
+    assert_int_equal(s.protection.state.now, PROTECTION_NONE);
     assert_int_equal(s.note_ns, 0); /* the link is closed as after any other note */
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();

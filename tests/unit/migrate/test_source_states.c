@@ -251,8 +251,8 @@ static void test_reset_when_every_page_has_come(NO_STATE)
     ibx_source_guard_init(&source);
     source.status.record.verify = true;
     assert_int_equal(ibx_source_verified(&source, &err), -EPROTO);
-    assert_int_equal(ibx_state_move(&source.guarding, GUARDING_LAST), 0);
-    assert_int_equal(ibx_state_move(&source.guarding, GUARDING_NEEDLESS), 0);
+    assert_int_equal(ibx_state_move(&source.protecting, PROTECTING_LAST), 0);
+    assert_int_equal(ibx_state_move(&source.protecting, PROTECTING_NEEDLESS), 0);
     assert_int_equal(reset_happens(&err), 0);
     assert_int_equal(source.state.now, SOURCE_SERVING);
     assert_int_equal(ibx_source_verified(&source, &err), 0);
