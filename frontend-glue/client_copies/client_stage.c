@@ -312,6 +312,7 @@ static int take_answer(struct run *run)
     if (!copy.to_device)
         ibx_session_cts_expect(s, copy.host, copy.n);
     ibx_expect(ibx_session_conn(s), ANSWER_US);
+    ibx_session_take_printed(s); /* as the reply before has told */
     int rc = ibx_client_take_reply(s, &copy, NULL, &exit_code);
     if (rc)
         return rc;

@@ -33,6 +33,7 @@
  *   end_hooks.c      calls extensions/ and device_calls/ for what only they can give back
  *   last_requests.c  unloads modules that a client leaves
  *   resets.c         contexts that clients reset or destroy
+ *   kernel_output.c  what kernels have printed: replies to waits tell of it
  *   broken_context.c sticky CUDA errors: who is told, and how the process is replaced
  *   ready_context.c  a context that is there before a client is
  *
@@ -394,6 +395,17 @@ bool ibx_process_memory_is_own(struct gpu_session *x, uint64_t address, uint64_t
  * has answered with that exit code. */
 void ibx_context_lose(struct gpu_session *x);
 void ibx_context_lost(struct gpu_session *x, int exit_code);
+
+/* kernel_output.c */
+
+/* Has the driver write out what kernels have printed, as it does when one of its calls waits: waits
+ * for the per-thread stream of the session's thread if that stream is idle. If not, the next call
+ * does. */
+void ibx_kernel_output_write(struct gpu_session *x);
+/* Before the reply to a call that waits: tells a client that wants it whether kernels have printed
+ * anything until then. `written`: the driver has waited, so that it has written that out. As
+ * ibx_session_fail(). */
+int ibx_kernel_output_tell(struct gpu_session *x, bool written);
 
 /* broken_context.c */
 

@@ -404,6 +404,18 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
     return handler ? handler->run(x, a) : PASSES;
 }
 
+/* A copy waits without the driver; and of other calls than these two CUDA does not say that they
+ * write out what kernels have printed. */
+static int tell_output(struct gpu_session *x, const struct ibx_request *q, int code)
+{
+    const enum ibx_call_kind kind = q->called->kind;
+    const char *name = q->called->name;
+    if (code || (kind != IBX_CALL_QUERIES && kind != IBX_CALL_FREES))
+        return 0;
+    return ibx_kernel_output_tell(x, !strcmp(name, "cudaStreamSynchronize") ||
+                                         !strcmp(name, "cudaEventSynchronize"));
+}
+
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensions *run_extension)
 {
     const uint64_t began = ibx_now_ns();
@@ -424,8 +436,10 @@ int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensio
         ibx_context_note_error(x, code);
     ibx_session_consume(x->s, q);
     const double seconds = (double)(ibx_now_ns() - began) / 1e9;
-    ssize_t rc = ibx_session_write(x->s, head,
-                                   ibx_reply_head(x->replies.shape, code, seconds, a.out_n, head));
+    ssize_t rc = tell_output(x, q, code);
+    if (rc >= 0)
+        rc = ibx_session_write(x->s, head,
+                               ibx_reply_head(x->replies.shape, code, seconds, a.out_n, head));
     if (rc >= 0 && a.out_n)
         rc = ibx_session_write(x->s, a.long_out ? a.long_out : a.out, a.out_n);
     if (rc >= 0)

@@ -4,12 +4,22 @@
 
 #include "common/clock.h"
 
+int ibx_copies_tell_output(struct gpu_session *x, const struct ibx_request *q)
+{
+    const bool waits =
+        q->call != IBX_FRAME_MEMCPY_ASYNC && x->copy.answered == COPY_ANSWERED_AT_END;
+    return waits ? ibx_kernel_output_tell(x, false) : 0;
+}
+
 int ibx_copies_begin_answer(struct gpu_session *x, const struct ibx_request *q)
 {
-    const int rc = ibx_session_answer_delayed(x->s);
+    int rc = ibx_session_answer_delayed(x->s);
     if (rc)
         return rc;
     ibx_session_consume(x->s, q);
+    rc = ibx_copies_tell_output(x, q);
+    if (rc)
+        return rc;
     return x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
 }
 

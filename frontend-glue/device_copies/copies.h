@@ -46,6 +46,8 @@ void ibx_copies_pass_in_order(struct gpu_session *x, const struct ibx_request *q
 /* The copy has been made: sends the answers that were delayed, and takes its request from the
  * stream, so that its own answer can follow. */
 int ibx_copies_begin_answer(struct gpu_session *x, const struct ibx_request *q);
+/* Part of it, for others: ibx_kernel_output_tell() if the call has waited for the copy. */
+int ibx_copies_tell_output(struct gpu_session *x, const struct ibx_request *q);
 /* Writes the beginning of a reply, with `out` bytes to follow; `began`: ns, when the request
  * began. */
 int ibx_copies_write_head(struct gpu_session *x, int exit_code, uint64_t began, uint64_t out);

@@ -30,7 +30,9 @@ __attribute__((noinline)) static int run_inline(struct gpu_session *x, const str
     if (rc != IBX_REQUEST_DONE)
         return rc;
     ibx_session_consume(x->s, q);
-    rc = ibx_copies_answer(x, began, out, sizeof(uint64_t) + (size_t)x->copy.bytes);
+    rc = ibx_copies_tell_output(x, q);
+    if (!rc)
+        rc = ibx_copies_answer(x, began, out, sizeof(uint64_t) + (size_t)x->copy.bytes);
     return rc ? rc : IBX_REQUEST_DONE;
 }
 

@@ -183,34 +183,20 @@ static int host_ask(struct extension_request *e)
 
 /* --------------------------------------------------------------------- what kernels print */
 
-/* The driver writes out what kernels have printed when one of its calls waits, but the back end
- * waits for copies without the driver. So this waits for the per-thread stream of the session's
- * thread, if that stream is idle; if not, the next call does. */
-static void write_printed(struct extension_request *e)
-{
-    int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
-    FUNCTION(e, wait);
-    *(void **)&query = ibx_back_end_runtime("cudaStreamQuery");
-    if (!query || !ibx_back_end_have_cuda(e->x))
-        return;
-    const int mode = ibx_cuda_capture_relax(e->x->cuda);
-    if (!query(IBX_CUDA_STREAM_PER_THREAD))
-        wait(IBX_CUDA_STREAM_PER_THREAD);
-    ibx_cuda_capture_restore(e->x->cuda, mode);
-}
-
 static int give_printed(struct extension_request *e)
 {
     uint8_t bytes[IBX_EXT_PRINTED_MOST] = {0};
-    const bool all = ibx_get_u8(&e->in);
+    const unsigned wanted = ibx_get_u8(&e->in);
     const uint64_t client = ibx_clients_number(e->x);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     if (!client)
         return CUDA_NOT_SUPPORTED;
-    if (all)
-        write_printed(e);
+    if (wanted & IBX_EXT_PRINTED_ALL)
+        ibx_kernel_output_write(e->x);
     const size_t n = ibx_printed_take(client, bytes, sizeof(bytes));
+    if (wanted & IBX_EXT_PRINTED_TELL)
+        ibx_printed_tell(client);
     ibx_put_u32(&e->out, (uint32_t)n);
     ibx_put_bytes(&e->out, bytes, sizeof(bytes));
     return 0;

@@ -87,6 +87,13 @@ static const void *diverted(size_t *n)
     return ibx_attached_session() ? ibx_pipeline_diverted(ibx_attached->pipeline, n) : NULL;
 }
 
+static bool knows_printed(int *answer)
+{
+    const enum ibx_printed told = ibx_session_take_printed(ibx_attached_session());
+    *answer = told == IBX_PRINTED_SOME;
+    return told != IBX_PRINTED_UNKNOWN;
+}
+
 static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
     switch (fact) {
@@ -101,6 +108,7 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     case IBX_FRONTEND_LEGACY_RESTS:
         return ibx_pipeline_legacy_rests(ibx_attached->pipeline);
     case IBX_FRONTEND_ALL_RESTS: /* see knows() */
+    case IBX_FRONTEND_PRINTED:
         break;
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
@@ -136,7 +144,11 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 
 static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
-    if (!ibx_attached_session() || ibx_async_copy_any())
+    if (!ibx_attached_session())
+        return false;
+    if (fact == IBX_FRONTEND_PRINTED)
+        return knows_printed(answer);
+    if (ibx_async_copy_any())
         return false;
     if (fact == IBX_FRONTEND_ALL_RESTS) /* is asked often, and sends nothing */
         return ibx_pipeline_all_rests(ibx_attached->pipeline);

@@ -234,8 +234,10 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
 #define IBX_EXT_SET_LAUNCH    18u    /* bytes of a SET_KERNEL before what a launch has */
 #define IBX_EXT_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
-#define IBX_EXT_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, after their number */
-#define IBX_EXT_COPIED        128u   /* bytes from the device in the reply to a HOST_ASK, at most */
+#define IBX_EXT_PRINTED_ALL   1u     /* PRINTED: the driver is to write its buffer first */
+#define IBX_EXT_PRINTED_TELL  2u   /* PRINTED: replies to waits are to tell whether there is any */
+#define IBX_EXT_PRINTED_MOST  256u /* bytes in a reply to PRINTED, after their number */
+#define IBX_EXT_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */
 #define IBX_EXT_OWN_PAGES     UINT64_MAX          /* in HOST_MAP: the memory is in no shared file */
 #define IBX_EXT_PAGES         (UINT64_C(1) << 62) /* in a copy's address: docs/protocol.md */
 #define IBX_EXT_ALONE         (UINT64_C(1) << 61) /* likewise */

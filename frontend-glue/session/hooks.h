@@ -217,6 +217,9 @@ int ibx_session_sync_delayed(struct ibx_session *session);
 int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
 /* Announces that the GPU itself has made the copy for the next reply. As ibx_session_fail(). */
 int ibx_session_reply_placed(struct ibx_session *session);
+/* Tells, before the next reply, whether kernels have printed what the client has not got. As
+ * ibx_session_fail(). */
+int ibx_session_reply_printed(struct ibx_session *session, bool some);
 
 /* A READ or WRITE of n bytes between `local`, in a region, and `offset` of the client's memory. */
 struct ibx_session_op {
@@ -272,6 +275,9 @@ void ibx_session_all_answered(struct ibx_session *session);
 int ibx_session_settle(struct ibx_session *session);
 /* Whether the server has called ibx_session_reply_placed() since the last call. */
 bool ibx_session_take_placed(struct ibx_session *session);
+/* What the server has told by ibx_session_reply_printed() since the last call; from any thread. */
+enum ibx_printed { IBX_PRINTED_UNKNOWN, IBX_PRINTED_NOTHING, IBX_PRINTED_SOME };
+enum ibx_printed ibx_session_take_printed(struct ibx_session *session);
 /* Whether bytes of the next reply have arrived; as ibx_session_fail(). */
 int ibx_session_poll_reply(struct ibx_session *session);
 /* Client: `pause` is called between two pieces of a wait (common/handlers.h), when others may use

@@ -57,6 +57,7 @@ enum segment_kind {
     SEGMENT_SETTLE,        /* client only: answer this copy when it has ended, even an async one */
     SEGMENT_PLACED,        /* server only: the GPU itself reached the client's memory */
     SEGMENT_PREPARE,       /* client only: an ibx_remote that copies are about to name */
+    SEGMENT_PRINTED,       /* server only: u8, whether kernels have printed something */
 };
 
 #define SEGMENT_HEAD_INLINE  5u /* kind, u32 length */
@@ -387,8 +388,9 @@ struct ibx_session {
     bool settle;  /* server: SETTLE came with the present request */
     bool delayed; /* server: the reply to the request before is left to the hook `answer` */
     bool placed;  /* client: PLACED came with the present reply */
-    struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
-    struct ibx_regcache *cache; /* used if registration pins memory */
+    _Atomic enum ibx_printed printed; /* client: what PRINTED said */
+    struct ibx_mr *bounce;            /* the server's pipeline, or one piece of the client */
+    struct ibx_regcache *cache;       /* used if registration pins memory */
     struct shared_region shared[SHARED_REGIONS];
     unsigned shared_next; /* the next place to use */
 };

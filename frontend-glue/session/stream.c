@@ -70,6 +70,17 @@ static int next_prepare(struct ibx_session *s)
     return s->hooks->prepare ? s->hooks->prepare(s->context, &remote) : 0;
 }
 
+/* Client: reads a segment that tells what kernels have printed. It contains no bytes of the stream.
+ */
+static int next_printed(struct ibx_session *s)
+{
+    const uint8_t some = ibx_get_u8(&s->in.reader);
+    if (s->in.reader.failed || some > 1 || s->server)
+        return malformed(s);
+    atomic_store(&s->printed, some ? IBX_PRINTED_SOME : IBX_PRINTED_NOTHING);
+    return 0;
+}
+
 /* Reads the head of the next segment of the current message. */
 static int next_segment(struct ibx_session *s)
 {
@@ -104,6 +115,8 @@ static int next_segment(struct ibx_session *s)
         return s->server ? malformed(s) : 0;
     case SEGMENT_PREPARE:
         return next_prepare(s);
+    case SEGMENT_PRINTED:
+        return next_printed(s);
     default:
         r->failed = true;
     }
@@ -506,6 +519,11 @@ int ibx_session_reply_placed(struct ibx_session *s)
     return ibx_session_add_segment(s, &(uint8_t){SEGMENT_PLACED}, 1);
 }
 
+int ibx_session_reply_printed(struct ibx_session *s, bool some)
+{
+    return ibx_session_add_segment(s, (uint8_t[]){SEGMENT_PRINTED, some}, 2);
+}
+
 int ibx_session_settle(struct ibx_session *s)
 {
     return ibx_session_add_segment(s, &(uint8_t){SEGMENT_SETTLE}, 1);
@@ -516,4 +534,11 @@ bool ibx_session_take_placed(struct ibx_session *s)
     bool placed = s->placed;
     s->placed = false;
     return placed;
+}
+
+enum ibx_printed ibx_session_take_printed(struct ibx_session *s)
+{
+    return atomic_load_explicit(&s->printed, memory_order_relaxed)
+               ? atomic_exchange(&s->printed, IBX_PRINTED_UNKNOWN)
+               : IBX_PRINTED_UNKNOWN;
 }

@@ -8,6 +8,7 @@
 #include <execinfo.h>
 #include <gnu/libc-version.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,12 +23,14 @@ static struct {
     pthread_mutex_t lock;
     FILE *output; /* the process's own; NULL: it is `stdout` still */
     uint64_t clients[CLIENTS];
+    bool told[CLIENTS]; /* of these clients: it is told when there is output */
     unsigned count;
     uint64_t owner; /* the client that may take the bytes */
     uint8_t *bytes; /* KEPT bytes */
     size_t begin, end;
     const void *driver, *passed[PASSED]; /* load addresses of these libraries */
 } printed = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static atomic_bool anybody_told; /* a client was to be told at some time */
 
 /* The load address of the library with that address in it; NULL: none. */
 static const void *library_of(const void *address)
@@ -132,12 +135,20 @@ static unsigned find(uint64_t client)
     return i;
 }
 
+/* Locked; there is room. */
+static void add(uint64_t client)
+{
+    printed.clients[printed.count] = client;
+    printed.told[printed.count] = false;
+    printed.count++;
+}
+
 size_t ibx_printed_take(uint64_t client, uint8_t *to, size_t most)
 {
     size_t n = 0;
     pthread_mutex_lock(&printed.lock);
     if (begin() && find(client) == printed.count && printed.count < CLIENTS)
-        printed.clients[printed.count++] = client;
+        add(client);
     if (printed.owner == client) {
         n = printed.end - printed.begin < most ? printed.end - printed.begin : most;
         memcpy(to, printed.bytes + printed.begin, n);
@@ -147,12 +158,40 @@ size_t ibx_printed_take(uint64_t client, uint8_t *to, size_t most)
     return n;
 }
 
-void ibx_printed_end(uint64_t client)
+void ibx_printed_tell(uint64_t client)
 {
     pthread_mutex_lock(&printed.lock);
     const unsigned i = find(client);
     if (i < printed.count)
-        printed.clients[i] = printed.clients[--printed.count];
+        printed.told[i] = true;
+    atomic_store(&anybody_told, true);
+    pthread_mutex_unlock(&printed.lock);
+}
+
+bool ibx_printed_anybody_told(void)
+{
+    return atomic_load_explicit(&anybody_told, memory_order_relaxed);
+}
+
+bool ibx_printed_told(uint64_t client, bool *some)
+{
+    pthread_mutex_lock(&printed.lock);
+    const unsigned i = find(client);
+    const bool told = i < printed.count && printed.told[i];
+    *some = printed.owner == client && printed.begin < printed.end;
+    pthread_mutex_unlock(&printed.lock);
+    return told;
+}
+
+void ibx_printed_end(uint64_t client)
+{
+    pthread_mutex_lock(&printed.lock);
+    const unsigned i = find(client);
+    if (i < printed.count) {
+        printed.count--;
+        printed.clients[i] = printed.clients[printed.count];
+        printed.told[i] = printed.told[printed.count];
+    }
     if (printed.owner == client) {
         printed.owner = 0;
         printed.begin = printed.end = 0;

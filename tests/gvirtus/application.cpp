@@ -382,6 +382,7 @@ int main(int argc, char **argv)
         {"destroyed-beside-wait", destroyed_beside_wait},
         {"queries", queries},
         {"printed", printed},
+        {"printed-told", printed_told},
         {"printed-last", [] { return printed_last(PrintedLast::returns); }},
         {"printed-last-beside-child", [] { return printed_last(PrintedLast::child); }},
         {"printed-last-in-function", [] { return printed_last(PrintedLast::function); }},

@@ -311,6 +311,7 @@ bool driver_maps_until_reset();
 
 // application_printed.cpp
 bool printed();
+bool printed_told();
 enum class PrintedLast { returns, child, function, thread, stopped, at_once };
 bool printed_last(PrintedLast end);
 

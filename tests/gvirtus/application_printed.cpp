@@ -88,7 +88,56 @@ bool with_another()
     return HOLDS(waitpid(child, &status, 0) == child && !status && got.empty());
 }
 
+// The calls that the back end's runtime gets meanwhile.
+std::uint64_t runtime_calls(const std::function<bool()> &during)
+{
+    const std::uint64_t before = stub_remote()->runtime_calls();
+    const bool good = during();
+    return good ? stub_remote()->runtime_calls() - before : 0;
+}
+
 } // namespace
+
+// The reply to a wait tells that nothing was printed, or that something was: a program whose
+// kernels may print costs the back end one call for each wait, as any other does.
+bool printed_told()
+{
+    void *stream = nullptr, *event = nullptr;
+    char *device = device_memory();
+    char bytes[100];
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaEventCreate(&event) == 0);
+    const auto wait = [&] {
+        return cudaMemsetAsync(device, 1, 100, stream) == 0 && cudaStreamSynchronize(stream) == 0;
+    };
+    const auto event_wait = [&] {
+        return cudaMemsetAsync(device, 1, 100, stream) == 0 &&
+               cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0;
+    };
+    for (int i = 0; i < 3; i++) // the first ones are GVirtuS's own
+        REQUIRE(wait() && event_wait());
+    const std::uint64_t calls = runtime_calls(wait), event_calls = runtime_calls(event_wait);
+    REQUIRE(calls && event_calls);
+    register_module(true);
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(runtime_calls(wait) == calls && runtime_calls(event_wait) == event_calls);
+        stub_remote()->print("some\n");
+        REQUIRE(written(wait) == "some\n");
+        stub_remote()->print("more\n");
+        REQUIRE(written(event_wait) == "more\n");
+        stub_remote()->print("behind a copy\n");
+        REQUIRE(written([&] { return cudaMemcpy(bytes, device, 100, D2H) == 0; }) ==
+                "behind a copy\n");
+        stub_remote()->print("before one\n");
+        REQUIRE(written([&] { return cudaMemcpy(device, bytes, 100, H2D) == 0; }) ==
+                "before one\n");
+        // What the reply has told is not told again for a wait that is answered in this process.
+        REQUIRE(wait() && written(wait).empty());
+        stub_remote()->print("in another stream\n");
+        REQUIRE(written([&] { return cudaStreamSynchronize(stream) == 0; }) ==
+                "in another stream\n");
+    }
+    return HOLDS(cudaGetLastError() == 0);
+}
 
 bool printed()
 {

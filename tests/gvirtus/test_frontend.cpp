@@ -582,6 +582,7 @@ void check_what_it_does_not()
     check("... that one uses without end", mapped_for_ever);
     check("what pointers are", [] { return run("pointers", true); });
     check("what kernels print", [] { return run("printed", true); });
+    check("... of which the reply to a wait tells", [] { return run("printed-told", true); });
     check("... as the program ends",
           [] { return printed_last("printed-last", "behind all waits\n"); });
     check("... beside a child",

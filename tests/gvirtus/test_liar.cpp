@@ -47,7 +47,8 @@ const char tests[] =
     "driver-odd-answers driver-launch-answers driver-sets-elements driver-maps-memory "
     "driver-maps-tensors driver-maps-nothing driver-lone-variables driver-without-context "
     "driver-packed-nodes driver-tells-late-errors driver-keeps-order-of-errors "
-    "driver-compiler-says pointers printed symbols variables modules-of-ended on-host devices "
+    "driver-compiler-says pointers printed printed-told symbols variables modules-of-ended on-host "
+    "devices "
     "memory-after-reset pools-of-devices managed-on-devices exits errors libraries-again "
     "nccl-asked page-locked-in-place cooperative-again calls-of-cuda-12 calls-after-cuda-13 "
     "driver-after-cuda-13";

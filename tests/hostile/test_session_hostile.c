@@ -112,19 +112,52 @@ static void server_data_and_done_golden_bytes(void **state)
     session_pair_close(&pair);
 }
 
+/* Tells of the reply after it, once; and a client that does not ask for that takes the reply. */
+static void printed_golden_bytes(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t byte;
+    struct ibx_conn *server = session_pair_open_bare_server(&pair);
+    for (unsigned some = 0; some < 2; some++) {
+        const uint8_t told[] = {1, 0, 0, 0, 0, 11, (uint8_t)some, 1, 1, 0, 0, 0, 'x'};
+        send_message(server, told, sizeof(told));
+        assert_int_equal(ibx_session_take_printed(pair.client), IBX_PRINTED_UNKNOWN);
+        assert_int_equal(ibx_session_read(pair.client, &byte, 1), 1);
+        assert_int_equal(byte, 'x');
+        assert_int_equal(ibx_session_take_printed(pair.client),
+                         some ? IBX_PRINTED_SOME : IBX_PRINTED_NOTHING);
+        assert_int_equal(ibx_session_take_printed(pair.client), IBX_PRINTED_UNKNOWN);
+    }
+    session_pair_close(&pair);
+
+    static const uint8_t reply[] = {1, 0, 0, 0, 0, 11, 1, 1, 1, 0, 0, 0, 'x'};
+    uint8_t heard[100];
+    struct ibx_conn *client = session_pair_open_bare_client(&pair);
+    send_message(client, "\1\1\1\0\0\0q", 7);
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
+    assert_int_equal(ibx_session_reply_printed(pair.server, true), 0);
+    assert_int_equal(ibx_session_write(pair.server, "x", 1), 1);
+    assert_int_equal(ibx_session_sync(pair.server), 0);
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), sizeof(reply));
+    assert_memory_equal(heard, reply, sizeof(reply));
+    session_pair_close(&pair);
+}
+
 /* ------------------------------------------------- nonsense to a server that reads */
 
 static const struct message to_server[] = {
-    {0, {0}},            /* an empty message */
-    BYTES(0),            /* unknown type */
-    BYTES(6),            /* unknown type */
-    BYTES(255, 1, 2, 3), /* unknown type */
-    BYTES(4, 0),         /* FLUSH with more bytes */
-    BYTES(1, 0),         /* segment without a kind */
-    BYTES(1, 10),        /* unknown kind */
-    BYTES(1, 9),         /* PLACED: only servers send it */
-    BYTES(1, 8, 0),      /* SETTLE without a kind after it */
-    BYTES(1, 6),         /* truncated EARLY_CTS */
+    {0, {0}},                            /* an empty message */
+    BYTES(0),                            /* unknown type */
+    BYTES(6),                            /* unknown type */
+    BYTES(255, 1, 2, 3),                 /* unknown type */
+    BYTES(4, 0),                         /* FLUSH with more bytes */
+    BYTES(1, 0),                         /* segment without a kind */
+    BYTES(1, 10),                        /* unknown kind */
+    BYTES(1, 9),                         /* PLACED: only servers send it */
+    BYTES(1, 11, 1, 1, 1, 0, 0, 0, 'x'), /* PRINTED likewise */
+    BYTES(1, 8, 0),                      /* SETTLE without a kind after it */
+    BYTES(1, 6),                         /* truncated EARLY_CTS */
     BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* length 0 */
     BYTES(1, 7, REMOTE_1), /* EARLY_DONE: only servers send it */
     BYTES(1, 4),           /* unknown kind */
@@ -306,10 +339,12 @@ static void nonsense_to_a_client(void **state)
         BYTES(1, 0, 0, 0, 0, 1, 2, 0, 0, 0, 'x'),
         BYTES(1, 0, 0, 0, 0, 3, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 3, 1, 0, 0),
-        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* unknown kind */
-        BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* EARLY_DONE, but no CTS was sent */
-        BYTES(1, 0, 0, 0, 0, 8),           /* SETTLE: only clients send it */
-        BYTES(1, 0, 0, 0, 0, 9, 10),       /* PLACED, and then an unknown kind */
+        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1),               /* unknown kind */
+        BYTES(1, 0, 0, 0, 0, 7, REMOTE_1),               /* EARLY_DONE, but no CTS was sent */
+        BYTES(1, 0, 0, 0, 0, 8),                         /* SETTLE: only clients send it */
+        BYTES(1, 0, 0, 0, 0, 9, 10),                     /* PLACED, and then an unknown kind */
+        BYTES(1, 0, 0, 0, 0, 11),                        /* truncated PRINTED */
+        BYTES(1, 0, 0, 0, 0, 11, 2, 1, 1, 0, 0, 0, 'x'), /* neither something nor nothing */
         BYTES(1, 0, 0, 0, 0, 6, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 4, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(6), /* unknown type */
@@ -426,6 +461,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(client_data_golden_bytes),
         TEST(server_data_and_done_golden_bytes),
+        TEST(printed_golden_bytes),
         TEST(nonsense_to_a_reading_server),
         TEST(data_cut_at_every_byte),
         TEST(rts_memory_that_is_not_there),

@@ -169,6 +169,8 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
     ibx_frontend_device_used();
     if (ibx_frontend_forbidden(exit_code))
         return true;
+    if (!async)
+        ibx_frontend_wait_begins();
     if (ibx_frontend_plugin()->copy(&copy, exit_code))
         return false;
     if (!async)

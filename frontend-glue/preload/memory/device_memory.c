@@ -442,12 +442,12 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
  * that would invalidate captures. */
 void ibx_frontend_before_free(void)
 {
-    if (!ibx_frontend_host_functions() || ibx_frontend_capturing())
-        return;
-    if (ibx_frontend_one_device())
+    const bool waits = ibx_frontend_host_functions() && !ibx_frontend_capturing();
+    if (waits && ibx_frontend_one_device())
         CALL_NEXT(cudaDeviceSynchronize);
-    else
+    else if (waits)
         ibx_frontend_devices_wait();
+    ibx_frontend_wait_begins();
 }
 
 int ibx_frontend_freed(int rc)

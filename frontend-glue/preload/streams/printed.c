@@ -2,7 +2,8 @@
 /*
  * The output of printf in kernels, which the driver writes at the back end. If a module of the
  * program calls printf, the output is fetched after each call that waits, when CUDA would write it,
- * and at the end of the process.
+ * and at the end of the process. A reply to such a call tells whether there is any; if it does not,
+ * or the call was answered in this process, the back end is asked.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -30,14 +31,14 @@ static bool make_last(struct extension_request *e, uint64_t until, void *out, si
 
 /* Fetches and writes one reply; returns whether there may be more. `until`: the process ends; 0: it
  * does not. */
-static bool fetch(bool all, uint64_t until)
+static bool fetch(unsigned wanted, uint64_t until)
 {
     struct extension_request e;
     uint8_t bytes[4 + IBX_EXT_PRINTED_MOST] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
     ibx_frontend_request_begin(&e, IBX_EXT_PRINTED, "printf of a kernel");
-    ibx_put_u8(&e.body, all);
+    ibx_put_u8(&e.body, (uint8_t)wanted);
     if (!(until ? make_last(&e, until, bytes, sizeof(bytes), &code)
                 : ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code)))
         return false;
@@ -56,14 +57,23 @@ static bool asks(void)
            !ibx_frontend_in_host_function();
 }
 
+void ibx_frontend_wait_begins(void)
+{
+    int some;
+    if (atomic_load_explicit(&prints, memory_order_relaxed))
+        ibx_frontend_knows(IBX_FRONTEND_PRINTED, 0, &some);
+}
+
 void ibx_frontend_printed(void)
 {
+    int some = false;
     if (!asks())
         return;
     const int before = errno;
-    bool more = fetch(true, 0);
+    const bool told = ibx_frontend_knows(IBX_FRONTEND_PRINTED, 0, &some);
+    bool more = !told || some ? fetch(told ? 0 : IBX_EXT_PRINTED_ALL, 0) : false;
     while (more)
-        more = fetch(false, 0);
+        more = fetch(0, 0);
     errno = before;
 }
 
@@ -84,9 +94,9 @@ void ibx_frontend_print_last(void)
     if (!asks() || !lock_output(until))
         return;
     const int before = errno;
-    bool more = fetch(true, until);
+    bool more = fetch(IBX_EXT_PRINTED_ALL, until);
     while (more)
-        more = fetch(false, until);
+        more = fetch(0, until);
     errno = before;
     funlockfile(stdout);
 }
@@ -94,7 +104,7 @@ void ibx_frontend_print_last(void)
 void ibx_frontend_prints(void)
 {
     if (!atomic_exchange(&prints, true))
-        fetch(false, 0);
+        fetch(IBX_EXT_PRINTED_TELL, 0);
 }
 
 void ibx_frontend_print_all(void)

@@ -153,6 +153,7 @@ int cudaStreamSynchronize(void *stream)
 {
     const uint64_t mark = ibx_frontend_host_enqueued();
     int rc = CUDA_SUCCESS;
+    ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamSynchronize", stream, &rc))
         rc = CALL_NEXT(cudaStreamSynchronize, stream);
@@ -179,6 +180,7 @@ int cudaStreamQuery(void *stream)
     int rc = CUDA_SUCCESS;
     if (calls && calls->pending((uintptr_t)stream))
         return CUDA_NOT_READY;
+    ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamQuery", stream, &rc))
         rc = CALL_NEXT(cudaStreamQuery, stream);
@@ -204,6 +206,7 @@ static bool event_called(const char *name, void *event, int *rc)
 int cudaEventSynchronize(void *event)
 {
     int rc = CUDA_SUCCESS;
+    ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !event_called("cudaEventSynchronize", event, &rc))
         rc = CALL_NEXT(cudaEventSynchronize, event);
@@ -227,7 +230,10 @@ static int ask_event(void *event)
 
 int cudaEventQuery(void *event)
 {
-    return is_pending(event) ? CUDA_NOT_READY : event_waited(ask_event(event), event);
+    if (is_pending(event))
+        return CUDA_NOT_READY;
+    ibx_frontend_wait_begins();
+    return event_waited(ask_event(event), event);
 }
 
 int ibx_frontend_event_ask(void *event)
@@ -248,6 +254,7 @@ int cudaDeviceSynchronize(void)
     const uint64_t mark = ibx_frontend_host_enqueued();
     BODY(body);
     int rc;
+    ibx_frontend_wait_begins();
     if (!ibx_frontend_called("cudaDeviceSynchronize", &body, &rc))
         rc = CALL_NEXT(cudaDeviceSynchronize);
     if (!rc)

@@ -24,6 +24,8 @@
 
 /* ------------------------------------------------------------------------------------ printed.c */
 
+/* A call that waits begins: what earlier replies have told of output is not its own. */
+void ibx_frontend_wait_begins(void);
 /* After a call that waits: fetches and writes what kernels have printed. */
 void ibx_frontend_printed(void);
 /* Kernels of the program may call printf: the back end collects the output from the first launch
