@@ -203,6 +203,11 @@ static int leave_unheard(struct source *s, uint64_t limit_ms, struct ibx_error *
         limit_ms / 1000, peer_of(s), remedy(s), last_try(s, why, sizeof(why)));
 }
 
+static uint64_t later(uint64_t at, uint64_t gap, uint64_t now)
+{
+    return !at ? 0 : at + gap < now ? at + gap : now;
+}
+
 /* If this tool was stopped itself, that time does not count: what has come meanwhile is yet to be
  * read. */
 static void leave_out_absence(struct source *s)
@@ -213,9 +218,18 @@ static void leave_out_absence(struct source *s)
         s->away_ns += gap < now - s->still_ns ? gap : now - s->still_ns;
     if (gap <= AWAY_MS * IBX_NS_PER_MS)
         return;
-    s->heard_ns = s->heard_ns + gap < now ? s->heard_ns + gap : now;
-    if (s->nobody_ns)
-        s->nobody_ns = s->nobody_ns + gap < now ? s->nobody_ns + gap : now;
+    s->heard_ns = later(s->heard_ns, gap, now);
+    s->unsure_ns = later(s->unsure_ns, gap, now);
+    s->nobody_ns = later(s->nobody_ns, gap, now);
+}
+
+/* Since when this side waits for somebody who may not come; 0: it does not. A destination that only
+ * answers each new link has not said that the VM runs there. */
+static uint64_t unheard_since(const struct source *s)
+{
+    return s->state.now == SOURCE_SERVING ? s->nobody_ns
+           : s->unsure_ns                 ? s->unsure_ns
+                                          : s->heard_ns;
 }
 
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err)
@@ -223,7 +237,7 @@ int ibx_source_check_unheard(struct source *s, struct ibx_error *err)
     leave_out_absence(s);
     const bool decided = s->state.now == SOURCE_SERVING;
     const uint64_t limit_ms = (uint64_t)s->transport.timeout_ms * NOBODY_TIMES;
-    const uint64_t since = decided ? s->nobody_ns : s->heard_ns, limit = limit_ms * IBX_NS_PER_MS;
+    const uint64_t since = unheard_since(s), limit = limit_ms * IBX_NS_PER_MS;
     if (s->options->give_up_s || (!decided && s->state.now != SOURCE_COMMITTED))
         return 0;
     if (since && ibx_now_ns() - since >= limit)

@@ -153,17 +153,27 @@ static void check_silence(struct source *s)
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
 
-/* A destination that runs the VM sends PROGRESS all the time, unless it waits for QEMU's monitor.
- * If nothing comes over a link that stands for longer, it is stopped, or something between the
- * hosts swallows everything. Another link helps in the second case; in the first, the tool there
- * has to connect all its links anew when it continues. */
-static int check_sign_of_life(const struct source *s, struct ibx_error *err)
+/* How long nothing has come that a destination sends which is well. */
+static uint64_t without_sign_ns(const struct source *s)
+{
+    return s->state.now == SOURCE_SERVING     ? s->status.silent_ns
+           : s->state.now == SOURCE_COMMITTED ? ibx_now_ns() - s->heard_ns
+                                              : 0;
+}
+
+/* A destination answers COMMIT by RUNNING, and then sends PROGRESS all the time, unless it waits
+ * for QEMU's monitor. If nothing comes over a link that stands for longer, it is stopped, or
+ * something between the hosts swallows everything: until RUNNING has come, perhaps COMMIT, so that
+ * the VM runs nowhere. Another link helps in the second case; in the first, the tool there has to
+ * connect all its links anew when it continues. */
+static int check_sign_of_life(struct source *s, struct ibx_error *err)
 {
     const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
     const uint64_t limit_ms = stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
-    if (s->state.now != SOURCE_SERVING || !source_linked(&s->link) ||
-        s->status.silent_ns < limit_ms * IBX_NS_PER_MS)
+    if (!source_linked(&s->link) || without_sign_ns(s) < limit_ms * IBX_NS_PER_MS)
         return 0;
+    if (s->state.now == SOURCE_COMMITTED && !s->unsure_ns)
+        s->unsure_ns = s->heard_ns;
     return ibx_error_set(err, -ETIMEDOUT,
                          "%s has given no sign of life for %u s, though its host or something "
                          "between the hosts answers",

@@ -199,6 +199,7 @@ struct source {
     bool shut_down;           /* the VM was shut down here while it was being migrated */
     bool untold;              /* pages are wrong there, and the link to say so is lost */
     uint64_t heard_ns;        /* when the destination last sent something, or COMMIT was sent */
+    uint64_t unsure_ns;       /* COMMITTED: since when a link that stood brought no RUNNING, or 0 */
     uint64_t unheard_ns;      /* SERVING: when to tell again that it does not answer */
     uint64_t unheard_look_ns; /* when that was last checked */
     uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */

@@ -9,7 +9,7 @@
  * where a READ gets another page than it should: that is detected after the commit, and the VM
  * is paused.
  *
- * Or the relay swallows everything from some point after the commit on. Then the source connects
+ * Or the relay swallows everything from COMMIT or some later point on. Then the source connects
  * again. */
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/tcp_relay.h"
@@ -388,8 +388,8 @@ static void test_no_changed_field_is_taken(void)
     wire->looks = false;
 }
 
-/* A VM waits for pages whose connections stand. */
-static void test_all_is_swallowed_after_the_commit(void)
+/* Both tools with a key and encryption, and the relay between them. */
+static void begin_swallowed(const char *stop_at)
 {
     static char key[128], command[256];
     static const char encryption[] = "encryption=required";
@@ -401,11 +401,37 @@ static void test_all_is_swallowed_after_the_commit(void)
     pair_receive(
         (const char *[]){"--key-file", key, "--set", encryption, "--max-bandwidth", HARDLY, NULL});
     relay_begin(SIZE_MAX, false);
+    if (stop_at)
+        mover_stop_next(stop_at);
     pair_send((const char *[]){"--key-file", key, "--set", encryption, NULL});
-    mover_await(&receiver, "filling", 0);
+}
+
+/* From now on, until a new connection has the number. */
+static void swallow_all(void)
+{
     for (unsigned i = 0; i < TCP_RELAY_CONNECTIONS; i++)
-        wire->swallows[i] = true; /* until a new connection has this number */
+        wire->swallows[i] = true;
+}
+
+/* A VM waits for pages whose connections stand. */
+static void test_all_is_swallowed_after_the_commit(void)
+{
+    begin_swallowed(NULL);
+    mover_await(&receiver, "filling", 0);
+    swallow_all();
     mover_await_silent(&receiver);
+    mover_await_words(&sender, "connected again");
+    mover_must_print(&sender, "no sign of life");
+    pair_filled();
+}
+
+/* COMMIT itself is swallowed, and the VM runs nowhere. */
+static void test_the_commit_is_swallowed(void)
+{
+    begin_swallowed("source:committed");
+    mover_await_stop(&sender);
+    swallow_all();
+    mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "connected again");
     mover_must_print(&sender, "no sign of life");
     pair_filled();
@@ -421,6 +447,7 @@ int main(void)
                                            VM_TEST(test_no_changed_byte_is_taken),
                                            VM_TEST(test_no_changed_field_is_taken),
                                            VM_TEST(test_all_is_swallowed_after_the_commit),
+                                           VM_TEST(test_the_commit_is_swallowed),
                                            {0}};
     return vm_tests(tests, end);
 }

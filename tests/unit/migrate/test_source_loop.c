@@ -423,6 +423,37 @@ static void test_how_long_a_destination_may_be_silent(NO_STATE)
     }
 }
 
+/* Something between the hosts may swallow COMMIT or RUNNING: then the VM runs nowhere, or nobody
+ * serves it, until another link is made. */
+static void test_how_long_running_may_not_come(NO_STATE)
+{
+    const uint64_t least_ms = MIGRATION_QMP_MS + 10000;
+    for (unsigned late = 0; late < 2; late++) {
+        begin(SOURCE_COMMITTED, PEER_LOADED);
+        s.transport.timeout_ms = 1000;
+        s.heard_ns = ibx_now_ns() - (late ? least_ms : least_ms - 5000) * IBX_NS_PER_MS;
+        ibx_source_run(&s, &error);
+        assert_int_equal(was.trouble, late ? -ETIMEDOUT : 0);
+        assert_int_equal(s.unsure_ns, late ? s.heard_ns : 0);
+    }
+}
+
+/* A destination that answers each new link, and never says that the VM runs, is not asked for ever.
+ */
+static void test_how_long_new_links_are_made(NO_STATE)
+{
+    for (unsigned late = 0; late < 2; late++) {
+        begin(SOURCE_COMMITTED, PEER_LOADED);
+        s.transport.timeout_ms = 1000;
+        s.heard_ns = ibx_now_ns();
+        s.unsure_ns = s.heard_ns - (late ? 60000 : 50000) * IBX_NS_PER_MS;
+        assert_int_equal(ibx_source_run(&s, &error), late ? -ETIMEDOUT : 0);
+        assert_int_equal(s.state.now, SOURCE_LEFT); /* if early, by the end of the loop */
+        assert_int_equal(was.trouble, 0);
+        assert_int_equal(!!strstr(error.message, "has not said whether the VM runs"), late);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -432,6 +463,8 @@ int main(void)
         cmocka_unit_test(test_what_is_noted_at_the_stop),
         cmocka_unit_test(test_which_pages_go_ahead_of_the_map),
         cmocka_unit_test(test_how_long_a_destination_may_be_silent),
+        cmocka_unit_test(test_how_long_running_may_not_come),
+        cmocka_unit_test(test_how_long_new_links_are_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
