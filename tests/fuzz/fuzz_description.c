@@ -72,10 +72,11 @@ static void take_description(const char *text, size_t length)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char *text = size ? strndup((const char *)data + 1, size - 1) : NULL;
+    char *text = size ? calloc(1, size) : NULL;
     json_t *json = NULL;
     if (!text)
         return 0;
+    memcpy(text, data + 1, size - 1); /* as fuzz_records.c has it */
     if (data[0] % 4 == 0)
         take_description((const char *)data + 1, size - 1);
     else if (data[0] % 4 == 1)
