@@ -104,13 +104,14 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
         snprintf(sentence, size,
                  "%s was here and never ran at %s by this migration, and its QEMU (process %d) has "
                  "ended: start it from its disk, unless virsh list has it on another host, where "
-                 "libvirt may have migrated it without this ib-migrate",
+                 "libvirt may have migrated it without this ib-migrate, or it was saved (virsh "
+                 "save, virsh managedsave): then restore it from that",
                  vm, peer, pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
         snprintf(sentence, size,
                  "%s was here and never ran at %s, and its QEMU (process %d) has ended with it: "
-                 "start it from its disk",
+                 "start it from its disk" IBX_JOURNAL_UNLESS_SAVED,
                  vm, peer, pid);
     else
         return false;
