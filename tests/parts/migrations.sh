@@ -33,6 +33,7 @@ part_libvirt() {
     program 'virsh migrate while somebody is killed' 900 tests/libvirt/test_virsh_killed.py
     program 'a VM is saved while the tool of its migration stands still' 300 \
         tests/libvirt/test_tool_stopped.py
+    program 'a VM is saved right before a freeze' 200 tests/libvirt/test_saved_beside.py
     program 'where the VM goes on is for libvirt to decide' 600 \
         tests/libvirt/test_libvirt_decides.py
     program 'who else has libvirt migrate' 300 tests/libvirt/test_ways.py
