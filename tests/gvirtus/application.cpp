@@ -549,6 +549,7 @@ int main(int argc, char **argv)
         {"exits-in-wait", exits_in_wait},
         {"ends-beside-standstill", ends_beside_standstill},
         {"bytes-are-taken", bytes_are_taken},
+        {"copies-behind-gates", copies_behind_gates},
         {"forked-beside-waits", forked_beside_waits},
         {"stock", stock},
         {"other-version", other_version},

@@ -458,6 +458,7 @@ bool destroyed_beside_wait();
 
 // The order between the legacy stream and others.
 bool bytes_are_taken();     // by copies in streams that wait
+bool copies_behind_gates(); // which are functions, in other streams, too
 bool forked_beside_waits(); // of another thread
 bool order_behind_legacy(); // of copies, and sets of memory
 bool order_between_streams();

@@ -8,6 +8,7 @@
 #include "tests/fixtures/patience.h"
 
 #include <atomic>
+#include <chrono>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -90,6 +91,147 @@ bool bytes_are_taken()
         for (void *stream : {blocking, apart, threads_own, static_cast<void *>(nullptr)})
             REQUIRE(target && each_length(target, stream));
     return HOLDS(cudaStreamDestroy(blocking) == 0 && cudaStreamDestroy(apart) == 0);
+}
+
+namespace
+{
+namespace gates
+{
+
+using LaunchHost = int(void *, void (*)(void *), void *);
+using CopyRows = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int,
+                     void *);
+constexpr std::size_t pitch = 3000, width = 1000, rows = 70, area = pitch * rows;
+
+std::atomic<bool> opened, passed;
+
+void wait_until_opened(void *)
+{
+    while (!opened)
+        usleep(100);
+    passed = true;
+}
+
+struct Scene {
+    void *gated = nullptr, *between = nullptr, *stream = nullptr, *events[2] = {};
+    char *device = device_memory(area), *allocated = nullptr;
+    std::vector<char> registered = std::vector<char>(area),
+                      pageable = std::vector<char>(held::most);
+
+    bool begin()
+    {
+        auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+        REQUIRE(cudaStreamCreateWithFlags(&gated, 1) == 0);
+        REQUIRE(cudaStreamCreateWithFlags(&between, 1) == 0);
+        REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+        for (void *&event : events)
+            REQUIRE(cudaEventCreate(&event) == 0);
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&allocated), area) == 0);
+        return HOLDS(enter(registered.data(), area, 0) == 0);
+    }
+
+    // `stream` comes after a function in another one, by way of a third.
+    bool close()
+    {
+        opened = passed = false;
+        REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(gated, wait_until_opened, nullptr) ==
+                0);
+        REQUIRE(cudaEventRecord(events[0], gated) == 0);
+        REQUIRE(cudaStreamWaitEvent(between, events[0], 0) == 0);
+        REQUIRE(cudaEventRecord(events[1], between) == 0);
+        return HOLDS(cudaStreamWaitEvent(stream, events[1], 0) == 0);
+    }
+
+    bool open()
+    {
+        const bool waited = passed;
+        opened = true;
+        return HOLDS(cudaStreamSynchronize(stream) == 0 && !waited && passed);
+    }
+};
+
+// Makes the call, which does not wait for the function. Bytes that are read later are those that
+// the program writes meanwhile.
+template <typename Copy>
+bool one_copy(Scene &s, char *memory, std::size_t n, bool to_device, Copy copy)
+{
+    const bool takes = memory == s.pageable.data();
+    std::vector<char> old(n, 'o'), before = random_bytes(n, 1), after = random_bytes(n, 2);
+    std::memcpy(memory, to_device ? before.data() : old.data(), n);
+    REQUIRE(cudaMemcpy(s.device, to_device ? old.data() : after.data(), n, H2D) == 0);
+    REQUIRE(s.close());
+    const int rc = to_device ? copy(s.device, memory, H2D) : copy(memory, s.device, D2H);
+    if (to_device)
+        std::memcpy(memory, after.data(), n);
+    REQUIRE(s.open() && rc == 0);
+    const std::vector<char> &from = takes ? before : after;
+    std::vector<char> expected = old, got(n);
+    copy(expected.data(), const_cast<char *>(from.data()), 0);
+    REQUIRE(cudaMemcpy(got.data(), s.device, n, D2H) == 0);
+    return HOLDS(!std::memcmp(to_device ? got.data() : memory, expected.data(), n));
+}
+
+bool plain(Scene &s, char *memory, std::size_t n, bool to_device)
+{
+    return one_copy(s, memory, n, to_device, [=, &s](char *to, char *from, int kind) {
+        return cudaMemcpyAsync(to, from, n, kind, kind ? s.stream : nullptr);
+    });
+}
+
+bool with_gaps(Scene &s, char *memory, bool to_device)
+{
+    auto *copy_rows = preloaded<CopyRows>("cudaMemcpy2DAsync");
+    return one_copy(s, memory, area, to_device, [=, &s](char *to, char *from, int kind) {
+        return copy_rows(to, pitch, from, pitch, width, rows, kind, kind ? s.stream : nullptr);
+    });
+}
+
+bool behind_events(Scene &s)
+{
+    for (std::size_t n : {std::size_t(4), std::size_t(10000), held::most, std::size_t(200000)})
+        for (bool to_device : {true, false})
+            for (char *memory : {s.allocated, s.registered.data(), s.pageable.data()})
+                REQUIRE((memory == s.pageable.data() && (n > held::most || !to_device)) ||
+                        plain(s, memory, n, to_device));
+    return true;
+}
+
+bool rows_behind_events(Scene &s)
+{
+    for (bool to_device : {true, false})
+        for (char *memory : {s.allocated, s.registered.data()})
+            REQUIRE(with_gaps(s, memory, to_device));
+    return true;
+}
+
+// The wait for a function that may return at once is no longer than what a graph costs, or so.
+// Before a long copy it is 100 ms.
+bool short_ones_soon(Scene &s)
+{
+    constexpr int many = 30;
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < many; i++) {
+        char *memory = i % 2 ? s.allocated : s.registered.data();
+        REQUIRE(s.close());
+        REQUIRE(cudaMemcpyAsync(s.device, memory, held::most, H2D, s.gated) == 0);
+        REQUIRE(s.open());
+    }
+    const auto took = std::chrono::steady_clock::now() - began;
+    return HOLDS(took < many * std::chrono::milliseconds(100));
+}
+
+} // namespace gates
+} // namespace
+
+// Natively no call that copies page-locked memory waits for its stream, whatever that waits for.
+bool copies_behind_gates()
+{
+    gates::Scene s;
+    REQUIRE(s.begin());
+    REQUIRE(gates::behind_events(s));
+    REQUIRE(gates::rows_behind_events(s));
+    REQUIRE(gates::short_ones_soon(s));
+    return HOLDS(cudaGetLastError() == 0);
 }
 
 namespace

@@ -13,9 +13,11 @@
 
 #define LONG (32u << 10) /* bytes; shorter copies are made by the calling thread */
 
-#define WAIT_MS    100u        /* how long a copy waits for host functions and words before it */
-#define QUERY_NS   100000u     /* ... and how often it looks */
-#define TAKEN_MOST (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
+#define WAIT_MS       100u        /* how long a copy waits for host functions and words before it */
+#define SHORT_WAIT_MS 2u          /* ... if it is short: then a graph costs less than that */
+#define QUERY_NS      100000u     /* ... and how often it looks */
+#define TAKEN_MOST    (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
+#define SHORT_MOST    (64u << 10) /* bytes of a short copy */
 
 /* The direction of the copy. Without a plugin GVirtuS gets the kind that the application passed. */
 static int kind_of(const void *to, const void *from, int kind)
@@ -317,41 +319,70 @@ static bool would_wait(const struct rows *r, bool *takes)
     }
 }
 
-/* Whether the stream has work that does not end for a while, though it may wait for a word in
- * memory that the program writes after this call. *rc: an error of that work. */
-static bool may_await_word(void *stream, int *rc)
+/* Bytes that are taken in the call are better those that a function has written by then. */
+static unsigned wait_of(const struct rows *r, bool takes)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
-    *rc = ibx_frontend_words_awaited() ? cudaStreamQuery(stream) : CUDA_SUCCESS;
-    while (*rc == CUDA_NOT_READY && ibx_now_ns() < deadline) {
+    return !takes && r->width * r->height <= SHORT_MOST ? SHORT_WAIT_MS : WAIT_MS;
+}
+
+/* Whether the stream has work that does not end in so many ms, or *rc: an error of that work. It
+ * may wait for what the program does after this call. Who has waited for a stream in vain does not
+ * wait again, until that has no work. */
+static bool goes_on(void *stream, unsigned ms, int *rc)
+{
+    static _Thread_local struct {
+        const void *stream;
+        unsigned ms;
+    } vain;
+    const uint64_t deadline = ibx_deadline_in_ms(ms);
+    *rc = cudaStreamQuery(stream);
+    const bool waits = vain.stream != stream || vain.ms < ms;
+    while (*rc == CUDA_NOT_READY && waits && ibx_now_ns() < deadline) {
         const int cancel = ibx_thread_hold_cancel();
         nanosleep(&(struct timespec){.tv_nsec = QUERY_NS}, NULL);
         ibx_thread_release_cancel(cancel);
         *rc = cudaStreamQuery(stream);
     }
+    if (waits || *rc != CUDA_NOT_READY) {
+        vain.stream = stream;
+        vain.ms = *rc == CUDA_NOT_READY ? ms : 0;
+    }
     return *rc;
 }
 
-/* The stream is in a host function, or in a wait for a word, which may wait for what the program
- * does after this call, so the call must not wait. The copy becomes a graph that is launched in the
- * stream. Page-locked memory is read when the stream gets there. While a stream is being captured
- * no graph is made. For a copy within host memory CUDA waits, too. */
-static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
+/* The copy becomes a graph that is launched in the stream. Page-locked memory is read when the
+ * stream gets there. False: there is no graph. */
+static bool copied_by_graph(const struct rows *r, bool takes, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
+    reach_what_is_copied(r);
+    return ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
+}
+
+/* Whether a graph may make the copy. While a stream is being captured no graph is made. For a copy
+ * within host memory CUDA waits, too. */
+static bool may_be_graph(const struct rows *r)
+{
+    const struct ibx_cuda_memcpy3d copy = planes_of(r);
+    return !ibx_frontend_capturing() && is_ours(r) && !ibx_frontend_copy_is_on_host(&copy);
+}
+
+/* The stream is in a host function, or in a wait for a word, which may wait for what the program
+ * does after this call, so the call must not wait. An event may have the stream wait for a function
+ * in another one, which only the back end knows. */
+static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
+{
     bool takes;
-    if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) ||
-        ibx_frontend_capturing() || !is_ours(r) || ibx_frontend_copy_is_on_host(&copy) ||
+    if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) || !may_be_graph(r) ||
         !would_wait(r, &takes))
         return false;
-    if (!ibx_frontend_host_before(stream, WAIT_MS)) {
-        if (!may_await_word(stream, rc))
+    if (!ibx_frontend_host_before(stream, wait_of(r, takes))) {
+        if (!goes_on(stream, wait_of(r, takes), rc))
             return false;
         if (*rc != CUDA_NOT_READY)
             return true;
     }
-    reach_what_is_copied(r);
-    return ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
+    return copied_by_graph(r, takes, stream, rc);
 }
 
 /* A copy of nothing becomes no part of a capture, and is no error in one that is invalid, whatever
@@ -457,9 +488,23 @@ static int copy_rows_behind(const struct rows *r, void *stream)
     return rc ? rc : ibx_frontend_stream_wait(stream);
 }
 
+/* Rows with gaps between the device and page-locked memory, for which CUDA does not wait, though
+ * the stream may wait for what the program does after this call. */
+static bool rows_behind_wait(const struct rows *r, void *stream, int *rc)
+{
+    const bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE;
+    const void *host = to_device ? r->from : r->to;
+    const size_t n =
+        ibx_frontend_extent(to_device ? r->from_pitch : r->to_pitch, r->width, r->height);
+    if (!may_be_graph(r) || ibx_frontend_host_memory(host, n) == HOST_PAGEABLE ||
+        !goes_on(stream, wait_of(r, false), rc))
+        return false;
+    return *rc != CUDA_NOT_READY || copied_by_graph(r, false, stream, rc);
+}
+
 /* GVirtuS does not have this call. If one side is host memory with gaps between rows, the copy is
  * made after all that is in the stream and, unless both sides are, in the legacy one; and it is
- * complete when the call returns. */
+ * complete when the call returns, unless that takes long. */
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream)
 {
@@ -476,6 +521,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
         return rc;
     if (rows.kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin() &&
         answered(&rows, extent_of(&rows), true, stream, &rc))
+        return rc;
+    if (ibx_frontend_plugin() && rows_behind_wait(&rows, stream, &rc))
         return rc;
     if (ibx_frontend_plugin()) {
         rc = ibx_frontend_stream_wait(stream);

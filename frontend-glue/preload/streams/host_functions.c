@@ -211,16 +211,18 @@ bool ibx_frontend_host_waits(const void *stream)
 
 bool ibx_frontend_host_before(const void *stream, unsigned ms)
 {
-    static uint64_t in_vain; /* the last function that was waited for in vain */
+    /* The last function that was waited for in vain, and for how long. */
+    static uint64_t in_vain, vain_ms;
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
     const struct ibx_in_stream in = stream_of(stream);
     const int cancel = ibx_thread_hold_cancel();
     uint64_t first;
     pthread_mutex_lock(&lock);
-    while ((first = first_before(&in)) && first != in_vain && server.state == SERVER_SERVES &&
-           ibx_now_ns() < deadline)
+    while ((first = first_before(&in)) && (first != in_vain || vain_ms < ms) &&
+           server.state == SERVER_SERVES && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    vain_ms = !first || (first == in_vain && vain_ms > ms) ? vain_ms : ms;
     in_vain = first ? first : in_vain;
     const bool found = first && server.state == SERVER_SERVES;
     pthread_mutex_unlock(&lock);
