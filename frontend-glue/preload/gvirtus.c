@@ -130,7 +130,7 @@ bool ibx_frontend_connects(void)
 bool ibx_frontend_first_begins(void)
 {
     ibx_frontend_goes_inside();
-    if (ibx_frontend_unloads())
+    if (ibx_frontend_unloads() || ibx_frontend_log_ended())
         return false;
     ibx_frontend_runtime_used();
     if (has_called)

@@ -12,7 +12,7 @@
 namespace
 {
 
-constexpr int interrupted_status = 42;
+constexpr int interrupted_status = 42, unloading = 4; // cudaErrorCudartUnloading
 constexpr unsigned moments_most = 500;
 
 // Sets it for the applications of a test.
@@ -83,6 +83,18 @@ bool exits_early()
     return HOLDS(!std::strcmp(said, "exits early, and in order\n"));
 }
 
+// A first call of CUDA as the process ends, in a program that has opened its libraries: what they
+// have registered was called before, and GVirtuS's front end cannot connect any more.
+bool first_call_at_the_end()
+{
+    const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER");
+    REQUIRE(opener);
+    const Wish wish("IBX_TEST_LAST", "1");
+    GpuBackEnd back;
+    Application app(&back, opener, cudart.c_str());
+    return HOLDS(app.ended() == unloading);
+}
+
 bool ends_beside_standstill(const char *mode)
 {
     const Wish wish("IBX_EXITS_MODE", mode);
@@ -108,6 +120,7 @@ void check_exits()
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
     check("exit before the preload library is initialized", exits_early);
+    check("a first call behind what libraries do as the process ends", first_call_at_the_end);
     check("a back end that stands still as the process ends",
           [] { return ends_beside_standstill("plain"); });
     check("... and whose connection is closed before",

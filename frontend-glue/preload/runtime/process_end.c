@@ -21,7 +21,10 @@
  * If a program has loaded these libraries by dlopen(3), as Python does, what they registered is
  * called earlier, among the program's own. So this library replaces __cxa_atexit() and registers
  * run_left() for them, which decides at the end whether to call the function. A handler that is
- * registered after the first of them tells exit(3) from dlclose(3).
+ * registered after the first of them tells exit(3) from dlclose(3). What the program has registered
+ * before may call CUDA for the first time: GVirtuS would connect, and log that, which ends the
+ * process by SIGABRT. Natively the runtime has ended, too, and its calls return
+ * cudaErrorCudartUnloading.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -53,6 +56,7 @@ static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
 static bool linked;                 /* these libraries were loaded with the program */
 static atomic_bool ends;            /* exit(3) was called */
 static atomic_bool calls_left;      /* other threads, or interrupted functions, may be in calls */
+static atomic_bool log_ended;       /* a destructor of log4cplus has been called, or is about to */
 
 static void in_child(void)
 {
@@ -174,8 +178,16 @@ static void run_left(void *argument)
     const struct left left = *(struct left *)argument;
     if (!ibx_frontend_unloads()) /* else free(3) itself may be what was interrupted */
         free(argument);
-    if (!(ends && calls_left) && !(ibx_frontend_forked() && left.log))
-        left.function(left.argument);
+    if ((ends && calls_left) || (ibx_frontend_forked() && left.log))
+        return;
+    if (left.log && ends) /* else dlclose(3) calls it */
+        log_ended = true;
+    left.function(left.argument);
+}
+
+bool ibx_frontend_log_ended(void)
+{
+    return log_ended;
 }
 
 /* Finds libstdc++'s function in any scope, while libstdc++ is still usable. */
