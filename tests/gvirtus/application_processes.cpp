@@ -134,7 +134,10 @@ bool parent_of(const Meeting &meeting)
     void *managed = nullptr;
     REQUIRE(run("cudaMallocManaged", &managed, std::size_t{100}, 1u) == 0);
     REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, managed), 1) && cudaFree(managed) == 0);
+    const Handle none{};
+    std::memset(&again.event, 'x', sizeof(Handle));
     REQUIRE(fails(run("cudaIpcGetEventHandle", &again.event, plain), 400));
+    REQUIRE(!std::memcmp(&again.event, &none, sizeof(Handle)));
     // They are for other processes.
     void *own = nullptr;
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &own, shared.memory, 1u), 201));

@@ -178,7 +178,9 @@ int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
     ibx_put_u64(&e.body, (uintptr_t)event);
     if (!ibx_frontend_request_known(&e, handle->bytes, sizeof(handle->bytes), &rc))
         return CALL_NEXT(cudaIpcGetEventHandle, handle, event);
-    if (!rc && !ibx_frontend_opened(SHARED_EVENT, event))
+    if (rc) /* as of an event that cannot be shared: programs look at the handle (Warp) */
+        *handle = (struct ipc_handle){0};
+    else if (!ibx_frontend_opened(SHARED_EVENT, event))
         note(SHARED_EVENT, event);
     return rc;
 }
