@@ -40,6 +40,7 @@ static bool keyed;
 static atomic_uint callers; /* living threads that have called GVirtuS */
 /* No further thread may make its first call, except the one that closed. */
 static atomic_bool closed;
+static atomic_bool log_ended; /* a destructor of GVirtuS's log was called, or is about to be */
 static _Thread_local bool counted, closes;
 
 /* A destructor of a thread's key. It sets the key once more, so that it runs again after the
@@ -87,6 +88,11 @@ bool ibx_frontend_close(void)
     return alone;
 }
 
+void ibx_frontend_log_ends(void)
+{
+    atomic_store(&log_ended, true);
+}
+
 static void before_fork(void)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(FORK_MS));
@@ -130,7 +136,7 @@ bool ibx_frontend_connects(void)
 bool ibx_frontend_first_begins(void)
 {
     ibx_frontend_goes_inside();
-    if (ibx_frontend_unloads() || ibx_frontend_log_ended())
+    if (ibx_frontend_unloads() || atomic_load(&log_ended))
         return false;
     ibx_frontend_runtime_used();
     if (has_called)

@@ -147,9 +147,9 @@ void ibx_frontend_first_is_over(void);
 /* At the end of the process. True: no other living thread has called GVirtuS, and from now on none
  * can begin to. False: others may be in calls. */
 bool ibx_frontend_close(void);
-/* Whether exit(3) has ended GVirtuS's log, without which its front end ends the process (runtime/
- * process_end.c). */
-bool ibx_frontend_log_ended(void);
+/* exit(3) ends GVirtuS's log, without which its front end ends the process: from now on no thread
+ * calls GVirtuS. */
+void ibx_frontend_log_ends(void);
 /* Does not count the calling thread, which is this library's own, for ibx_frontend_close(). */
 void ibx_frontend_is_no_caller(void);
 /* Calls GVirtuS's function: CUDA_NOT_SUPPORTED if it has none, CUDA_UNLOADING if the process is

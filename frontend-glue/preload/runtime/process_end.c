@@ -56,7 +56,6 @@ static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
 static bool linked;                 /* these libraries were loaded with the program */
 static atomic_bool ends;            /* exit(3) was called */
 static atomic_bool calls_left;      /* other threads, or interrupted functions, may be in calls */
-static atomic_bool log_ended;       /* a destructor of log4cplus has been called, or is about to */
 
 static void in_child(void)
 {
@@ -181,13 +180,8 @@ static void run_left(void *argument)
     if ((ends && calls_left) || (ibx_frontend_forked() && left.log))
         return;
     if (left.log && ends) /* else dlclose(3) calls it */
-        log_ended = true;
+        ibx_frontend_log_ends();
     left.function(left.argument);
-}
-
-bool ibx_frontend_log_ended(void)
-{
-    return log_ended;
 }
 
 /* Finds libstdc++'s function in any scope, while libstdc++ is still usable. */
