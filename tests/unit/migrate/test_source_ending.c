@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How a source ends once it may have handed the VM over: whose word it takes for what, when it
  * serves pages, and what it records and advises. By that the VM is continued once, or never. */
-#include "migrate/source/source.h"
 #include "tests/fixtures/forward_clock.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_source.h"
 
 #include "common/clock.h"
 
@@ -173,14 +173,8 @@ static void begin(enum source_state at, enum ibx_journal_state state, enum sourc
     memset(&was, 0, sizeof(was));
     options = (struct ibx_send_options){
         .folder = folder, .qmp = "/nonexistent", .observer = {.notify = note_notice}};
-    s = (struct source){.options = &options, .lock_fd = -1, .lost_ns = ibx_now_ns()};
-    ibx_options_init(&s.transport);
-    ibx_source_vm_init(&s.vm);
-    ibx_source_stream_init(&s.stream);
-    ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
-    ibx_gate_init(&s.gate, NULL);
-    ibx_source_link_init(&s.link, record, &s.transport, &s.vm, 0, true);
+    new_source(&s, &options);
+    s.lost_ns = ibx_now_ns();
     assert_int_equal(ibx_source_begin(&s, SOURCE_ASKING), 0);
     *record = sample(true, 3);
     snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());

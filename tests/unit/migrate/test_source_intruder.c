@@ -2,7 +2,7 @@
 /* Somebody continues, resets or writes to the VM at its source, while its pages are served: the
  * migration goes on only if the destination cannot have got a page that is not the VM's. */
 #include "migrate/common/vm.h"
-#include "migrate/source/source.h"
+#include "tests/fixtures/new_source.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
@@ -115,13 +115,7 @@ static void begin(enum source_protecting_state protecting,
     memset(&was, 0, sizeof(was));
     memset(&error, 0, sizeof(error));
     is.status = "running";
-    s = (struct source){.options = &options, .lock_fd = -1};
-    ibx_source_vm_init(&s.vm);
-    ibx_source_stream_init(&s.stream);
-    ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
-    ibx_gate_init(&s.gate, NULL);
-    ibx_source_link_init(&s.link, &s.status.record, &s.transport, &s.vm, 0, true);
+    new_source(&s, &options);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.vm.qmp = QMP;
     s.protecting.now = protecting;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A VM that stays at its source: what is undone, recorded and told, and that it does not stay as
  * long as only the destination knows whether it runs there. */
-#include "migrate/source/source.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/new_source.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -47,14 +47,7 @@ static void begin(enum source_state at, enum source_stream_state stream,
     static const struct ibx_send_options options = {.folder = folder, .qmp = "/nonexistent"};
     int pair[2];
     released = disowned = 0;
-    source = (struct source){.options = &options, .lock_fd = -1};
-    ibx_source_vm_init(&source.vm);
-    ibx_source_stream_init(&source.stream);
-    ibx_source_warm_init(&source.warm);
-    ibx_source_guard_init(&source);
-    ibx_gate_init(&source.gate, NULL);
-    ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0,
-                         true);
+    new_source(&source, &options);
     assert_int_equal(ibx_source_begin(&source, SOURCE_ASKING), 0);
     source.status.record = sample(true, 3);
     source.status.record.pid = getpid();

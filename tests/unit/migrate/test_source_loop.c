@@ -2,7 +2,7 @@
 /* The loop of a source: which failures reach those who handle them, and what is noted when the VM
  * has stopped. */
 #include "migrate/common/common.h"
-#include "migrate/source/source.h"
+#include "tests/fixtures/new_source.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
@@ -307,15 +307,9 @@ static void begin(enum source_state at, enum source_peer_state peer)
     memset(&is, 0, sizeof(is));
     memset(&was, 0, sizeof(was));
     memset(&error, 0, sizeof(error));
-    s = (struct source){.options = &options, .lock_fd = -1, .heard_ns = ibx_now_ns()};
+    new_source(&s, &options);
+    s.heard_ns = ibx_now_ns();
     s.reporter.observer = &options.observer;
-    ibx_options_init(&s.transport);
-    ibx_source_vm_init(&s.vm);
-    ibx_source_stream_init(&s.stream);
-    ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
-    ibx_gate_init(&s.gate, NULL);
-    ibx_source_link_init(&s.link, &s.status.record, &s.transport, &s.vm, 0, true);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.state.now = at;
     s.peer.now = peer;

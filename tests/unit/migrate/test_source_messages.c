@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Every message in every state of a source. A message is accepted in the few states to which it
  * belongs; in any other one it causes a named error and changes nothing. */
-#include "migrate/source/source.h"
+#include "tests/fixtures/new_source.h"
 #include "tests/fixtures/unit.h"
 #include "tests/fixtures/wrong_map.h"
 
@@ -75,14 +75,7 @@ static bool belongs(unsigned state, unsigned peer, enum ibx_migrate_message type
 
 static void begin(unsigned state, unsigned peer, unsigned agreed)
 {
-    source = (struct source){.options = &options, .lock_fd = -1};
-    ibx_source_vm_init(&source.vm);
-    ibx_source_stream_init(&source.stream);
-    ibx_source_guard_init(&source);
-    ibx_source_warm_init(&source.warm);
-    ibx_gate_init(&source.gate, NULL);
-    ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0,
-                         true);
+    new_source(&source, &options);
     assert_int_equal(ibx_source_begin(&source, SOURCE_ASKING), 0);
     source.state.now = state;
     source.peer.now = peer;

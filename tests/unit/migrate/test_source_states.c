@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A transition that the source's table refuses changes nothing, above all not where the VM may
  * run. */
-#include "migrate/source/source.h"
+#include "tests/fixtures/new_source.h"
 #include "tests/fixtures/openssl_memory.h"
 #include "tests/fixtures/unit.h"
 
@@ -44,13 +44,7 @@ static const struct ibx_send_options options = {.folder = "/nonexistent"};
 static void begin(enum source_state first)
 {
     is_busy = false;
-    source = (struct source){.options = &options, .lock_fd = -1};
-    ibx_source_vm_init(&source.vm);
-    ibx_source_stream_init(&source.stream);
-    ibx_source_warm_init(&source.warm);
-    ibx_gate_init(&source.gate, NULL);
-    ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0,
-                         true);
+    new_source(&source, &options);
     assert_int_equal(ibx_source_begin(&source, first), 0);
     source.vm.undo.touched = true;
 }
