@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Short copies to the device that are not waited for: their bytes are kept until they are made. */
-#include "gpudirect/staging.h"
+#include "gpudirect/staging_internal.h"
 #include "tests/fixtures/cuda_unit.h"
 
 #include <stdlib.h>
@@ -143,6 +143,60 @@ static void test_any_number(void **state)
     assert_int_equal(app->stream_synchronize(stream), 0);
     assert_in_range(ibx_pinned_taken(), 1, MOST);
     assert_letter((char)('a' + 2999 % 26), 1 + 2999 % 100);
+}
+
+/* A full chunk whose copies are over is empty: what lies behind it is another chunk's. */
+static void test_full_again(void **state)
+{
+    static const unsigned full = IBX_PINNED_CHUNK / EACH;
+    (void)state;
+    for (unsigned i = 0; i < full; i++)
+        leave('u', EACH);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    app->hold_stream(stream);
+    for (unsigned i = 0; i < full; i++)
+        leave('v', EACH);
+    assert_int_equal(ibx_pinned_taken(), 1);
+    leave('w', EACH);
+    assert_int_equal(ibx_pinned_taken(), 2);
+    go_on();
+    assert_letter('w', EACH);
+}
+
+static unsigned events_made, modes_left;
+
+static int make_event(void **event, unsigned flags)
+{
+    events_made++;
+    return cuda->event_create(event, flags);
+}
+
+static int exchange_mode(int *mode)
+{
+    modes_left ^= 1; /* into mode RELAXED, and back */
+    return cuda->thread_exchange_stream_capture_mode(mode);
+}
+
+/* A chunk that is used again has its events. The thread's capture mode is the program's. */
+static void test_events_and_mode(void **state)
+{
+    static struct ibx_cuda table;
+    (void)state;
+    table = *cuda;
+    table.event_create = make_event;
+    table.thread_exchange_stream_capture_mode = exchange_mode;
+    ibx_staging_destroy(staging);
+    assert_int_equal(ibx_staging_create(&table, &staging), 0);
+    leave('x', 4); /* makes the staging's own events, too */
+    events_made = modes_left = 0;
+    for (unsigned i = 0; i < 3 * IBX_UNAWAITED_COPIES; i++) {
+        leave('x', 4);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+    }
+    assert_int_equal(events_made, IBX_UNAWAITED_COPIES - 1);
+    ibx_staging_unawaited_look(staging);
+    assert_int_equal(modes_left, 0);
+    assert_int_equal(ibx_pinned_taken(), 0);
 }
 
 /* The end waits for nothing, and the chunks come back by a later staging. */
@@ -395,6 +449,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_half_of_the_pool, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_small_quota, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_number, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_full_again, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_events_and_mode, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ends_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_another_context, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_beside_captures, set_up, tear_down),
