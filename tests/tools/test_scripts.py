@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest.mock
 
 from harness import Skip, equal, in_share, run_all, run_tests, test
@@ -31,10 +32,25 @@ def made(scene, *names):
 
 
 @test
+def files_without_a_process_are_removed_after_a_day(scene):
+    old = ["ibx-swallowed-aB3dEf", "ibx_test_names.aB3dEf", "ibx-run-aB3dEf", "ibx-swallowed-1",
+           "ibx-swallowed-aB3dEfg", "ibx-other-aB3dEf"]
+    used = ["ibx-claims-aB3dEf", "ibx-socket-aB3dEf"]
+    made(scene, *old, *used)
+    place, then = scene.path("place"), time.time() - 2 * 86400
+    for name in old + used[:1]:
+        os.utime(f"{place}/{name}/file", (then, then))
+    for name in old + used[1:]:
+        os.utime(f"{place}/{name}", (then, then))
+    scene.run(place)
+    equal(sorted(os.listdir(place)), sorted(old[2:] + used))
+
+
+@test
 def what_ended_processes_left_is_removed(scene):
     dead, alive = ended_process(), os.getpid()
-    left = [f"ibx-vm-{dead}-abc", f"ibx-clone-{dead}", f"ib-bw-test-{dead}-x",
-            f"test_gvirtus-{dead}-x"]
+    left = [f"ibx-vm-{dead}-abc", f"ibx-clone-{dead}", f"ibx-clone-{dead}.2",
+            f"ib-bw-test-{dead}-x", f"test_gvirtus-{dead}-x"]
     made(scene, *left)
     scene.run(scene.path("place"))
     equal(os.listdir(scene.path("place")), [])
@@ -77,7 +93,8 @@ def what_they_had_mounted_goes_too(scene):
         capture_output=True, text=True, check=False)
     if os.geteuid() or said.stderr.startswith(("mount:", "unshare:")):
         raise Skip("needs root, and mounts of its own")
-    equal((said.returncode, said.stdout, said.stderr), (0, f"removed {at}\n", ""))
+    equal((said.returncode, said.stdout, said.stderr),
+          (0, f"sweep: removed {at}, which a killed test has left\n", ""))
     equal(os.listdir(scene.path("place")), [])
 
 
@@ -102,7 +119,8 @@ def a_file_whose_file_system_has_lost_its_process_goes_too(scene):
         capture_output=True, text=True, check=False)
     if os.geteuid() or said.returncode == 9 or said.stderr.startswith("unshare:"):
         raise Skip("needs root, and mounts of its own")
-    equal((said.returncode, said.stdout, said.stderr), (0, f"removed {at}\n", ""))
+    equal((said.returncode, said.stdout, said.stderr),
+          (0, f"sweep: removed {at}, which a killed test has left\n", ""))
     equal(os.listdir(scene.path("place")), [])
 
 
