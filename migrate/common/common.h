@@ -16,7 +16,7 @@
  *   watchdog.c    gives the VM back when the tool dies (watchdog.h)
  *   stand_in.c    acts for a tool that stands still (stand_in.h)
  *   libvirt.c     the socket by which libvirt drives a migration (libvirt.h)
- *   note.c        what one tool leaves for the next in /dev/shm (note.h)
+ *   page_state.c  what one tool leaves for the next in /dev/shm (page_state.h)
  */
 #ifndef IBX_MIGRATE_COMMON_COMMON_H
 #define IBX_MIGRATE_COMMON_COMMON_H

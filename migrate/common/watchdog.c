@@ -177,7 +177,7 @@ static int kept(struct watchdog *w, struct ibx_record *was, struct ibx_error *er
     if (!rc)
         ibx_journal_unlink_files(&w->record);
     if (!rc)
-        ibx_journal_forget_notes(&w->record);
+        ibx_journal_forget_page_states(&w->record);
     return rc;
 }
 

@@ -21,8 +21,8 @@
 
 /* ---------------------------------------------------------------- which have come */
 
-/* Bytes of a list with one bit for each page. The note has two: which pages have come, then which
- * are in their place. */
+/* Bytes of a list with one bit for each page. The page state has two: which pages have come, then
+ * which are in their place. */
 static size_t bits_bytes(const struct destination_ram *ram)
 {
     return (size_t)(ram->map.pages + 63) / 64 * 8;
@@ -44,22 +44,22 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_r
                                  struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
-    return ibx_note_make(&ram->arrived, 2 * bits_bytes(ram), path,
-                         "it is noted which pages have come",
-                         ram->borrow || ram->kept ? "migrate by send" : "try again", err);
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_ARRIVED, path, sizeof(path));
+    return ibx_page_state_make(&ram->arrived, 2 * bits_bytes(ram), path,
+                               "it is noted which pages have come",
+                               ram->borrow || ram->kept ? "migrate by send" : "try again", err);
 }
 
-/* An earlier version made the second list only for a borrowed VM, and made no note where there was
+/* An earlier version made the second list only for a borrowed VM, and made no file where there was
  * no need. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
-    int rc = ibx_note_find(&ram->arrived, 2 * bits_bytes(ram), path, err);
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_ARRIVED, path, sizeof(path));
+    int rc = ibx_page_state_find(&ram->arrived, 2 * bits_bytes(ram), path, err);
     if (rc == -ESTALE && !ram->borrow)
-        rc = ibx_note_find(&ram->arrived, bits_bytes(ram), path, err);
+        rc = ibx_page_state_find(&ram->arrived, bits_bytes(ram), path, err);
     if (rc == -ESTALE && !counts_only_noted(ram))
         return 0;
     return rc != -ESTALE
@@ -90,20 +90,20 @@ void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ib
         ibx_page_map_runs(pages, forget_run, ram);
 }
 
-/* Notes are made after the first record. If that could not be written, because a source has chosen
- * the id of another migration, notes of that name are those of the other one. */
-static void remove_note(const struct ibx_record *record, enum ibx_journal_note note)
+/* Page states are made after the first record. If that could not be written, because a source has
+ * chosen the id of another migration, files of that name are those of the other one. */
+static void remove_state(const struct ibx_record *record, enum ibx_journal_page_state kind)
 {
     char path[128];
-    ibx_journal_note_path(record, note, path, sizeof(path));
+    ibx_journal_page_state_path(record, kind, path, sizeof(path));
     if (record->written_s)
         unlink(path);
 }
 
 void ibx_destination_arrived_remove(const struct ibx_record *record)
 {
-    remove_note(record, IBX_NOTE_ARRIVED);
-    remove_note(record, IBX_NOTE_BASE);
+    remove_state(record, IBX_PAGE_STATE_ARRIVED);
+    remove_state(record, IBX_PAGE_STATE_BASE);
 }
 
 /* ---------------------------------------------------------------- borrowed: what the source has */
@@ -112,9 +112,10 @@ int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_BASE, path, sizeof(path));
-    return ibx_note_make(&ram->base, bits_bytes(ram), path, "the memory of the VM at home is noted",
-                         "migrate the VM by send", err);
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_BASE, path, sizeof(path));
+    return ibx_page_state_make(&ram->base, bits_bytes(ram), path,
+                               "the memory of the VM at home is noted", "migrate the VM by send",
+                               err);
 }
 
 /* Keeps the map of the stop: at home, holes may become pages of zeros later. */
@@ -157,9 +158,10 @@ int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
-    int rc = ibx_note_make(&ram->tags, tags_bytes(ram), path, "the digests of pages are noted",
-                           "receive and send with --no-verify", err);
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_TAGS, path, sizeof(path));
+    int rc =
+        ibx_page_state_make(&ram->tags, tags_bytes(ram), path, "the digests of pages are noted",
+                            "receive and send with --no-verify", err);
     return rc ? rc : use_tags(ram, record, err);
 }
 
@@ -167,8 +169,8 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
-    int rc = ibx_note_find(&ram->tags, tags_bytes(ram), path, err);
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_TAGS, path, sizeof(path));
+    int rc = ibx_page_state_find(&ram->tags, tags_bytes(ram), path, err);
     return rc == 0 ? use_tags(ram, record, err)
            : rc != -ESTALE
                ? rc
@@ -181,5 +183,5 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
 
 void ibx_destination_tags_remove(const struct ibx_record *record)
 {
-    remove_note(record, IBX_NOTE_TAGS);
+    remove_state(record, IBX_PAGE_STATE_TAGS);
 }

@@ -193,7 +193,8 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
     return register_blocks(ram, err);
 }
 
-/* The notes may have taken the space that the pages need, because guest RAM is in /dev/shm, too. */
+/* The page states may have taken the space that the pages need, because guest RAM is in /dev/shm,
+ * too. */
 static int check_room(const struct destination_ram *ram, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.holds = ram->holds, .takes_over = ram->kept};
@@ -689,9 +690,9 @@ void ibx_destination_ram_fini(struct destination_ram *ram)
         close(ram->uffd.fd);
     forget_aliases(ram);
     ibx_page_tags_destroy(ram->page_tags);
-    ibx_note_fini(&ram->arrived);
-    ibx_note_fini(&ram->base);
-    ibx_note_fini(&ram->tags);
+    ibx_page_state_fini(&ram->arrived);
+    ibx_page_state_fini(&ram->base);
+    ibx_page_state_fini(&ram->tags);
     ibx_page_map_fini(&ram->map);
     ibx_page_map_fini(&ram->had);
     ibx_guest_ram_fini(&ram->guest);

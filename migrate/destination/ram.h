@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Guest RAM of the destination, its userfaultfd and the fault engine; and in arrived.c the notes of
- * which pages have come, which outlive the tool. Part of destination.h. */
+/* Guest RAM of the destination, its userfaultfd and the fault engine; and in arrived.c the page
+ * states, which outlive the tool: which pages have come. Part of destination.h. */
 #ifndef IBX_MIGRATE_DESTINATION_RAM_H
 #define IBX_MIGRATE_DESTINATION_RAM_H
 
 #include "common/state_machine.h"
-#include "migrate/common/note.h"
+#include "migrate/common/page_state.h"
 #include "migrate/migrate.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -23,21 +23,21 @@ struct destination_ram {
     struct ibx_state_machine state;
     struct ibx_guest_ram guest;
     struct ibx_page_map map;
-    struct ibx_page_map had; /* warm.c: pages that are here before the stop; or of 0 pages */
-    uint64_t warm_bytes;     /* fetched before the stop */
-    uint64_t early_bytes;    /* that came with the page map */
-    uint8_t borrow;          /* enum ibx_migrate_borrow: pages are placed write-protected */
-    bool unseen;             /* borrowed: a device may have changed memory without a mark */
-    bool kept;               /* home.c: guest RAM is the memory that the VM left here */
-    struct ibx_note base;    /* borrowed: which pages hold data at the source */
-    struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
+    struct ibx_page_map had;    /* warm.c: pages that are here before the stop; or of 0 pages */
+    uint64_t warm_bytes;        /* fetched before the stop */
+    uint64_t early_bytes;       /* that came with the page map */
+    uint8_t borrow;             /* enum ibx_migrate_borrow: pages are placed write-protected */
+    bool unseen;                /* borrowed: a device may have changed memory without a mark */
+    bool kept;                  /* home.c: guest RAM is the memory that the VM left here */
+    struct ibx_page_state base; /* borrowed: which pages hold data at the source */
+    struct ibx_uffd uffd;       /* fd -1 in UNTOUCHED */
     /* Minor faults: READs go into the page cache; with `kept`, over pages that are there. */
     bool minor;
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
     _Atomic uint64_t unmapped_until_ns[IBX_GUEST_BLOCKS_MAX]; /* then QEMU is asked again */
-    struct ibx_note arrived;                                  /* arrived.c; as are the next two */
-    struct ibx_note tags;            /* when pages are verified: one a page */
+    struct ibx_page_state arrived;                            /* arrived.c; as are the next two */
+    struct ibx_page_state tags;      /* when pages are verified: one a page */
     struct ibx_page_tags *page_tags; /* NULL: pages are not verified */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
@@ -78,8 +78,8 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
 /* Marks the pages that were here before the stop (`had`) as present, in an engine that holds its
  * faults. -EBUSY, -ERANGE: of the engine. */
 int ibx_destination_ram_mark_had(struct destination_ram *ram, struct ibx_error *err);
-/* These pages are to come again: they do not count in `had` nor in the notes any more, and are
- * missing for the engine, if there is one. -EBUSY, -ERANGE: of the engine. */
+/* These pages are to come again: they do not count in `had` nor in the page states any more, and
+ * are missing for the engine, if there is one. -EBUSY, -ERANGE: of the engine. */
 int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_page_map *pages,
                                struct ibx_error *err);
 /* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
@@ -114,13 +114,13 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_r
 void ibx_destination_ram_end_engine(struct destination_ram *ram);
 void ibx_destination_ram_fini(struct destination_ram *ram);
 
-/* arrived.c: notes of which pages have come, and of their tags, when they are verified. */
+/* arrived.c: page states: which pages have come, and their tags, when they are verified. */
 
-/* Makes the note of which pages have come. Errors as ibx_note_make(). */
+/* Makes the page state that says which pages have come. Errors as ibx_page_state_make(). */
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
-/* Finds the note of the tool before this one. -ESTALE: it is gone, or another user's, and cannot be
- * done without: in minor mode, and for a VM that is borrowed or returns. */
+/* Finds the page state of the tool before this one. -ESTALE: it is gone, or another user's, and
+ * cannot be done without: in minor mode, and for a VM that is borrowed or returns. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err);
 /* Deletes the file and that of ibx_destination_base_make(), which are not needed any more. They
@@ -128,16 +128,17 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
 void ibx_destination_arrived_remove(const struct ibx_record *record);
 /* These pages are to come again: notes that they have neither come nor are in their place. */
 void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ibx_page_map *pages);
-/* Where the engine notes which pages are in their place, in the same file. NULL: there is no note,
- * or one of an earlier version, which did this for a borrowed VM only. */
+/* Where the engine notes which pages are in their place, in the same file. NULL: there is no such
+ * file, or one of an earlier version, which did this for a borrowed VM only. */
 _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
-/* Borrowed: makes a note for the page map, which the return needs, and copies the map into it. */
+/* Borrowed: makes a page state for the page map, which the return needs, and copies the map into
+ * it. */
 int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err);
 void ibx_destination_base_note(struct destination_ram *ram);
 /* Notes that the pages of `had` have come and are in their place. */
 void ibx_destination_arrived_had(struct destination_ram *ram);
-/* The note of the tags, and `page_tags`, which uses it. */
+/* The page state of the tags, and `page_tags`, which uses it. */
 int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err);
 int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_record *record,

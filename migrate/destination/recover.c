@@ -116,16 +116,16 @@ static int ask_for_zeros(struct destination *d, struct ibx_error *err)
     "init_on_free=1): end this QEMU, and ib-migrate rollback at the source continues the VM from " \
     "where it was stopped%s"
 
-/* Without the note of what is in its place, a page that the guest has given back is a hole like one
- * that has not come, and comes again. An earlier version noted only which pages have come, which is
- * enough in minor mode. */
+/* Without the page state that says what is in its place, a page that the guest has given back is a
+ * hole like one that has not come, and comes again. An earlier version noted only which pages have
+ * come, which is enough in minor mode. */
 static int check_list(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     struct ibx_error why = {0};
     if (ibx_destination_placed(&d->ram) || (d->ram.minor && d->ram.arrived.memory))
         return 0;
-    ibx_journal_note_path(&d->status.record, IBX_NOTE_ARRIVED, path, sizeof(path));
+    ibx_journal_page_state_path(&d->status.record, IBX_PAGE_STATE_ARRIVED, path, sizeof(path));
     const int rc = ask_for_zeros(d, &why);
     if (rc == -EOPNOTSUPP)
         return ibx_error_set(err, -ESTALE,

@@ -34,15 +34,15 @@ void ibx_journal_path(const char *folder, const struct ibx_record *record, const
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_note note, char *path,
-                           size_t size)
+void ibx_journal_page_state_path(const struct ibx_record *record, enum ibx_journal_page_state kind,
+                                 char *path, size_t size)
 {
-    static const char *const suffixes[] = {[IBX_NOTE_ARRIVED] = ".arrived",
-                                           [IBX_NOTE_TAGS] = ".tags",
-                                           [IBX_NOTE_BASE] = ".base",
-                                           [IBX_NOTE_MAP] = ".map"};
+    static const char *const suffixes[] = {[IBX_PAGE_STATE_ARRIVED] = ".arrived",
+                                           [IBX_PAGE_STATE_TAGS] = ".tags",
+                                           [IBX_PAGE_STATE_BASE] = ".base",
+                                           [IBX_PAGE_STATE_MAP] = ".map"};
     char name[NAME_BYTES];
-    ibx_journal_name(record, suffixes[note], name);
+    ibx_journal_name(record, suffixes[kind], name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
@@ -572,16 +572,16 @@ int ibx_journal_remove(const char *folder, const struct ibx_record *record, stru
         unlinkat(dir, name, 0);
     }
     if (!rc)
-        ibx_journal_forget_notes(record);
+        ibx_journal_forget_page_states(record);
     close(dir);
     return rc;
 }
 
-void ibx_journal_forget_notes(const struct ibx_record *record)
+void ibx_journal_forget_page_states(const struct ibx_record *record)
 {
     char path[NAME_BYTES + 32];
-    for (unsigned note = 0; note < IBX_NOTE_KINDS; note++) {
-        ibx_journal_note_path(record, (enum ibx_journal_note)note, path, sizeof(path));
+    for (unsigned kind = 0; kind < IBX_PAGE_STATE_KINDS; kind++) {
+        ibx_journal_page_state_path(record, (enum ibx_journal_page_state)kind, path, sizeof(path));
         unlink(path);
     }
     if (!record->source || !record->borrow)

@@ -198,17 +198,17 @@ bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_reco
 int ibx_journal_find(const char *folder, const char *qmp,
                      bool (*fits)(const struct ibx_record *record), struct ibx_record *record,
                      struct ibx_error *err);
-/* What a tool notes of each page for a tool that takes over. Notes are files in memory, since a
+/* What a tool records of each page for a tool that takes over, in files in memory, since a
  * disk could delay the VM, and the VM does not survive the host anyway. */
-enum ibx_journal_note {
-    IBX_NOTE_ARRIVED, /* destination: which pages have arrived, and which have been placed */
-    IBX_NOTE_TAGS,    /* destination: the tag of each page that has arrived (pages/digest.h) */
-    IBX_NOTE_BASE,    /* destination of a borrowed VM: which pages hold data at the source */
-    IBX_NOTE_MAP,     /* source: which pages held data when the VM had stopped */
-    IBX_NOTE_KINDS,
+enum ibx_journal_page_state {
+    IBX_PAGE_STATE_ARRIVED, /* destination: which pages have arrived, and which have been placed */
+    IBX_PAGE_STATE_TAGS, /* destination: the tag of each page that has arrived (pages/digest.h) */
+    IBX_PAGE_STATE_BASE, /* destination of a borrowed VM: which pages hold data at the source */
+    IBX_PAGE_STATE_MAP,  /* source: which pages held data when the VM had stopped */
+    IBX_PAGE_STATE_KINDS,
 };
-void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_note note, char *path,
-                           size_t size);
+void ibx_journal_page_state_path(const struct ibx_record *record, enum ibx_journal_page_state kind,
+                                 char *path, size_t size);
 /* At home: the note that the VM borrowed by migration `id` may run here again, which changes the
  * memory that it left. The note is made before the VM runs, and removed if it never did. Functions:
  * the note's path; making it (durable only as long as the host runs); whether it exists. */
@@ -217,8 +217,8 @@ int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BY
                           struct ibx_error *err);
 bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record);
 void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES]);
-/* Removes the notes of a migration that is over. */
-void ibx_journal_forget_notes(const struct ibx_record *record);
+/* Removes the page states of a migration that is over. */
+void ibx_journal_forget_page_states(const struct ibx_record *record);
 /* Finds the newest record on this host of the return of a borrowed VM (at the borrower the source's
  * record, at home the destination's) for which `fits` is true. -ENOENT: there is none; others: as
  * ibx_journal_list(). */
@@ -253,7 +253,7 @@ static inline bool ibx_journal_ran_here(const struct ibx_record *record)
     return !record->source && record->state != IBX_JOURNAL_NOT_YET &&
            record->state != IBX_JOURNAL_MAY_RUN && record->state != IBX_JOURNAL_GIVEN_UP;
 }
-/* Deletes a record, the files beside it and its notes; the caller holds its lock. */
+/* Deletes a record, the files beside it and its page states; the caller holds its lock. */
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
 /* A finished record is kept for DAYS days, provided that it is among the newest KEEP. */

@@ -165,7 +165,7 @@ static int end_instead(const char *folder, struct ibx_record *record, const char
     if (rc) /* who prints it, or removes its key, is not to take it for one that is over */
         record->state = was;
     else
-        ibx_journal_forget_notes(record);
+        ibx_journal_forget_page_states(record);
     return rc;
 }
 
@@ -203,7 +203,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
 static void forget_rest(const char *folder, const struct ibx_record *record)
 {
     ibx_journal_unlink_beside(folder, record, RECORD_COPY);
-    ibx_journal_forget_notes(record);
+    ibx_journal_forget_page_states(record);
     if (record->source && record->libvirt)
         ibx_journal_unlink_files(record);
 }

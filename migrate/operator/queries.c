@@ -188,7 +188,7 @@ static int record_back(const char *folder, struct ibx_record *back, enum ibx_jou
     if (!rc && back->libvirt)
         ibx_journal_unlink_files(back);
     if (!rc)
-        ibx_journal_forget_notes(back);
+        ibx_journal_forget_page_states(back);
     if (!rc)
         ibx_journal_forget_back(folder, back);
     return rc;
@@ -591,7 +591,7 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_write_protection protection;
-    ibx_journal_forget_notes(record);
+    ibx_journal_forget_page_states(record);
     int rc = take_protection(record, &protection, err);
     if (rc || ibx_journal_qemu_gone(record))
         return rc;

@@ -590,7 +590,7 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
     if (rc == -EAGAIN)
         return 0;
     if (!rc)
-        ibx_journal_forget_notes(&s->status.record);
+        ibx_journal_forget_page_states(&s->status.record);
     if (!rc)
         rc = ibx_source_move(s, SOURCE_CONFIRMING, err);
     if (rc)

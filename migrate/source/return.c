@@ -41,7 +41,7 @@ static const uint64_t *placed(const struct source *s)
     return (const uint64_t *)s->home.arrived.memory + words_of(s);
 }
 
-/* ---------------------------------------------------------------- notes */
+/* ---------------------------------------------------------------- page states */
 
 int ibx_source_return_lost_note(const char *path, struct ibx_error *err)
 {
@@ -52,10 +52,10 @@ int ibx_source_return_lost_note(const char *path, struct ibx_error *err)
                          path);
 }
 
-static int find_note(const struct source *s, struct ibx_note *note, unsigned bits, const char *path,
-                     struct ibx_error *err)
+static int find_state(const struct source *s, struct ibx_page_state *state, unsigned bits,
+                      const char *path, struct ibx_error *err)
 {
-    int rc = ibx_note_find(note, words_of(s) * 8 * bits, path, err);
+    int rc = ibx_page_state_find(state, words_of(s) * 8 * bits, path, err);
     return rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
 }
 
@@ -92,8 +92,8 @@ static const struct ibx_journal_block *plugged_out(const struct ibx_guest_ram *r
     return NULL;
 }
 
-/* Memory that was plugged in here has pages of which neither the notes nor home know anything, also
- * when it is in the place of other memory. */
+/* Memory that was plugged in here has pages of which neither the page states nor home know
+ * anything, also when it is in the place of other memory. */
 static int check_memory(const struct source *s, const struct ibx_record *came,
                         struct ibx_error *err)
 {
@@ -129,16 +129,16 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
             err, -EOPNOTSUPP,
             "while the VM was here, a device was plugged in whose writes to its memory are not "
             "seen, such as a vhost-user device: " CANNOT);
-    ibx_journal_note_path(came, IBX_NOTE_BASE, path, sizeof(path));
+    ibx_journal_page_state_path(came, IBX_PAGE_STATE_BASE, path, sizeof(path));
     int rc = check_memory(s, came, err);
     if (!rc)
-        rc = find_note(s, &home->base, 1, path, err);
-    ibx_journal_note_path(came, IBX_NOTE_ARRIVED, path, sizeof(path));
+        rc = find_state(s, &home->base, 1, path, err);
+    ibx_journal_page_state_path(came, IBX_PAGE_STATE_ARRIVED, path, sizeof(path));
     if (!rc)
-        rc = find_note(s, &home->arrived, 2, path, err);
-    ibx_journal_note_path(came, IBX_NOTE_TAGS, path, sizeof(path));
+        rc = find_state(s, &home->arrived, 2, path, err);
+    ibx_journal_page_state_path(came, IBX_PAGE_STATE_TAGS, path, sizeof(path));
     if (!rc && came->verify) {
-        rc = ibx_note_find(&home->tags, (s->vm.map.pages + 1) * sizeof(uint64_t), path, err);
+        rc = ibx_page_state_find(&home->tags, (s->vm.map.pages + 1) * sizeof(uint64_t), path, err);
         rc = rc == -ESTALE ? ibx_source_return_lost_note(path, err) : rc;
     }
     if (!rc)
@@ -167,9 +167,9 @@ void ibx_source_return_note(struct source *s)
 void ibx_source_return_fini(struct source *s)
 {
     struct source_return *home = &s->home;
-    ibx_note_fini(&home->base);
-    ibx_note_fini(&home->arrived);
-    ibx_note_fini(&home->tags);
+    ibx_page_state_fini(&home->base);
+    ibx_page_state_fini(&home->arrived);
+    ibx_page_state_fini(&home->tags);
     ibx_page_map_fini(&home->have);
     ibx_page_map_fini(&home->gone);
     ibx_page_map_fini(&home->there);

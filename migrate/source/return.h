@@ -4,39 +4,39 @@
 #define IBX_MIGRATE_SOURCE_RETURN_H
 
 #include "migrate/channel/protocol.h"
-#include "migrate/common/note.h"
+#include "migrate/common/page_state.h"
 #include "migrate/pages/pages.h"
 
 /*
  * What is known of the pages of a VM that returns. The tool by which it came here, and which still
- * serves it, has made the notes; this tool finds the rest. All have one bit for each page, as a
- * page map.
+ * serves it, has made the page states; this tool finds the rest. All have one bit for each page, as
+ * a page map.
  */
 struct source_return {
-    struct ibx_note base;        /* with data at home when the VM left */
-    struct ibx_note arrived;     /* that have come here since */
-    struct ibx_note tags;        /* of these; then how many are not compared with home's yet. No
-                                  * memory: they are not compared */
-    uint64_t compared_from_ns;   /* since when that is awaited; 0: it is not */
-    uint64_t compared_ns;        /* when some were compared last, or this began */
-    uint64_t compared_left;      /* how many were not, by the last look */
-    bool compared_told;          /* the operator was told that this takes long */
-    struct ibx_page_map have;    /* at home now */
-    struct ibx_page_map gone;    /* given back here, by the last look */
-    struct ibx_page_map there;   /* in the files here, by the last look at all of them */
-    struct ibx_page_map written; /* here, by the last look */
-    struct ibx_page_map among;   /* that may have been written since the look before */
-    bool looked;                 /* `gone` is known */
-    bool have_it;                /* all of `have` has come */
-    bool early;                  /* what loading looks at has been sent ahead of the page map */
-    int64_t others;              /* pages of the files beside those that were placed then */
+    struct ibx_page_state base;    /* with data at home when the VM left */
+    struct ibx_page_state arrived; /* that have come here since */
+    struct ibx_page_state tags;    /* of these; then how many are not compared with home's yet. No
+                                    * memory: they are not compared */
+    uint64_t compared_from_ns;     /* since when that is awaited; 0: it is not */
+    uint64_t compared_ns;          /* when some were compared last, or this began */
+    uint64_t compared_left;        /* how many were not, by the last look */
+    bool compared_told;            /* the operator was told that this takes long */
+    struct ibx_page_map have;      /* at home now */
+    struct ibx_page_map gone;      /* given back here, by the last look */
+    struct ibx_page_map there;     /* in the files here, by the last look at all of them */
+    struct ibx_page_map written;   /* here, by the last look */
+    struct ibx_page_map among;     /* that may have been written since the look before */
+    bool looked;                   /* `gone` is known */
+    bool have_it;                  /* all of `have` has come */
+    bool early;                    /* what loading looks at has been sent ahead of the page map */
+    int64_t others;                /* pages of the files beside those that were placed then */
 };
 
 struct source;
-/* To be called before anything is changed. -ESTALE: the notes are gone; -EOPNOTSUPP: a device may
- * have changed memory here without a mark. */
+/* To be called before anything is changed. -ESTALE: the page states are gone; -EOPNOTSUPP: a device
+ * may have changed memory here without a mark. */
 int ibx_source_return_open(struct source *s, struct ibx_error *err);
-/* -ESTALE with the sentence that this note is gone. */
+/* -ESTALE with the sentence that this page state is gone. */
 int ibx_source_return_lost_note(const char *path, struct ibx_error *err);
 /* Finds which pages hold data at this moment, here or, as they were, at home. */
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);

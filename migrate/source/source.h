@@ -141,8 +141,8 @@ enum source_protecting_state {
 
 /* The page map of the stop, in memory that outlives this tool: stop_map.c. */
 struct source_stop_map {
-    struct ibx_note note; /* without memory: there is none */
-    bool looked_again;    /* recover: there was none, and the pages were looked for again */
+    struct ibx_page_state state; /* without memory: there is none */
+    bool looked_again;           /* recover: there was none, and the pages were looked for again */
 };
 
 struct source {
@@ -261,13 +261,13 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- stop_map.c */
 
-/* Makes the note for the page map of the stop. To be called once there is a record, without which
- * nobody would look for the note. If it cannot be made, only the return of a borrowed VM fails;
+/* Makes the page state for the page map of the stop. To be called once there is a record, without
+ * which nobody would look for it. If it cannot be made, only the return of a borrowed VM fails;
  * otherwise the operator is told. */
 int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
-/* Recover, after the commit: takes the page map from the note. -ENOENT: nothing is noted, and the
- * pages have to be looked for again; -ESTALE: the note of a return is gone, and nobody can find its
- * map again. */
+/* Recover, after the commit: takes the page map from the page state. -ENOENT: nothing is noted, and
+ * the pages have to be looked for again; -ESTALE: the page state of a return is gone, and nobody
+ * can find its map again. */
 int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err);
 /* The page map is that of the stop: notes it, before the destination is told. */
 void ibx_source_stop_map_note(struct source *s);

@@ -19,7 +19,7 @@ static size_t words_of(const struct source *s)
 
 static void path_of(const struct source *s, char *path, size_t size)
 {
-    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, size);
+    ibx_journal_page_state_path(&s->status.record, IBX_PAGE_STATE_MAP, path, size);
 }
 
 int ibx_source_stop_map_make(struct source *s, struct ibx_error *err)
@@ -27,8 +27,8 @@ int ibx_source_stop_map_make(struct source *s, struct ibx_error *err)
     char path[128];
     struct ibx_error why = {0};
     path_of(s, path, sizeof(path));
-    int rc = ibx_note_make(
-        &s->stop_map.note, words_of(s) * 8, path, "the page map is noted",
+    int rc = ibx_page_state_make(
+        &s->stop_map.state, words_of(s) * 8, path, "the page map is noted",
         source_returns(s) ? "try again" : "ib-migrate recover may be unable to end this migration",
         &why);
     if (rc && source_returns(s))
@@ -43,13 +43,13 @@ int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err)
     struct source_stop_map *stop = &s->stop_map;
     char path[128];
     path_of(s, path, sizeof(path));
-    int rc = ibx_note_find(&stop->note, words_of(s) * 8, path, err);
+    int rc = ibx_page_state_find(&stop->state, words_of(s) * 8, path, err);
     if (rc == -ESTALE && source_returns(s))
         return ibx_source_return_lost_note(path, err);
     if (rc && rc != -ESTALE)
         return rc;
     if (!rc)
-        ibx_page_map_recall(&s->vm.map, stop->note.memory);
+        ibx_page_map_recall(&s->vm.map, stop->state.memory);
     /* No page with data: the tool before this one ended before the stop, and no destination has a
      * map. */
     stop->looked_again = rc || (!s->vm.map.data_pages && !source_returns(s));
@@ -58,13 +58,13 @@ int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err)
 
 void ibx_source_stop_map_note(struct source *s)
 {
-    if (s->stop_map.note.memory)
-        memcpy(s->stop_map.note.memory, s->vm.map.bits, s->stop_map.note.bytes);
+    if (s->stop_map.state.memory)
+        memcpy(s->stop_map.state.memory, s->vm.map.bits, s->stop_map.state.bytes);
 }
 
 void ibx_source_stop_map_fini(struct source *s)
 {
-    if (s->stop_map.note.memory && ibx_journal_over(&s->status.record))
-        ibx_journal_forget_notes(&s->status.record);
-    ibx_note_fini(&s->stop_map.note);
+    if (s->stop_map.state.memory && ibx_journal_over(&s->status.record))
+        ibx_journal_forget_page_states(&s->status.record);
+    ibx_page_state_fini(&s->stop_map.state);
 }

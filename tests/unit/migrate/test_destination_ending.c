@@ -140,16 +140,17 @@ static void end(void)
 static void make_notes(void)
 {
     char path[128];
-    for (enum ibx_journal_note note = IBX_NOTE_ARRIVED; note <= IBX_NOTE_TAGS; note++) {
-        ibx_journal_note_path(&d.status.record, note, path, sizeof(path));
+    for (enum ibx_journal_page_state note = IBX_PAGE_STATE_ARRIVED; note <= IBX_PAGE_STATE_TAGS;
+         note++) {
+        ibx_journal_page_state_path(&d.status.record, note, path, sizeof(path));
         put_file(path, "", 0);
     }
 }
 
-static bool has_note(enum ibx_journal_note note)
+static bool has_note(enum ibx_journal_page_state note)
 {
     char path[128];
-    ibx_journal_note_path(&d.status.record, note, path, sizeof(path));
+    ibx_journal_page_state_path(&d.status.record, note, path, sizeof(path));
     return !access(path, F_OK) && !unlink(path);
 }
 
@@ -194,7 +195,7 @@ static void giving_up_is_recorded(NO_STATE)
         assert_int_equal(d.state.now, DESTINATION_GIVEN_UP);
         assert_string_equal(order, "a");
         assert_int_equal(only().state, IBX_JOURNAL_GIVEN_UP);
-        assert_false(has_note(IBX_NOTE_ARRIVED) || has_note(IBX_NOTE_TAGS));
+        assert_false(has_note(IBX_PAGE_STATE_ARRIVED) || has_note(IBX_PAGE_STATE_TAGS));
         assert_string_equal(notices, "");
         end();
     }
@@ -251,7 +252,7 @@ static void the_guest_has_shut_down(NO_STATE)
     assert_string_equal(order, "");
     assert_int_equal(only().state, IBX_JOURNAL_SHUT_DOWN);
     assert_string_equal(only().settings, ""); /* of a QEMU that is gone */
-    assert_false(has_note(IBX_NOTE_ARRIVED) || has_note(IBX_NOTE_TAGS));
+    assert_false(has_note(IBX_PAGE_STATE_ARRIVED) || has_note(IBX_PAGE_STATE_TAGS));
     assert_int_equal(ibx_destination_record_end(&d, &error), 0);
     assert_int_equal(only().state, IBX_JOURNAL_ENDED);
     end();
@@ -335,8 +336,8 @@ static void a_page_has_come_in_two_ways(NO_STATE)
     assert_string_equal(order, "b");
     assert_true(atomic_load(&uncompared) & IBX_PAGE_TAGS_BROKEN);
     assert_int_equal(only().state, IBX_JOURNAL_BROKEN);
-    assert_false(has_note(IBX_NOTE_TAGS));
-    assert_true(has_note(IBX_NOTE_ARRIVED)); /* the VM has that memory */
+    assert_false(has_note(IBX_PAGE_STATE_TAGS));
+    assert_true(has_note(IBX_PAGE_STATE_ARRIVED)); /* the VM has that memory */
     end();
 }
 
@@ -365,8 +366,8 @@ static void complete(NO_STATE)
     assert_int_equal(ibx_destination_complete(&d, &error), 0);
     assert_int_equal(d.state.now, DESTINATION_COMPLETE);
     assert_int_equal(only().state, IBX_JOURNAL_COMPLETE);
-    assert_false(has_note(IBX_NOTE_ARRIVED));
-    assert_true(has_note(IBX_NOTE_TAGS)); /* the source has not compared them all */
+    assert_false(has_note(IBX_PAGE_STATE_ARRIVED));
+    assert_true(has_note(IBX_PAGE_STATE_TAGS)); /* the source has not compared them all */
     end();
 }
 

@@ -265,8 +265,8 @@ static void test_the_map_and_pages_of_before_are_noted(NO_STATE)
         begin(&at);
         struct destination_ram *ram = &destination.ram;
         const struct ibx_migrate_any end = summed_up(&ram->map, IBX_MIGRATE_MAP_END, 0);
-        ram->base = (struct ibx_note){.memory = &base, .bytes = sizeof(base)};
-        ram->arrived = (struct ibx_note){.memory = arrived, .bytes = sizeof(arrived)};
+        ram->base = (struct ibx_page_state){.memory = &base, .bytes = sizeof(base)};
+        ram->arrived = (struct ibx_page_state){.memory = arrived, .bytes = sizeof(arrived)};
         ram->had = (struct ibx_page_map){.pages = 64, .bits = &had};
         assert_int_equal(ibx_destination_on_message(&context, &end), 0);
         assert_int_equal(base, i ? 0 : ram->map.bits[0]);

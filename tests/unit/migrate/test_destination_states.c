@@ -144,23 +144,24 @@ static void test_not_complete_before_qemu_has_told(NO_STATE)
  * the tool of that one has noted, and a recover of it needs, stays. */
 static void test_notes_of_another_migration_stay(NO_STATE)
 {
-    static const enum ibx_journal_note kinds[] = {IBX_NOTE_ARRIVED, IBX_NOTE_TAGS, IBX_NOTE_BASE};
+    static const enum ibx_journal_page_state kinds[] = {IBX_PAGE_STATE_ARRIVED, IBX_PAGE_STATE_TAGS,
+                                                        IBX_PAGE_STATE_BASE};
     struct ibx_record *record = &destination.status.record;
     for (unsigned written = 0; written < 2; written++) {
-        struct ibx_note notes[3] = {{.memory = NULL}};
+        struct ibx_page_state notes[3] = {{.memory = NULL}};
         char paths[3][128];
         begin(DESTINATION_LISTENING);
         memset(record->id, 0x7d, sizeof(record->id));
         snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());
         record->written_s = written;
         for (unsigned i = 0; i < 3; i++) {
-            ibx_journal_note_path(record, kinds[i], paths[i], sizeof(paths[i]));
-            assert_int_equal(ibx_note_make(&notes[i], 8, paths[i], "it", "not", NULL), 0);
+            ibx_journal_page_state_path(record, kinds[i], paths[i], sizeof(paths[i]));
+            assert_int_equal(ibx_page_state_make(&notes[i], 8, paths[i], "it", "not", NULL), 0);
         }
         ibx_destination_ram_give_up(&destination.ram, record);
         for (unsigned i = 0; i < 3; i++) {
             assert_int_equal(access(paths[i], F_OK), written ? -1 : 0);
-            ibx_note_fini(&notes[i]);
+            ibx_page_state_fini(&notes[i]);
             unlink(paths[i]);
         }
     }

@@ -312,7 +312,7 @@ static void memory_that_run_has_made_outlives_an_unconfirmed_migration(NO_STATE)
         struct ibx_record r = in_run_folder(made);
         bring_to(&r, is[i]);
         char note[PATH_MAX];
-        ibx_journal_note_path(&r, IBX_NOTE_ARRIVED, note, sizeof(note));
+        ibx_journal_page_state_path(&r, IBX_PAGE_STATE_ARRIVED, note, sizeof(note));
         put_file(note, "1", 1);
         const struct seen seen = prune((struct ibx_journal_prune){.unfinished = true});
         assert_int_equal(access(note, F_OK), -1);
@@ -578,14 +578,14 @@ static void failed_migrations_leave_one_record(NO_STATE)
 static bool has_notes(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_MAP, path, sizeof(path));
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_MAP, path, sizeof(path));
     return !access(path, F_OK);
 }
 
 static void make_notes(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_MAP, path, sizeof(path));
+    ibx_journal_page_state_path(record, IBX_PAGE_STATE_MAP, path, sizeof(path));
     close(open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     assert_true(has_notes(record));
 }

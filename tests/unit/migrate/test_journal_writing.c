@@ -311,9 +311,9 @@ static void the_borrower_leaves_the_note_of_home(NO_STATE)
     struct ibx_record home = sample(true, 1), borrower = sample(false, 1);
     home.borrow = borrower.borrow = IBX_BORROW_LAZY;
     assert_int_equal(ibx_journal_note_home(folder, home.id, &error), 0);
-    ibx_journal_forget_notes(&borrower);
+    ibx_journal_forget_page_states(&borrower);
     const bool noted = ibx_journal_noted_home(folder, &home);
-    ibx_journal_forget_notes(&home);
+    ibx_journal_forget_page_states(&home);
     assert_true(noted);
     assert_false(ibx_journal_noted_home(folder, &home));
 }

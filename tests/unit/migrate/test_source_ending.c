@@ -307,7 +307,7 @@ static void two_interrupts_leave_the_vm(NO_STATE)
 static bool has_map_note(void)
 {
     char path[128];
-    ibx_journal_note_path(&s.status.record, IBX_NOTE_MAP, path, sizeof(path));
+    ibx_journal_page_state_path(&s.status.record, IBX_PAGE_STATE_MAP, path, sizeof(path));
     return !unlink(path);
 }
 
@@ -315,7 +315,7 @@ static void confirms(enum source_peer_state peer, enum ibx_journal_state recorde
 {
     char path[128];
     begin(SOURCE_SERVING, IBX_JOURNAL_MOVED, peer, true);
-    ibx_journal_note_path(&s.status.record, IBX_NOTE_MAP, path, sizeof(path));
+    ibx_journal_page_state_path(&s.status.record, IBX_PAGE_STATE_MAP, path, sizeof(path));
     put_file(path, "", 0);
     assert_int_equal(ibx_source_confirm(&s, &error), 0);
     assert_int_equal(s.state.now, SOURCE_CONFIRMING);

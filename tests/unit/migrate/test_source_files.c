@@ -97,7 +97,7 @@ static void notes_its_map(uint64_t pages)
 
 static void forget_map(void)
 {
-    ibx_journal_forget_notes(&s.status.record);
+    ibx_journal_forget_page_states(&s.status.record);
 }
 
 /* By that very map the destination calls the migration complete, and pages are compared. */
@@ -165,7 +165,7 @@ static void when_the_map_is_removed(NO_STATE)
     char note[128];
     for (unsigned i = 0; i < COUNT(states); i++) {
         begin(states[i]);
-        ibx_journal_note_path(&s.status.record, IBX_NOTE_MAP, note, sizeof(note));
+        ibx_journal_page_state_path(&s.status.record, IBX_PAGE_STATE_MAP, note, sizeof(note));
         assert_int_equal(ibx_source_stop_map_make(&s, &error), 0);
         end();
         assert_int_equal(access(note, F_OK), i ? -1 : 0);

@@ -221,7 +221,7 @@ static void test_keeps_what_the_tool_has_recorded(NO_STATE)
     strcpy(record.peer, "node-b");
     strcpy(record.settings, "{\"capabilities\":{\"events\":false}}");
     assert_int_equal(ibx_journal_write(folder, &record, &error), 0);
-    ibx_journal_note_path(&record, IBX_NOTE_MAP, note, sizeof(note));
+    ibx_journal_page_state_path(&record, IBX_PAGE_STATE_MAP, note, sizeof(note));
     close(open(note, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     does(LOOKS_AT_IT);
     struct ibx_record now = record;

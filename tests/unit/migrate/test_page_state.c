@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The next tool finds a note, and takes no other user's file for one, although everybody can
+/* The next tool finds a page state, and takes no other user's file for one, although everybody can
  * write to /dev/shm. */
-#include "migrate/common/note.h"
+#include "migrate/common/page_state.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
@@ -21,18 +21,19 @@
 static char top[] = "/tmp/ibx-note-XXXXXX", path[64], aside[64];
 static struct ibx_error error;
 
-/* Makes a note, as an earlier tool would leave it. */
+/* Makes a page state, as an earlier tool would leave it. */
 static int begin(void **state)
 {
-    struct ibx_note note;
+    struct ibx_page_state pages;
     (void)state;
     memcpy(top + sizeof(top) - 7, "XXXXXX", 6);
     assert_non_null(mkdtemp(top));
     snprintf(path, sizeof(path), "%s/note", top);
     snprintf(aside, sizeof(aside), "%s/aside", top);
-    assert_int_equal(ibx_note_make(&note, BYTES, path, "it is noted", "do without", &error), 0);
-    ((uint64_t *)note.memory)[1] = 77;
-    ibx_note_fini(&note);
+    assert_int_equal(ibx_page_state_make(&pages, BYTES, path, "it is noted", "do without", &error),
+                     0);
+    ((uint64_t *)pages.memory)[1] = 77;
+    ibx_page_state_fini(&pages);
     return 0;
 }
 
@@ -46,19 +47,19 @@ static int end(void **state)
 
 static int find(size_t bytes)
 {
-    struct ibx_note note = {0};
-    const int rc = ibx_note_find(&note, bytes, path, &error);
+    struct ibx_page_state pages = {0};
+    const int rc = ibx_page_state_find(&pages, bytes, path, &error);
     if (!rc)
-        assert_int_equal(((uint64_t *)note.memory)[1], 77);
-    ibx_note_fini(&note);
+        assert_int_equal(((uint64_t *)pages.memory)[1], 77);
+    ibx_page_state_fini(&pages);
     return rc;
 }
 
 static void test_found(NO_STATE)
 {
-    struct ibx_note again;
+    struct ibx_page_state again;
     assert_int_equal(find(BYTES), 0);
-    assert_int_equal(ibx_note_make(&again, BYTES, path, "it is noted", "do without", &error),
+    assert_int_equal(ibx_page_state_make(&again, BYTES, path, "it is noted", "do without", &error),
                      -EEXIST);
     assert_non_null(strstr(error.message, "File exists; remove it"));
     assert_non_null(strstr(error.message, "do without"));
@@ -69,12 +70,12 @@ static void test_found(NO_STATE)
  * raise. */
 static void limit_is_reported(__rlimit_resource_t resource, int code, const char *words)
 {
-    struct ibx_note note;
+    struct ibx_page_state pages;
     struct rlimit before, none;
     assert_int_equal(getrlimit(resource, &before), 0);
     none = (struct rlimit){.rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(resource, &none), 0);
-    const int rc = ibx_note_make(&note, BYTES, aside, "it is noted", "do without", &error);
+    const int rc = ibx_page_state_make(&pages, BYTES, aside, "it is noted", "do without", &error);
     assert_int_equal(setrlimit(resource, &before), 0);
     assert_int_equal(rc, code);
     assert_non_null(strstr(error.message, words));
@@ -95,23 +96,24 @@ static void test_message_says_what_is_lacking(NO_STATE)
 /* /dev/shm does not exist, or cannot be written to. */
 static void test_no_folder_for_notes(NO_STATE)
 {
-    struct ibx_note note;
+    struct ibx_page_state pages;
     char at[96];
     snprintf(at, sizeof(at), "%s/none/note", top);
-    assert_int_equal(ibx_note_make(&note, BYTES, at, "it is noted", "do without", &error), -ENOENT);
+    assert_int_equal(ibx_page_state_make(&pages, BYTES, at, "it is noted", "do without", &error),
+                     -ENOENT);
     assert_non_null(strstr(error.message, "let this ib-migrate write to /dev/shm"));
     assert_null(strstr(error.message, "make room"));
 }
 
-/* What the tools say when a note is gone makes people give up the VM's pages. */
+/* What the tools say when a page state is gone makes people give up the VM's pages. */
 static void test_without_descriptors_it_is_not_gone(NO_STATE)
 {
-    struct ibx_note note = {0};
+    struct ibx_page_state pages = {0};
     struct rlimit before, none;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = (struct rlimit){.rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-    const int rc = ibx_note_find(&note, BYTES, path, &error);
+    const int rc = ibx_page_state_find(&pages, BYTES, path, &error);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(rc, -EMFILE);
     assert_non_null(strstr(error.message, "cannot be opened: Too many open files; raise the"));
@@ -149,23 +151,25 @@ static void test_file_with_another_name(NO_STATE)
     assert_int_equal(find(BYTES), -ESTALE);
 }
 
-/* What another user has made at the note's place, or a link to what is not the note's own. */
+/* What another user has made at the page state's place, or a link to what is not the page state's
+ * own. */
 static void takes_the_place_of(int made)
 {
-    struct ibx_note note;
+    struct ibx_page_state pages;
     struct stat st;
     assert_int_equal(made, 0);
-    assert_int_equal(ibx_note_make(&note, BYTES, path, "it is noted", "do without", &error), 0);
-    ((uint64_t *)note.memory)[1] = 77;
-    ibx_note_fini(&note);
+    assert_int_equal(ibx_page_state_make(&pages, BYTES, path, "it is noted", "do without", &error),
+                     0);
+    ((uint64_t *)pages.memory)[1] = 77;
+    ibx_page_state_fini(&pages);
     assert_int_equal(lstat(path, &st), 0);
     assert_int_equal(st.st_uid, geteuid());
     assert_int_equal(st.st_mode & 07777, 0600);
     assert_int_equal(find(BYTES), 0);
 }
 
-/* Users see the names of notes, and so can guess that of the next one of the same migration. They
- * must not keep root's VMs from migrating. */
+/* Users see the names of page states, and so can guess that of the next one of the same migration.
+ * They must not keep root's VMs from migrating. */
 static void test_others_cannot_occupy_the_name(NO_STATE)
 {
     if (geteuid())

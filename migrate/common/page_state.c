@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/common/note.h"
+#include "migrate/common/page_state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,11 +12,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Bytes: a note up to this size is populated when it is mapped, because it may be filled while the
- * VM is stopped. */
+/* Bytes: a page state up to this size is populated when it is mapped, because it may be filled
+ * while the VM is stopped. */
 #define AT_ONCE (4u << 20)
 
-static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, struct ibx_error *err)
+static int map(struct ibx_page_state *state, size_t bytes, int fd, const char *path,
+               struct ibx_error *err)
 {
     const int now = bytes <= AT_ONCE ? MAP_POPULATE : 0;
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | now, fd, 0);
@@ -26,8 +27,8 @@ static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, st
             "%s cannot be mapped: %s; raise the limit on address space (ulimit -v), or "
             "free memory of this host or of this ib-migrate's control group",
             path, strerror(errno));
-    note->memory = at;
-    note->bytes = bytes;
+    state->memory = at;
+    state->bytes = bytes;
     return 0;
 }
 
@@ -95,14 +96,14 @@ static int make_file(const char *path)
     return fd < 0 && errno == EEXIST && is_of_others(path) ? take_place(path) : fd;
 }
 
-int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
-                  const char *without, struct ibx_error *err)
+int ibx_page_state_make(struct ibx_page_state *state, size_t bytes, const char *path,
+                        const char *what, const char *without, struct ibx_error *err)
 {
     int fd = make_file(path);
     int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
     int rc = code ? ibx_error_set(err, -code, "%s, where %s, cannot be made: %s; %s, or %s", path,
                                   what, strerror(code), remedy(code), without)
-                  : map(note, bytes, fd, path, err);
+                  : map(state, bytes, fd, path, err);
     if (fd >= 0)
         close(fd);
     if (rc && fd >= 0)
@@ -110,13 +111,14 @@ int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const c
     return rc;
 }
 
-/* Whether a note may be there all the same: it could not be opened for want of something. */
+/* Whether a page state may be there all the same: it could not be opened for want of something. */
 static bool is_lack(int code)
 {
     return code == EMFILE || code == ENFILE || code == ENOMEM || code == EINTR || code == EIO;
 }
 
-int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err)
+int ibx_page_state_find(struct ibx_page_state *state, size_t bytes, const char *path,
+                        struct ibx_error *err)
 {
     struct stat st;
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
@@ -126,15 +128,15 @@ int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct 
     const bool good = fd >= 0 && !fstat(fd, &st) && is_file(&st) &&
                       (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
                       st.st_size == (off_t)bytes;
-    int rc = good ? map(note, bytes, fd, path, err) : -ESTALE;
+    int rc = good ? map(state, bytes, fd, path, err) : -ESTALE;
     if (fd >= 0)
         close(fd);
     return rc;
 }
 
-void ibx_note_fini(struct ibx_note *note)
+void ibx_page_state_fini(struct ibx_page_state *state)
 {
-    if (note->memory)
-        munmap(note->memory, note->bytes);
-    note->memory = NULL;
+    if (state->memory)
+        munmap(state->memory, state->bytes);
+    state->memory = NULL;
 }
