@@ -98,13 +98,16 @@ compiles_no_tests() {
     ! grep -E '^(\.\./)*tests/' <<<"$inputs"
 }
 
-# Each program has a man page, each man page was installed, and --help is no error.
+# Each program has a man page, each man page was installed, bash completes its options, and --help
+# is no error.
 tools_are_documented() {
     local tool name rc=0
     for tool in "$1"/usr/bin/*; do
         name=${tool##*/}
         [[ -n $(find "$1/usr/share/man" -name "$name.1*") ]] ||
             { echo "$name has no man page"; rc=1; }
+        [[ -e $1/usr/share/bash-completion/completions/$name ]] ||
+            { echo "bash does not complete $name"; rc=1; }
         timeout 60 "$tool" --help >/dev/null || { echo "$name --help exits with $?"; rc=1; }
     done
     return "$rc"

@@ -20,7 +20,9 @@ from migrate_scene import (Vm, case, fails, finish, key_file, objects, receiver,
                            succeeds)
 
 SMALL_STACK = 64 << 10
-MANUAL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man/ib-migrate.1")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+MANUAL = os.path.join(ROOT, "docs/man/ib-migrate.1")
+COMPLETION = os.path.join(ROOT, "tools/bash-completion")
 
 
 # ------------------------------------------------------------------------- arguments
@@ -78,6 +80,21 @@ def what_run_starts_is_offered_to_nobody(scene):
         assert "far-end" not in out + err and (code == 2 or line == "--help"), (line, out, err)
     assert succeeds(scene, "far-end --help").startswith("Usage: ib-migrate [OPTION...] far-end\n")
     equal(succeeds(scene, "help"), succeeds(scene, "--help"))
+
+
+@case
+def bash_completes_commands_and_options(scene):
+    script = """. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ibx "$1" "${!#}"
+        echo "${COMPREPLY[*]}\""""
+    for typed, completed in (("re", "receive recover return"), ("far", ""), ("send --quit f", ""),
+                             ("send --wa", "--warm --warm-rounds --warm-seconds"),
+                             ("--qmp = x stat", "status"), ("send --qmp = s", ""),
+                             ("--unfin", "--unfinished"), ("nonsense --unfin", "--unfinished"),
+                             ("clone x -- qemu --in", "")):
+        line = ["bash", "-c", script, "bash", COMPLETION, scene.program] + typed.split()
+        out = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT,
+                             check=True).stdout
+        equal((typed, out), (typed, completed + "\n"))
 
 
 @case
