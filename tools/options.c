@@ -185,7 +185,7 @@ static const char *names_of(const struct ibx_tool *tool, unsigned bits, char *te
     unsigned count = 0;
     int length = 0;
     for (unsigned i = 0; tool->commands[i].name; i++)
-        if (!tool->commands[i].internal && (!bits || bits & 1u << i))
+        if (!(tool->internal & 1u << i) && (!bits || bits & 1u << i))
             names[count++] = tool->commands[i].name;
     for (unsigned i = 0; i < count && length < (int)size; i++)
         length += snprintf(text + length, size - (size_t)length, "%s%s",
@@ -340,7 +340,7 @@ static char *describe_commands(const struct ibx_tool *tool, const struct ibx_too
     if (!only)
         *(*next)++ = (struct argp_option){.doc = "Commands:"};
     for (const struct ibx_tool_command *c = only ? only : tool->commands; c->name; c++) {
-        if (c->internal && !only)
+        if (!only && tool->internal & 1u << (c - tool->commands))
             continue;
         fprintf(out, "%s%s%s%s", only || c == tool->commands ? "" : "\n", c->name,
                 c->uri ? " " : "", c->uri ? c->uri : "");

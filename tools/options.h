@@ -25,7 +25,6 @@ struct ibx_tool_command {
     const char *uri; /* "URI": needed; "[URI]": optional; NULL: none. Stands in --help as it is,
                         with what may follow it, after a space. */
     const char *help;
-    bool internal; /* a program starts it, no person: neither --help nor a message offers it */
 };
 
 /* How a value is read, and what is at the option's offset in the tool's struct of arguments. */
@@ -76,8 +75,10 @@ struct ibx_tool {
     const char *name;
     const char *help; /* the paragraph at the top of --help; after a \v the one at its end */
     const struct ibx_tool_command *commands; /* ended by a NULL name; NULL: the tool has none */
-    const struct ibx_tool_option *options;   /* ended by one without name and help */
-    bool lists_transport;                    /* --help lists what --set takes */
+    unsigned internal; /* bits of the commands that a program starts and no person: neither --help
+                          nor a message offers them */
+    const struct ibx_tool_option *options; /* ended by one without name and help */
+    bool lists_transport;                  /* --help lists what --set takes */
     /* NULL, or called with each message with which this file ends the process, before it does. */
     void (*failed)(const char *sentence);
 };

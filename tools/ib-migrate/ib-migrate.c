@@ -221,8 +221,7 @@ static const struct ibx_tool_command commands[] = {
     [CLONE] = {"clone", "FOLDER|URI [-- QEMU ARGUMENT...]",
                "Make the QEMU at --qmp a child of the snapshot in FOLDER, or served at URI; it was "
                "started with -incoming defer, or is started by the command line after --"},
-    [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh",
-                 .internal = true},
+    [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh"},
     [FIRECRACKER] = {"firecracker", NULL,
                      "Serve the page faults of a microVM that Firecracker restores, from --from"},
     {0},
@@ -405,6 +404,7 @@ static const struct ibx_tool tool = {
             "runs there, while RDMA READs fetch its memory, page by page, when it needs them. "
             "COMMAND --help describes one command alone.",
     .commands = commands,
+    .internal = BIT(FAR_END),
     .options = options,
     .lists_transport = true,
     .failed = ibx_cli_result_failed,
