@@ -455,12 +455,7 @@ int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct
 int ibx_libvirt_migrates_already(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
                                  struct ibx_error *err)
 {
-    json_t *list;
-    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    rc = check_options(list, err);
-    json_decref(list);
+    const int rc = ibx_libvirt_check_settings(qmp, deadline_ns, err);
     return rc ? rc : ibx_libvirt_past(path, err);
 }
 
