@@ -250,6 +250,7 @@ int main(int argc, char **argv)
         {"sizes", sizes_and_offsets},
         {"default", default_kind},
         {"rows", rows},
+        {"empty-rows", empty_rows},
         {"threads", threads},
         {"threads-end", threads_end},
         {"no-copy", no_copy},

@@ -114,6 +114,7 @@ long peak();
 bool sizes_and_offsets();
 bool default_kind();
 bool rows();
+bool empty_rows();
 bool planes_of_blocks();
 bool no_copy();
 bool remapped();

@@ -164,6 +164,39 @@ bool default_kind()
     return HOLDS(munmap(both, 4096) == 0);
 }
 
+// Rows without bytes, and no rows at all, whatever the pitches are: both sides stay as they were,
+// and the host's memory is not even read.
+bool empty_rows()
+{
+    const struct {
+        std::size_t width, height, pitch;
+    } all[] = {{0, 64, 63}, {63, 0, 63}, {0, 0, 63}, {0, 1, 63}, {0, 64, 0}, {0, 3, 1u << 20}};
+    char *device = device_memory();
+    void *stream = nullptr;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    const std::vector<char> filled(64 * 64, 'd'), before(64 * 64, 'h');
+    REQUIRE(cudaMemcpy(device, filled.data(), filled.size(), H2D) == 0);
+    for (const auto &r : all) {
+        for (int kind = 0; kind <= D2D; kind++) {
+            for (int way = 0; way < 3; way++) {
+                std::vector<char> host = before;
+                char *const to = kind == H2D || kind == D2D ? device : host.data();
+                const char *const from =
+                    kind == D2H || kind == D2D ? device + 1 : way ? host.data() : nullptr;
+                REQUIRE((way > 1 ? cudaMemcpy2DAsync(to, r.pitch, from, r.pitch, r.width, r.height,
+                                                     kind, stream)
+                                 : cudaMemcpy2D(to, r.pitch, from, r.pitch, r.width, r.height,
+                                                kind)) == 0);
+                REQUIRE(cudaStreamSynchronize(stream) == 0);
+                REQUIRE(host == before && device_has(device, filled.data(), filled.size()));
+            }
+        }
+        REQUIRE(cudaMemcpy2D(device, r.pitch, device, r.pitch, r.width, r.height, 5) == 21);
+        REQUIRE(cudaGetLastError() == 21);
+    }
+    return HOLDS(cudaFree(device) == 0);
+}
+
 bool rows()
 {
     const Rows all[] = {{1, 1, 1, 1},

@@ -331,6 +331,7 @@ void check_what_the_provider_changes()
         check("descriptors of a program that has closed ours", own_descriptors);
     check("all sizes and offsets", [] { return run("sizes", true); });
     check("rows", [] { return run("rows", true); });
+    check("rows that are empty", [] { return run("empty-rows", true); });
     check("four threads, each with a connection", [] { return run("threads", true); });
     check("threads that end", [] { return run("threads-end", true); });
     check("no second copy in the application", [] { return run("no-copy", true); });

@@ -97,7 +97,7 @@ static bool is_one_piece(const struct rows *r)
 }
 
 /* Whether the plugin makes the copy: it is between host and device, and not empty. GVirtuS gets
- * copies with wrong pitches, for which CUDA has an error. */
+ * copies with wrong pitches, for which CUDA has an error, and empty ones of a single row. */
 static bool is_ours(const struct rows *r)
 {
     size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
@@ -385,11 +385,17 @@ static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
     return copied_by_graph(r, takes, stream, rc);
 }
 
+/* GVirtuS reads or writes whole pitches of host memory even if the rows have no bytes. */
+static bool is_empty(const struct rows *r)
+{
+    return !r->width || !r->height;
+}
+
 /* A copy of nothing becomes no part of a capture, and is no error in one that is invalid, whatever
  * its kind is. */
 static bool is_nothing_in_capture(const struct rows *r, void *stream)
 {
-    return (!r->width || !r->height) && ibx_frontend_plugin() && ibx_frontend_captures(stream);
+    return is_empty(r) && ibx_frontend_plugin() && ibx_frontend_captures(stream);
 }
 
 static int copy_in_stream(const struct rows *r, void *stream)
@@ -441,7 +447,7 @@ static int check_rows(struct rows *r, int kind)
         r->to_pitch = r->width;
     if (r->height == 1 && !r->from_pitch)
         r->from_pitch = r->width;
-    const bool empty = !r->width || !r->height;
+    const bool empty = is_empty(r);
     const bool narrow = !empty && (r->width > r->to_pitch || r->width > r->from_pitch);
     if (!ibx_frontend_plugin())
         return CUDA_SUCCESS;
@@ -459,6 +465,8 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
     const int real = kind_of(to, from, kind);
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, real, false, false};
     const int rc = check_rows(&rows, kind);
+    if (!rc && is_empty(&rows) && ibx_frontend_plugin())
+        return cudaMemcpy(to, from, 0, kind);
     return rc ? rc : copy_rows(&rows);
 }
 
@@ -515,6 +523,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
     int rc = check_rows(&rows, kind);
     if (rc || captured(&rows, stream, &rc))
         return rc;
+    if (is_empty(&rows) && ibx_frontend_plugin())
+        return cudaMemcpyAsync(to, from, 0, kind, stream);
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
     if (in_stream(&rows, stream, &rc))
