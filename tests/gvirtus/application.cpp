@@ -435,6 +435,7 @@ int main(int argc, char **argv)
          [] { return kernels_that_are_set_again() && updates_that_are_repeated(); }},
         {"attributes-of-nodes", attributes_of_nodes},
         {"events-and-functions-of-nodes", events_and_functions_of_nodes},
+        {"nodes-of-no-executable", nodes_of_no_executable},
         {"graphs-of-nodes", graphs_of_nodes},
         {"parameters-of-all-kinds", parameters_of_all_kinds},
         {"objects-of-graphs", objects_of_graphs},

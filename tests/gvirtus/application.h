@@ -358,6 +358,7 @@ bool kernels_that_are_set_again();
 bool updates_that_are_repeated();
 bool attributes_of_nodes();
 bool events_and_functions_of_nodes();
+bool nodes_of_no_executable();
 bool graphs_of_nodes();
 bool parameters_of_all_kinds();
 bool objects_of_graphs();

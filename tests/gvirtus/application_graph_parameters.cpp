@@ -279,6 +279,24 @@ bool events_and_functions_of_nodes()
     REQUIRE(run("cudaGraphExecEventWaitNodeSetEvent", exec, wait_node, first) == 0);
     REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", graph.nodes[0], second), 1));
     REQUIRE(fails(run("cudaGraphEventWaitNodeSetEvent", wait_node, stream), 400));
+    // Each call is for one kind of node.
+    for (void *of : {static_cast<void *>(nullptr), exec}) {
+        const auto set = [&](const char *plain, const char *in_exec, void *node, void *to) {
+            return of ? run(in_exec, of, node, to) : run(plain, node, to);
+        };
+        const auto wait = [&](void *node, void *to) {
+            return set("cudaGraphEventWaitNodeSetEvent", "cudaGraphExecEventWaitNodeSetEvent", node,
+                       to);
+        };
+        const auto record = [&](void *node, void *to) {
+            return set("cudaGraphEventRecordNodeSetEvent", "cudaGraphExecEventRecordNodeSetEvent",
+                       node, to);
+        };
+        REQUIRE(fails(wait(recorded, first), 1) && fails(record(wait_node, first), 1));
+        REQUIRE(fails(wait(wait_node, nullptr), 1) && fails(record(recorded, nullptr), 1));
+    }
+    REQUIRE(event_of("cudaGraphEventRecordNodeGetEvent", recorded) == 0 && event == second);
+    REQUIRE(event_of("cudaGraphEventWaitNodeGetEvent", wait_node) == 0 && event == second);
     // Functions.
     REQUIRE((run<void *, Host *>("cudaGraphHostNodeGetParams", graph.nodes[0], &told) == 0));
     REQUIRE(told.function == count_up && told.argument == &calls);
@@ -301,6 +319,49 @@ bool events_and_functions_of_nodes()
     REQUIRE(
         (fails(run<void *, const Host *>("cudaGraphHostNodeSetParams", graph.nodes[0], &host), 1)));
     return HOLDS(graph.destroy() == 0);
+}
+
+// Without an executable graph the calls for its nodes change nothing, least of all the graph's own.
+bool nodes_of_no_executable()
+{
+    char *device = device_memory(4096);
+    void *event = nullptr, *other = nullptr, *of_event[2] = {}, *child = nullptr, *found = nullptr;
+    std::atomic<int> calls{0};
+    std::size_t n = 100;
+    void *to = device, *from = device + 2048, *arguments[] = {&to, &from, &n};
+    using Order = void *const *;
+    const Kernel kernel = {&stub_kernel, {10, 1, 1}, {64, 1, 1}, 0, arguments, nullptr};
+    const graph_calls::Set ones = {device, 0, 1, 1, 4096, 1}, twos = {device, 0, 2, 1, 4096, 1};
+    const Host host = {count_up, &calls};
+    graph_calls::Set told = {};
+    Graph graph, inner;
+    REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&other) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(inner.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    const auto add = [&](const char *name, void **node, void *what) {
+        return run<void **, void *, Order, std::size_t, void *>(name, node, graph.handle, nullptr,
+                                                                0, what);
+    };
+    REQUIRE(add("cudaGraphAddEventRecordNode", &of_event[0], event) == 0);
+    REQUIRE(add("cudaGraphAddEventWaitNode", &of_event[1], event) == 0);
+    REQUIRE(add("cudaGraphAddChildGraphNode", &child, inner.handle) == 0);
+    const auto set = [](const char *name, void *node, const void *parameters) {
+        return run<void *, void *, const void *>(name, nullptr, node, parameters);
+    };
+    REQUIRE(fails(set("cudaGraphExecKernelNodeSetParams", graph.nodes[0], &kernel), 1));
+    REQUIRE(fails(set("cudaGraphExecMemsetNodeSetParams", graph.nodes[1], &twos), 1));
+    REQUIRE(fails(set("cudaGraphExecHostNodeSetParams", graph.nodes[2], &host), 1));
+    REQUIRE(fails(set("cudaGraphExecEventRecordNodeSetEvent", of_event[0], other), 1));
+    REQUIRE(fails(set("cudaGraphExecEventWaitNodeSetEvent", of_event[1], other), 1));
+    REQUIRE(fails(set("cudaGraphExecChildGraphNodeSetParams", child, inner.handle), 1));
+    REQUIRE((run<void *, graph_calls::Set *>("cudaGraphMemsetNodeGetParams", graph.nodes[1],
+                                             &told) == 0 &&
+             told.value == 1));
+    REQUIRE((run<void *, void **>("cudaGraphEventWaitNodeGetEvent", of_event[1], &found) == 0));
+    REQUIRE(found == event);
+    return HOLDS(graph.destroy() == 0 && inner.destroy() == 0 && cudaFree(device) == 0);
 }
 
 // A graph in a graph is the node's own: what is added to it is in the node. It goes with the node.

@@ -467,6 +467,7 @@ void check_what_it_does_not()
                              "kernels-set-again",
                              "attributes-of-nodes",
                              "events-and-functions-of-nodes",
+                             "nodes-of-no-executable",
                              "graphs-of-nodes",
                              "parameters-of-all-kinds",
                              "objects-of-graphs",

@@ -60,6 +60,8 @@ int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t
     return rc;
 }
 
+/* Here and below the executable graph is NULL for the node's own parameters. The calls that take
+ * one refuse NULL. */
 static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
 {
     struct extension_request e;
@@ -78,7 +80,8 @@ int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel)
 
 int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel_node *kernel)
 {
-    return set_kernel("cudaGraphExecKernelNodeSetParams", exec, node, kernel);
+    return exec ? set_kernel("cudaGraphExecKernelNodeSetParams", exec, node, kernel)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* ---------------------------------------------------------------------------------- copies */
@@ -247,7 +250,8 @@ int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *cop
 
 int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
-    return set_copy("cudaGraphExecMemcpyNodeSetParams", exec, node, copy);
+    return exec ? set_copy("cudaGraphExecMemcpyNodeSetParams", exec, node, copy)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* ----------------------------------------------------------------------- memory that is set */
@@ -297,7 +301,8 @@ int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)
 
 int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set)
 {
-    return set_memset("cudaGraphExecMemsetNodeSetParams", exec, node, set);
+    return exec ? set_memset("cudaGraphExecMemsetNodeSetParams", exec, node, set)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* ---------------------------------------------------------------------------------- others */

@@ -242,9 +242,14 @@ int cudaGraphEventWaitNodeGetEvent(void *node, void **event)
     return rc ? rc : ask_handle(IBX_EXT_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
 }
 
-static int set_event(const char *call, void *exec, void *node, const void *event)
+static int set_event(const char *call, int type, void *exec, void *node, const void *event)
 {
     struct extension_request e;
+    if (!event)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = is_other_than(type, node);
+    if (rc)
+        return rc;
     ibx_frontend_node_begin(&e, IBX_EXT_SET_EVENT, call, exec, node);
     ibx_put_u64(&e.body, (uintptr_t)event);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -252,22 +257,27 @@ static int set_event(const char *call, void *exec, void *node, const void *event
 
 int cudaGraphEventRecordNodeSetEvent(void *node, void *event)
 {
-    return set_event("cudaGraphEventRecordNodeSetEvent", NULL, node, event);
+    return set_event("cudaGraphEventRecordNodeSetEvent", IBX_FRONTEND_NODE_RECORD, NULL, node,
+                     event);
 }
 
 int cudaGraphEventWaitNodeSetEvent(void *node, void *event)
 {
-    return set_event("cudaGraphEventWaitNodeSetEvent", NULL, node, event);
+    return set_event("cudaGraphEventWaitNodeSetEvent", IBX_FRONTEND_NODE_WAIT, NULL, node, event);
 }
 
 int cudaGraphExecEventRecordNodeSetEvent(void *exec, void *node, void *event)
 {
-    return set_event("cudaGraphExecEventRecordNodeSetEvent", exec, node, event);
+    return exec ? set_event("cudaGraphExecEventRecordNodeSetEvent", IBX_FRONTEND_NODE_RECORD, exec,
+                            node, event)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 int cudaGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event)
 {
-    return set_event("cudaGraphExecEventWaitNodeSetEvent", exec, node, event);
+    return exec ? set_event("cudaGraphExecEventWaitNodeSetEvent", IBX_FRONTEND_NODE_WAIT, exec,
+                            node, event)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* -------------------------------------------------------------------------------- functions */
@@ -325,7 +335,8 @@ int cudaGraphHostNodeSetParams(void *node, const struct host_node *host)
 
 int cudaGraphExecHostNodeSetParams(void *exec, void *node, const struct host_node *host)
 {
-    return set_host("cudaGraphExecHostNodeSetParams", exec, node, host);
+    return exec ? set_host("cudaGraphExecHostNodeSetParams", exec, node, host)
+                : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 /* ------------------------------------------------------------------ graphs in graphs, memory */
@@ -338,6 +349,8 @@ int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
 int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
 {
     struct extension_request e;
+    if (!exec)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_node_begin(&e, IBX_EXT_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
                             node);
     ibx_put_u64(&e.body, (uintptr_t)child);

@@ -352,20 +352,17 @@ int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behi
 int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const void *from, size_t n,
                                          size_t offset, int kind)
 {
-    return cudaGraphExecMemcpyNodeSetParamsToSymbol(NULL, node, symbol, from, n, offset, kind);
+    void *to = NULL;
+    const int rc = place_in(symbol, n, offset, &to);
+    return rc ? rc : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
 }
 
 int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *symbol, size_t n,
                                            size_t offset, int kind)
 {
-    return cudaGraphExecMemcpyNodeSetParamsFromSymbol(NULL, node, to, symbol, n, offset, kind);
-}
-
-/* If `exec` is NULL, of the node in its graph. */
-static int set_copy(void *exec, void *node, void *to, const void *from, size_t n, int kind)
-{
-    return exec ? cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind)
-                : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
+    void *from = NULL;
+    const int rc = place_in(symbol, n, offset, &from);
+    return rc ? rc : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
 }
 
 int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void *symbol,
@@ -373,7 +370,7 @@ int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void 
 {
     void *to = NULL;
     const int rc = place_in(symbol, n, offset, &to);
-    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+    return rc ? rc : cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind);
 }
 
 int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to, const void *symbol,
@@ -381,5 +378,5 @@ int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to,
 {
     void *from = NULL;
     const int rc = place_in(symbol, n, offset, &from);
-    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+    return rc ? rc : cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind);
 }
