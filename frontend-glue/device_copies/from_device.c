@@ -51,7 +51,11 @@ static int run_by_reply(struct gpu_session *x, const struct ibx_request *q, uint
     if (rc != IBX_REQUEST_DONE)
         return rc;
     ibx_session_consume(x->s, q);
-    rc = answer_delivered(x, began);
+    /* The first bytes have come, so that kernels before the copy have ended. */
+    const bool whole = x->copy.bytes < ibx_session_caps(x->s)->rendezvous;
+    rc = path == &ibx_path_staged && whole ? ibx_copies_tell_output(x, q) : 0;
+    if (!rc)
+        rc = answer_delivered(x, began);
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
