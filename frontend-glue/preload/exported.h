@@ -55,6 +55,7 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
 void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *name, int external,
                        size_t n, int constant, int global);
 void **__cudaRegisterFatBinary(void *wrapper);
+void __cudaRegisterFatBinaryEnd(void **handle);
 void __cudaUnregisterFatBinary(void **handle);
 unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
                                      void *stream);

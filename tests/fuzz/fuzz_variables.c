@@ -155,6 +155,24 @@ void ibx_frontend_module_registered(void *wrapper, void **handle,
 {
     (void)wrapper, (void)handle, (void)expanded;
 }
+bool ibx_frontend_module_deferred(void *wrapper)
+{
+    (void)wrapper;
+    return false;
+}
+bool ibx_frontend_module_there(void **handle, void ***there)
+{
+    *there = handle;
+    return true;
+}
+bool ibx_frontend_module_now(void **handle, void ***there)
+{
+    return ibx_frontend_module_there(handle, there);
+}
+void ibx_frontend_module_needed(const void *function)
+{
+    (void)function;
+}
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
                                   const char *name, int thread_limit)
 {
@@ -174,6 +192,11 @@ void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expand
 {
     *expanded = NULL;
     return handle;
+}
+const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e)
+{
+    (void)fat, (void)n, (void)at, (void)e;
+    return NULL;
 }
 const uint8_t *ibx_image_wrapped(const struct ibx_image_wrapper *wrapper, size_t *n)
 {

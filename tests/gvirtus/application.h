@@ -477,6 +477,9 @@ bool events_after_a_loss();
 bool variables();
 bool variables_in_children();
 
+// application_deferred.cpp
+bool modules_deferred();
+
 // application_modules.cpp
 bool modules_of_two_threads();
 bool modules_and_forks();

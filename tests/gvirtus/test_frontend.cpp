@@ -584,7 +584,7 @@ void check_what_it_does_not()
     check("memory of the host that kernels use", mapped_memory);
     check("... that one uses without end", mapped_for_ever);
     check("what pointers are", [] { return run("pointers", true); });
-    for (const char *test : {"printed-told", "printed"}) // what kernels print
+    for (const char *test : {"modules-deferred", "printed-told", "printed"}) // what kernels print
         check(test, [test] { return run(test, true); });
     check("... as the program ends",
           [] { return printed_last("printed-last", "behind all waits\n"); });

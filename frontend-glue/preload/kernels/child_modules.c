@@ -5,6 +5,11 @@
  * first use of a kernel or variable it registers again, as its own, the modules of its parent that
  * have variables. A module without variables is the same for both.
  *
+ * A large module is registered when one of its kernels is needed: CUDA loads modules then, too, and
+ * programs with gigabytes of kernels use few of them. Until then it is only listed here. A module
+ * with variables, or whose kernels' addresses nobody knows, is not: a variable needs a place. This
+ * file and fat_binaries.c call each other for that.
+ *
  * The back end unloads a process's modules when the process has ended in any way and no child of it
  * uses them: a process announces once that its children ask for them. A child whose parent ended
  * before the child asked registers all modules again.
@@ -21,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SEEN    1024u  /* kernels that are known to be registered; a power of two */
 #define LEAST   8u     /* initial capacity of a list */
 #define WAIT_MS 30000u /* how long to wait for another thread before a message says so */
 
@@ -43,8 +49,18 @@ struct list {
     size_t count, room, size; /* capacity; size of an item */
 };
 
+/*
+ * state machine: module
+ *   [*] -> REGISTERED              with GVirtuS, at once
+ *   [*] -> DEFERRED -> REGISTERED  when it is needed
+ *   DEFERRED -> REFUSED            GVirtuS does not register it
+ *   any -> [*]                     unloaded
+ */
+enum module_state { MODULE_REGISTERED, MODULE_DEFERRED, MODULE_REFUSED };
+
 struct module {
     struct module *next;
+    enum module_state state;
     void *wrapper; /* the wrapper, in the program's memory like all texts, or `expanded` */
     struct ibx_image_wrapper *expanded;
     void **handle, **there; /* the handle of the program, and GVirtuS's in this process */
@@ -60,7 +76,10 @@ struct module {
 static struct module *modules;
 static unsigned life;         /* 1 + how many forks led to this process */
 static atomic_bool inherited; /* this is a child that has not registered modules yet */
-static atomic_bool told;      /* the back end was told that this process's modules end with it */
+static atomic_uint deferred;  /* how many modules are DEFERRED */
+/* Kernels that are of no such module, by their addresses; any may be missing. */
+static _Atomic(const void *) seen[SEEN];
+static atomic_bool told; /* the back end was told that this process's modules end with it */
 static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
@@ -120,25 +139,52 @@ static bool share(const void *kernel)
     return code || ibx_get_u64(&r);
 }
 
-void ibx_frontend_module_registered(void *wrapper, void **handle,
-                                    struct ibx_image_wrapper *expanded)
+/* False: there is no memory. */
+static bool list_module(const struct module *like)
 {
-    struct module *m = handle ? malloc(sizeof(*m)) : NULL;
+    struct module *m = malloc(sizeof(*m));
     if (!m)
-        return;
-    *m = (struct module){.wrapper = wrapper,
-                         .expanded = expanded,
-                         .handle = handle,
-                         .there = handle,
-                         .functions.size = sizeof(struct function),
-                         .variables.size = sizeof(struct variable)};
+        return false;
+    *m = *like;
+    m->functions.size = sizeof(struct function);
+    m->variables.size = sizeof(struct variable);
     ibx_frontend_ranges_lock();
     m->life = life;
     m->next = modules;
     modules = m;
     ibx_frontend_ranges_unlock();
-    if (!atomic_load(&told))
+    return true;
+}
+
+void ibx_frontend_module_registered(void *wrapper, void **handle,
+                                    struct ibx_image_wrapper *expanded)
+{
+    const struct module m = {
+        .wrapper = wrapper, .expanded = expanded, .handle = handle, .there = handle};
+    if (handle && list_module(&m) && !atomic_load(&told))
         share(NULL);
+}
+
+/* The kernels of another module may have been at these addresses. */
+bool ibx_frontend_module_deferred(void *wrapper)
+{
+    const struct module m = {.state = MODULE_DEFERRED, .wrapper = wrapper, .handle = wrapper};
+    if (!list_module(&m))
+        return false;
+    atomic_fetch_add(&deferred, 1);
+    for (unsigned i = 0; i < SEEN; i++)
+        atomic_store_explicit(&seen[i], NULL, memory_order_relaxed);
+    return true;
+}
+
+bool ibx_frontend_module_there(void **handle, void ***there)
+{
+    ibx_frontend_ranges_lock();
+    const struct module *m = find(handle);
+    const bool registered = !m || m->state == MODULE_REGISTERED;
+    *there = m ? m->there : handle;
+    ibx_frontend_ranges_unlock();
+    return registered;
 }
 
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
@@ -218,6 +264,8 @@ void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expand
     if (!gone)
         return handle;
     void **there = gone->there;
+    if (gone->state == MODULE_DEFERRED)
+        atomic_fetch_sub(&deferred, 1);
     const struct function *f = gone->functions.items;
     for (size_t i = 0; i < gone->functions.count; i++)
         ibx_frontend_kernel_gone(f[i].function); /* dlclose(3) unmaps its name */
@@ -257,8 +305,8 @@ static void note_answer(unsigned of, bool there)
 static const struct module *next_to_ask(void)
 {
     const struct module *m = modules;
-    while (m && (m->life == life || m->asked == life || m->variables.count || m->managed ||
-                 !m->functions.count))
+    while (m && (m->state != MODULE_REGISTERED || m->life == life || m->asked == life ||
+                 m->variables.count || m->managed || !m->functions.count))
         m = m->next;
     return m;
 }
@@ -284,7 +332,17 @@ static void ask(void)
 /* Called under the lock. Whether the module has to be registered again. */
 static bool is_to_come(const struct module *m)
 {
-    return m->life != life && (m->variables.count || m->managed || (m->lost && m->asked == life));
+    return m->state == MODULE_REGISTERED && m->life != life &&
+           (m->variables.count || m->managed || (m->lost && m->asked == life));
+}
+
+/* Called under the lock: the module is this process's own from now on, and is copied. */
+static void take_over(struct module *m, struct module *taken)
+{
+    m->life = life;
+    *taken = *m;
+    const bool functions = copy(&taken->functions), variables = copy(&taken->variables);
+    taken->incomplete = taken->incomplete || !functions || !variables;
 }
 
 /* Takes the oldest module that has to be registered again; NULL: there is none, or no memory. */
@@ -296,12 +354,8 @@ static struct module *take(void)
         if (is_to_come(i))
             m = i;
     }
-    if (m && taken) {
-        m->life = life;
-        *taken = *m;
-        const bool functions = copy(&taken->functions), variables = copy(&taken->variables);
-        taken->incomplete = taken->incomplete || !functions || !variables;
-    }
+    if (m && taken)
+        take_over(m, taken);
     ibx_frontend_ranges_unlock();
     if (m && taken)
         return taken;
@@ -330,7 +384,7 @@ static struct registrations find_registrations(void)
     return r;
 }
 
-/* Registers a module with GVirtuS again. Returns its handle; NULL: GVirtuS refuses it. */
+/* Registers with GVirtuS what the module has. Returns its handle; NULL: GVirtuS refuses it. */
 static void **register_again(const struct registrations *r, const struct module *m)
 {
     const struct function *f = m->functions.items;
@@ -380,10 +434,11 @@ static void lock(void)
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(WAIT_MS));
     if (!pthread_mutex_clocklock(&registering, CLOCK_MONOTONIC, &until))
         return;
-    ibx_log(IBX_LOG_WARN,
-            "a thread of a forked child has waited for %u s for another one, which registers the "
-            "program's kernels and variables, and goes on waiting",
-            WAIT_MS / 1000);
+    ibx_log(
+        IBX_LOG_WARN,
+        "a thread has waited for %u s for another one, which registers the program's kernels and "
+        "variables, and goes on waiting",
+        WAIT_MS / 1000);
     pthread_mutex_lock(&registering);
 }
 
@@ -401,4 +456,111 @@ void ibx_frontend_own_modules(void)
     atomic_store(&inherited, false);
     pthread_mutex_unlock(&registering);
     ibx_thread_release_cancel(cancel);
+}
+
+/* ------------------------------------------------------------------- deferred modules */
+
+/* Called under the lock. NULL: there is none to which the kernel, or this handle, belongs. */
+static struct module *find_deferred(const void *function, void **handle)
+{
+    struct module *m = modules;
+    while (m && (m->state != MODULE_DEFERRED ||
+                 (handle ? m->handle != handle : !function_of(m, function))))
+        m = m->next;
+    return m;
+}
+
+/* Copies such a module; false: there is none, or no memory. */
+static bool take_deferred(const void *function, void **handle, struct module *taken)
+{
+    ibx_frontend_ranges_lock();
+    struct module *m = find_deferred(function, handle);
+    if (m)
+        take_over(m, taken);
+    ibx_frontend_ranges_unlock();
+    return m;
+}
+
+/* The program may have unloaded it meanwhile. */
+static void registered_now(const struct module *taken, void **there,
+                           struct ibx_image_wrapper *expanded)
+{
+    ibx_frontend_ranges_lock();
+    struct module *m = find_deferred(NULL, taken->handle);
+    if (m) {
+        m->state = there ? MODULE_REGISTERED : MODULE_REFUSED;
+        m->wrapper = taken->wrapper;
+        m->expanded = expanded;
+        m->there = there;
+        atomic_fetch_sub(&deferred, 1);
+    }
+    ibx_frontend_ranges_unlock();
+}
+
+/* Registers it with GVirtuS: whole, or, for a program that is still registering it, what it has so
+ * far. */
+static void register_deferred(const struct registrations *r, struct module *taken, bool whole)
+{
+    struct registrations parts = *r;
+    struct ibx_image_wrapper *expanded = ibx_frontend_expand_module(taken->wrapper);
+    if (expanded)
+        taken->wrapper = expanded;
+    if (!whole)
+        parts.last = NULL;
+    void **there = register_again(&parts, taken);
+    if (!there) {
+        ibx_image_free_wrapped(expanded);
+        expanded = NULL;
+    }
+    registered_now(taken, there, expanded);
+    free(taken->functions.items);
+    free(taken->variables.items);
+    if (there && !atomic_load(&told))
+        share(NULL);
+    if (there)
+        ibx_frontend_module_begins(taken->wrapper);
+}
+
+/* The thread's program is in the constructor of the module, so that no other one needs it. */
+bool ibx_frontend_module_now(void **handle, void ***there)
+{
+    struct module taken;
+    if (atomic_load(&deferred) && take_deferred(NULL, handle, &taken)) {
+        const struct registrations r = find_registrations();
+        register_deferred(&r, &taken, false);
+    }
+    return ibx_frontend_module_there(handle, there);
+}
+
+static void register_module_of(const void *function)
+{
+    struct module taken;
+    const int cancel = ibx_thread_hold_cancel();
+    const struct registrations r = find_registrations();
+    ibx_frontend_connect(); /* before the locks, as in ibx_frontend_own_modules() */
+    lock();
+    if (take_deferred(function, NULL, &taken)) {
+        ibx_frontend_gvirtus_maps_lock();
+        register_deferred(&r, &taken, true);
+        ibx_frontend_gvirtus_maps_unlock();
+    }
+    pthread_mutex_unlock(&registering);
+    ibx_thread_release_cancel(cancel);
+}
+
+void ibx_frontend_module_needed(const void *function)
+{
+    const uintptr_t at = (uintptr_t)function;
+    if (!atomic_load_explicit(&deferred, memory_order_acquire) || ibx_frontend_in_host_function())
+        return;
+    _Atomic(const void *) *const place = &seen[(at >> 4 ^ at >> 14) % SEEN];
+    if (atomic_load_explicit(place, memory_order_relaxed) == function)
+        return;
+    ibx_frontend_ranges_lock();
+    const bool needed = find_deferred(function, NULL);
+    if (!needed)
+        atomic_store_explicit(place, function, memory_order_relaxed);
+    ibx_frontend_ranges_unlock();
+    if (needed)
+        register_module_of(function);
 }

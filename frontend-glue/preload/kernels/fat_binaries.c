@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPABILITY_MAJOR 75 /* enum cudaDeviceAttr */
+#define DEFERRED_LEAST   65536u /* bytes of a module, as many as it has when it is decompressed */
+#define CAPABILITY_MAJOR 75     /* enum cudaDeviceAttr */
 #define CAPABILITY_MINOR 76
 #define WRAPPER_MAGIC    0x466243b1u
 #define MODULE_MAGIC     0xba55ed50u
@@ -72,7 +73,7 @@ const struct ibx_image_targets *ibx_frontend_targets(void)
     return there;
 }
 
-static struct ibx_image_wrapper *expand(const void *wrapper)
+struct ibx_image_wrapper *ibx_frontend_expand_module(const void *wrapper)
 {
     size_t n;
     const uint8_t *fat = ibx_image_wrapped(wrapper, &n);
@@ -81,20 +82,39 @@ static struct ibx_image_wrapper *expand(const void *wrapper)
                : NULL;
 }
 
+void ibx_frontend_module_begins(const void *wrapper)
+{
+    if (ibx_image_lacks_cubin(wrapper))
+        ibx_frontend_kernels_unknown();
+    if (may_print(wrapper))
+        ibx_frontend_prints();
+}
+
 void **ibx_frontend_register_module(void *compressed)
 {
     __typeof__(&__cudaRegisterFatBinary) next = NEXT(__cudaRegisterFatBinary);
-    struct ibx_image_wrapper *expanded = expand(compressed);
+    struct ibx_image_wrapper *expanded = ibx_frontend_expand_module(compressed);
     void *wrapper = expanded ? expanded : compressed;
     void **handle = next ? next(wrapper) : NULL;
-    if (ibx_image_lacks_cubin(wrapper))
-        ibx_frontend_kernels_unknown();
     ibx_frontend_module_registered(wrapper, handle, expanded);
-    if (!handle)
+    if (handle)
+        ibx_frontend_module_begins(wrapper);
+    else
         ibx_image_free_wrapped(expanded);
-    else if (may_print(wrapper))
-        ibx_frontend_prints();
     return handle;
+}
+
+/* Whether it need not be registered before one of its kernels is needed. Programs that were built
+ * before CUDA 12 may register textures with the handle that GVirtuS returns. */
+static bool may_be_deferred(const void *wrapper)
+{
+    struct ibx_image_entry e;
+    uint64_t bytes = 0;
+    size_t n = 0, at = IBX_IMAGE_FAT_HEAD;
+    const uint8_t *fat = ibx_image_wrapped(wrapper, &n);
+    while (fat && at < n && bytes < DEFERRED_LEAST && ibx_image_next(fat, n, &at, &e))
+        bytes += e.uncompressed_n > e.n ? e.uncompressed_n : e.n;
+    return bytes >= DEFERRED_LEAST && !ibx_frontend_before_13();
 }
 
 static bool is_back_end_gone(void)
@@ -107,6 +127,16 @@ static bool is_back_end_gone(void)
  * its modules when the back end ends gets one, and its first call fails. */
 void **__cudaRegisterFatBinary(void *compressed)
 {
+    if (may_be_deferred(compressed) && ibx_frontend_module_deferred(compressed))
+        return compressed;
     void **handle = ibx_frontend_register_module(compressed);
     return handle || !is_back_end_gone() ? handle : compressed;
+}
+
+void __cudaRegisterFatBinaryEnd(void **handle)
+{
+    __typeof__(&__cudaRegisterFatBinaryEnd) next = NEXT(__cudaRegisterFatBinaryEnd);
+    void **there;
+    if (next && ibx_frontend_module_there(handle, &there))
+        next(there);
 }

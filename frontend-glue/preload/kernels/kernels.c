@@ -132,6 +132,7 @@ int ibx_frontend_no_kernel(const void *function)
     if (!function)
         return CUDA_INVALID_FUNCTION;
     ibx_frontend_own_modules();
+    ibx_frontend_module_needed(function);
     ibx_frontend_ranges_lock();
     const bool known = !registered.count || ibx_frontend_ranges_at(&registered, function);
     ibx_frontend_ranges_unlock();
@@ -447,6 +448,7 @@ static const struct kernel *learned(const void *function, const struct launch_co
     const struct kernel *known = find(function);
     if (known)
         return known;
+    ibx_frontend_module_needed(function);
     ibx_frontend_managed_before_load();
     struct kernel *k = look_at(function, config);
     return k ? add(k) : find(function);
@@ -608,6 +610,7 @@ static int launch_now(const void *function, const struct launch_config *config, 
     if (ibx_frontend_forbidden(&rc))
         return rc;
     ibx_frontend_own_modules();
+    ibx_frontend_module_needed(function);
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     if (!plugin && atomic_load_explicit(&unknown, memory_order_relaxed)) {
         ibx_frontend_connect();
@@ -670,7 +673,7 @@ void __cudaUnregisterFatBinary(void **handle)
     void **there = ibx_frontend_module_gone(handle, &expanded);
     if (ibx_frontend_variables_unload(handle)) /* it stays registered by its address */
         return;
-    if (next)
+    if (next && (there || !handle))
         next(there);
     ibx_image_free_wrapped(expanded);
 }

@@ -85,16 +85,31 @@ bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 /* The architectures of all devices of the back end, which is asked once; none: it does not say. */
 struct ibx_image_targets;
 const struct ibx_image_targets *ibx_frontend_targets(void);
-/* What __cudaRegisterFatBinary() does. NULL also if the back end is gone. */
+/* What __cudaRegisterFatBinary() does, at once. NULL also if the back end is gone. */
 void **ibx_frontend_register_module(void *wrapper);
+struct ibx_image_wrapper;
+/* The module of a wrapper, decompressed; NULL: it is not compressed. */
+struct ibx_image_wrapper *ibx_frontend_expand_module(const void *wrapper);
+/* The module was registered: notes what its kernels need. */
+void ibx_frontend_module_begins(const void *wrapper);
 
 /* ------------------------------------------------------------------------------ child_modules.c */
 
-struct ibx_image_wrapper;
 /* What nvcc's code registers: a module, with the handle that GVirtuS returned, and its functions
  * and variables. `expanded`: the wrapper is this one, which was decompressed; or NULL. */
 void ibx_frontend_module_registered(void *wrapper, void **handle,
                                     struct ibx_image_wrapper *expanded);
+/* Instead: the module is registered when it is needed, and the wrapper is its handle. False: there
+ * is no memory. */
+bool ibx_frontend_module_deferred(void *wrapper);
+/* *there: GVirtuS's handle of a module. False: it is not registered with GVirtuS yet, or was
+ * refused. */
+bool ibx_frontend_module_there(void **handle, void ***there);
+/* The same, but registers it first. */
+bool ibx_frontend_module_now(void **handle, void ***there);
+/* To be called before a request that names this kernel: registers its module. Quick if there is
+ * none to be registered. */
+void ibx_frontend_module_needed(const void *function);
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
                                   const char *name, int thread_limit);
 void ibx_frontend_module_variable(void **handle, char *symbol, char *address, const char *name,

@@ -28,6 +28,7 @@ int __cudaGetKernel(void **kernel, const void *function)
 {
     __typeof__(&__cudaGetKernel) next = NEXT(__cudaGetKernel);
     if (next) {
+        ibx_frontend_module_needed(function);
         const int rc = next(kernel, function);
         if (!rc)
             /* It may be launched by this handle, too. */

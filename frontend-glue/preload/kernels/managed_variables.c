@@ -173,9 +173,11 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
                               int external, size_t n, int constant, int global)
 {
     __typeof__(&__cudaRegisterManagedVar) next = NEXT(__cudaRegisterManagedVar);
-    if (next)
-        next(module, variable, address, name, external, n, constant, global);
-    else
+    void **there;
+    const bool registered = ibx_frontend_module_now(module, &there);
+    if (next && registered)
+        next(there, variable, address, name, external, n, constant, global);
+    else if (!next)
         ibx_frontend_variable_managed(module, variable, name, n);
 }
 
@@ -195,7 +197,8 @@ char __cudaInitModule(void **module)
     free(all);
     free(pointers);
     pthread_mutex_unlock(&lock);
-    return count || !next ? 1 : next(module);
+    void **there;
+    return count || !next || !ibx_frontend_module_now(module, &there) ? 1 : next(there);
 }
 
 /* After a reset: the driver has them at the same addresses, as natively. False: it reports other

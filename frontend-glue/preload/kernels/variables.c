@@ -246,8 +246,9 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
                             void *block_size, void *grid_size, int *warp)
 {
     __typeof__(&__cudaRegisterFunction) next = NEXT(__cudaRegisterFunction);
-    if (next)
-        next(handle, function, device_function, name, thread_limit, thread, block, block_size,
+    void **there;
+    if (next && ibx_frontend_module_there(handle, &there))
+        next(there, function, device_function, name, thread_limit, thread, block, block_size,
              grid_size, warp);
     ibx_frontend_kernel_registered(function, name);
     ibx_frontend_module_function(handle, function, device_function, name, thread_limit);
@@ -259,8 +260,10 @@ void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *n
                        size_t n, int constant, int global)
 {
     __typeof__(&__cudaRegisterVar) next = NEXT(__cudaRegisterVar);
-    if (next)
-        next(handle, symbol, address, name, external, n, constant, global);
+    void **there;
+    const bool registered = ibx_frontend_module_now(handle, &there);
+    if (next && registered)
+        next(there, symbol, address, name, external, n, constant, global);
     ibx_frontend_module_variable(handle, symbol, address, name, external, n, constant, global);
     note_variable(handle, symbol, name, false, 0);
 }
