@@ -181,8 +181,9 @@ bool empty_rows()
             for (int way = 0; way < 3; way++) {
                 std::vector<char> host = before;
                 char *const to = kind == H2D || kind == D2D ? device : host.data();
-                const char *const from =
-                    kind == D2H || kind == D2D ? device + 1 : way ? host.data() : nullptr;
+                const char *const from = kind == D2H || kind == D2D ? device + 1
+                                         : way                      ? host.data()
+                                                                    : nullptr;
                 REQUIRE((way > 1 ? cudaMemcpy2DAsync(to, r.pitch, from, r.pitch, r.width, r.height,
                                                      kind, stream)
                                  : cudaMemcpy2D(to, r.pitch, from, r.pitch, r.width, r.height,

@@ -331,7 +331,6 @@ void check_what_the_provider_changes()
         check("descriptors of a program that has closed ours", own_descriptors);
     check("all sizes and offsets", [] { return run("sizes", true); });
     check("rows", [] { return run("rows", true); });
-    check("rows that are empty", [] { return run("empty-rows", true); });
     check("four threads, each with a connection", [] { return run("threads", true); });
     check("threads that end", [] { return run("threads-end", true); });
     check("no second copy in the application", [] { return run("no-copy", true); });
@@ -467,7 +466,6 @@ void check_what_it_does_not()
                              "kernels-set-again",
                              "attributes-of-nodes",
                              "events-and-functions-of-nodes",
-                             "nodes-of-no-executable",
                              "graphs-of-nodes",
                              "parameters-of-all-kinds",
                              "objects-of-graphs",
