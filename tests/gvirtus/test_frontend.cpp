@@ -581,8 +581,7 @@ void check_what_it_does_not()
     check("managed memory as the process ends", [] { return run("managed-at-exit", true); });
     check("memory of the host that kernels use", mapped_memory);
     check("... that one uses without end", mapped_for_ever);
-    check("what pointers are", [] { return run("pointers", true); });
-    for (const char *test : {"modules-deferred", "printed-told", "printed"}) // what kernels print
+    for (const char *test : {"pointers", "modules-deferred", "printed-told", "printed"})
         check(test, [test] { return run(test, true); });
     check("... as the program ends",
           [] { return printed_last("printed-last", "behind all waits\n"); });
