@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define STILL_MS  3000u
+#define HELD_MS   100u
 #define AGAIN_MS  1000u
 #define UNSEEN_MS 3000u
 
@@ -19,6 +20,7 @@
 #define EVENT   "{\"event\": \"STOP\"}\r\n"
 
 char __wrap_ibx_process_state(pid_t pid);
+uint64_t __wrap_ibx_process_turns(pid_t pid);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 
 static struct ibx_stand_in stand_in;
@@ -26,12 +28,19 @@ static atomic_uint beats;
 static json_t *before;
 static unsigned now_ms;
 static char tool; /* its state */
+static uint64_t turns;
 static int qemu;
 
 char __wrap_ibx_process_state(pid_t pid)
 {
     assert_int_equal(pid, getppid());
     return tool;
+}
+
+uint64_t __wrap_ibx_process_turns(pid_t pid)
+{
+    assert_int_equal(pid, getppid());
+    return turns;
 }
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
@@ -121,13 +130,25 @@ static void test_no_beat_yet(NO_STATE)
 
 static void test_stopped(NO_STATE)
 {
-    static const char states[] = {'T', 't'};
-    for (unsigned i = 0; i < sizeof(states); i++) {
-        tool = 'S';
+    assert_int_equal(asks(), 0);
+    tool = 'T';
+    assert_int_equal(asks(), 1);
+}
+
+/* A tracer holds it for moments, a debugger at one place. */
+static void test_traced(NO_STATE)
+{
+    tool = 't';
+    for (unsigned i = 0; i < 5; i++) {
         assert_int_equal(asks(), 0);
-        tool = states[i];
-        assert_int_equal(asks(), 1);
+        now_ms += HELD_MS - 1;
+        assert_int_equal(asks(), 0);
+        turns++;
+        now_ms += HELD_MS;
     }
+    assert_int_equal(asks(), 0);
+    now_ms += HELD_MS;
+    assert_int_equal(asks(), 1);
 }
 
 /* ------------------------------------------------------------ answers */
@@ -231,6 +252,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_beats, begin, end),
         cmocka_unit_test_setup_teardown(test_no_beat_yet, begin, end),
         cmocka_unit_test_setup_teardown(test_stopped, begin, end),
+        cmocka_unit_test_setup_teardown(test_traced, begin, end),
         cmocka_unit_test_setup_teardown(test_done, begin, end),
         cmocka_unit_test_setup_teardown(test_part_of_a_message, begin, end),
         cmocka_unit_test_setup_teardown(test_stops_again, begin, end),
