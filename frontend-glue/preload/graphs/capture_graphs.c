@@ -397,6 +397,9 @@ static unsigned long long only_id(void)
     return id;
 }
 
+/* Of the last nodes. */
+static const uint8_t plain_edges[IBX_EXT_BEHIND * IBX_EDGE_BYTES];
+
 /* `asks`: the caller wants more than the status and the number of the capture. */
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph,
                         void *const **behind, const void **edges, size_t *count, bool asks)
@@ -421,8 +424,8 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
         *graph = c->graph;
     if (behind)
         *behind = c->last;
-    if (edges)
-        *edges = NULL;
+    if (edges) /* as many as nodes: programs that name `edges` read them */
+        *edges = c->count ? plain_edges : NULL;
     if (count)
         *count = c->count;
     return CUDA_SUCCESS;

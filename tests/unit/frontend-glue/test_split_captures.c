@@ -454,6 +454,26 @@ static void dependencies_with_others(NO_STATE)
     is.joins = NULL;
 }
 
+/* A program that asks for the data of edges reads as many as there are dependencies; the H200 gives
+ * NULL only without any. */
+static void edges_have_data(NO_STATE)
+{
+    void *graph, *const *behind = NULL;
+    const void *edges = &graph;
+    unsigned long long id;
+    size_t count = 0;
+    int status;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    is.joins = NULL;
+    assert_int_equal(
+        cudaStreamGetCaptureInfo_v3(&stream, &status, &id, &graph, &behind, &edges, &count), 0);
+    assert_int_equal(count, 1);
+    const uint8_t plain[IBX_EDGE_BYTES] = {0};
+    assert_non_null(edges);
+    assert_memory_equal(edges, plain, sizeof(plain));
+    ends_in(&stream, 0);
+}
+
 /* The program never gets the graph of a capture that was invalidated: this library destroys what it
  * has made, and not what the program gave. */
 static void it_was_invalidated(NO_STATE)
@@ -583,6 +603,7 @@ int main(void)
         TEST(a_part_cannot_end),
         TEST(it_cannot_be_split),
         TEST(dependencies_with_others),
+        TEST(edges_have_data),
         TEST(it_was_invalidated),
         TEST(its_thread_has_ended),
         TEST(nobody_wants_the_graph),
