@@ -145,6 +145,10 @@ int ibx_frontend_forks_join(struct ibx_forks *f)
     (void)f;
     return 0;
 }
+void ibx_frontend_forks_recorded(const void *event, const void *stream)
+{
+    (void)event, (void)stream;
+}
 void ibx_frontend_forks_event_gone(const void *event)
 {
     (void)event;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -420,6 +421,42 @@ bool forked(char *device, void *stream)
     return HOLDS(run("cudaGraphDestroy", graph) == 0 && f.ends());
 }
 
+// A launch may record the event by which a stream joins the capture, before or after the question:
+// cudaLaunchAttributeID 7 or 12.
+bool forked_by_launches(char *device, void *stream)
+{
+    auto *launches = preloaded<LaunchAs>("cudaLaunchKernelExC");
+    std::size_t n = 10, count = 0;
+    void *to = device + 80, *from = device + 60, *arguments[] = {&to, &from, &n};
+    for (const long records : {7, 12}) {
+        Forks f;
+        void *graph = nullptr, *again = nullptr;
+        void *const *last = nullptr;
+        int status = 0;
+        REQUIRE(f.begins() && cudaMemset(device, '.', 20) == 0);
+        LaunchAttribute attribute = {records, {}};
+        const LaunchConfig config = {{1, 1, 1}, {1, 1, 1}, 0, stream, &attribute, 1};
+        std::memcpy(attribute.value, &f.early, sizeof(f.early));
+        REQUIRE(cudaStreamBeginCapture(stream, 0) == 0);
+        REQUIRE(cudaMemsetAsync(device, 'l', 20, stream) == 0);
+        attribute.value[2] = 1; // cudaEventRecordExternal
+        REQUIRE(fails(launches(&config, &stub_kernel, arguments), 801));
+        attribute.value[2] = 0;
+        REQUIRE(launches(&config, &stub_kernel, arguments) == 0);
+        REQUIRE(cudaStreamWaitEvent(f.other, f.early, 0) == 0);
+        REQUIRE(cudaMemsetAsync(device + 5, 'm', 5, f.other) == 0);
+        REQUIRE(capture_info(f.other, &status, &graph, &last, &count) == 0 && status == 1);
+        REQUIRE(cudaStreamWaitEvent(f.third, f.early, 0) == 0);
+        REQUIRE(cudaMemsetAsync(device, 'n', 1, f.third) == 0);
+        REQUIRE(f.follow(stream, f.third, f.late) && f.follow(stream, f.other, f.late));
+        REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+        REQUIRE(cudaGetLastError() == 0 && device_has(device, "....................", 20));
+        REQUIRE(runs(graph, stream) && device_has(device, "nllllmmmmmllllllllll", 20));
+        REQUIRE(run("cudaGraphDestroy", graph) == 0 && f.ends());
+    }
+    return true;
+}
+
 // NVIDIA Warp joins what has forked by the nodes of the graph, and not by events.
 bool joined_by_nodes(char *device, void *stream)
 {
@@ -501,5 +538,6 @@ bool conditions()
     REQUIRE(objects_after_moved());
     REQUIRE(memory_while_captured(device, stream));
     REQUIRE(forked(device, stream) && joined_by_nodes(device, stream) && goes_on(device, stream));
+    REQUIRE(forked_by_launches(device, stream));
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

@@ -21,7 +21,9 @@ enum { /* cudaLaunchAttributeID */
        ATTRIBUTE_CLUSTER = 4,
        ATTRIBUTE_CLUSTER_POLICY,
        ATTRIBUTE_BEGINS_EARLY,
-       ATTRIBUTE_PRIORITY = 8
+       ATTRIBUTE_EVENT, /* cudaLaunchAttributeProgrammaticEvent */
+       ATTRIBUTE_PRIORITY,
+       ATTRIBUTE_COMPLETION_EVENT = 12
 };
 
 int __cudaGetKernel(void **kernel, const void *function)
@@ -234,8 +236,21 @@ static int launch_ours(const struct launch_config *config, const void *function,
     return rc;
 }
 
-int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
-                             void **arguments)
+/* Streams join a capture by the events that its launches record. In a capture CUDA refuses those
+ * with cudaEventRecordExternal (801). */
+static void note_events(const struct launch_config *config)
+{
+    for (unsigned i = 0; i < config->count; i++) {
+        const struct launch_attribute *attribute = &config->attributes[i];
+        void *event;
+        if (attribute->id != ATTRIBUTE_EVENT && attribute->id != ATTRIBUTE_COMPLETION_EVENT)
+            continue;
+        memcpy(&event, attribute->value, sizeof(event));
+        ibx_frontend_forks_recorded(event, config->stream);
+    }
+}
+
+static int launch_known(const struct launch_config *config, const void *function, void **arguments)
 {
     static atomic_bool unknown; /* to the back end, which is older */
     bool known = true;
@@ -248,6 +263,15 @@ int ibx_frontend_launch_ours(const struct launch_config *config, const void *fun
     if (rc < 0) /* not if there is no connection */
         atomic_store_explicit(&unknown, true, memory_order_relaxed);
     return launch_ours(config, function, arguments, NULL);
+}
+
+int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
+                             void **arguments)
+{
+    const int rc = launch_known(config, function, arguments);
+    if (!rc && ibx_frontend_capturing())
+        note_events(config);
+    return rc;
 }
 
 int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments)

@@ -12,8 +12,6 @@
 #define STREAMS 8u
 #define EVENTS  64u
 
-enum { ISOLATION = 905, CAPTURED_EVENT = 907 };
-
 struct known {
     unsigned of[STREAMS]; /* of what each stream has done */
 };
@@ -80,7 +78,8 @@ void capture_records(const void *stream, const void *event)
     events[i].known = streams[place_of(stream)].known;
 }
 
-/* Whether the capture in which the event was recorded is under way. */
+/* Whether the capture in which the event was recorded is under way. If it is over, nobody can wait
+ * for the event, as on an H200, whose graph may still exist. */
 int capture_joins(const void *stream, const void *event, bool *lost)
 {
     unsigned e = 0, i = place_of(stream);
@@ -90,7 +89,7 @@ int capture_joins(const void *stream, const void *event, bool *lost)
         return SUCCESS;
     if (!streams[0].stream || events[e].capture != captures) {
         *lost = capture_has(stream);
-        return *lost ? ISOLATION : CAPTURED_EVENT;
+        return INVALID_VALUE;
     }
     if (i == STREAMS)
         i = place_of(NULL);

@@ -258,6 +258,10 @@ struct launch_attribute {
         int on;
         unsigned cluster[3];
         char bytes[64];
+        struct {
+            void *event;
+            int flags;
+        } records;
     } value;
 };
 struct launch_config {
@@ -283,10 +287,24 @@ static bool is_captured(const void *stream)
     return captured;
 }
 
+/* The events that the launch of a captured kernel records (attributes 7 and 12). */
+static void record_captured(const struct launch_config *c)
+{
+    pthread_mutex_lock(&mutex);
+    for (unsigned i = 0; i < c->count; i++) {
+        const struct launch_attribute *a = &c->attributes[i];
+        if ((a->id != 7 && a->id != 12) || !capture_has(c->stream))
+            continue;
+        capture_streams_work(c->stream);
+        capture_records(c->stream, a->value.records.event);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
 /* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks, and is
  * not captured with its arguments in one buffer, as on an H200; and one in clusters (4) has whole
- * ones. Attribute 6 lets a kernel begin early, 7 and 12 record an event, which the double does not,
- * and 0 says nothing. */
+ * ones. Attribute 6 lets a kernel begin early, 7 and 12 record an event, which the double does only
+ * in a capture, and 0 says nothing. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
@@ -298,11 +316,17 @@ EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **
                     : !id || id == 7 || id == 12 || ((id == 2 || id == 6) && a->value.on == 1);
         if (!sound || (id == 2 && !arguments && is_captured(c->stream)))
             return INVALID_VALUE;
+        if ((id == 7 || id == 12) && a->value.records.flags && is_captured(c->stream))
+            return 801; /* cudaEventRecordExternal */
         if (id == 2 && c->grid[0] > 1000)
             return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
     }
-    return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
-                          c->block[2], c->shared, c->stream, arguments, extra);
+    const int code =
+        cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+                       c->block[2], c->shared, c->stream, arguments, extra);
+    if (!code)
+        record_captured(c);
+    return code;
 }
 
 /* --------------------------------------------------------------------- words of memory */
