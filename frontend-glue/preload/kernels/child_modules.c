@@ -20,6 +20,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/state_machine.h"
 #include "common/thread.h"
 
 #include <pthread.h>
@@ -54,13 +55,19 @@ struct list {
  *   [*] -> REGISTERED              with GVirtuS, at once
  *   [*] -> DEFERRED -> REGISTERED  when it is needed
  *   DEFERRED -> REFUSED            GVirtuS does not register it
- *   any -> [*]                     unloaded
+ *   REGISTERED | DEFERRED | REFUSED -> [*]  the program unloads it, or ends
  */
 enum module_state { MODULE_REGISTERED, MODULE_DEFERRED, MODULE_REFUSED };
+static const struct ibx_state module_states[] = {
+    [MODULE_REGISTERED] = {"registered", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [MODULE_DEFERRED] = {"deferred", IBX_TO(MODULE_REGISTERED) | IBX_TO(MODULE_REFUSED),
+                         IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [MODULE_REFUSED] = {"refused", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table module_table = IBX_STATE_TABLE("module", module_states);
 
 struct module {
     struct module *next;
-    enum module_state state;
+    struct ibx_state_machine state;
     void *wrapper; /* the wrapper, in the program's memory like all texts, or `expanded` */
     struct ibx_image_wrapper *expanded;
     void **handle, **there; /* the handle of the program, and GVirtuS's in this process */
@@ -140,12 +147,13 @@ static bool share(const void *kernel)
 }
 
 /* False: there is no memory. */
-static bool list_module(const struct module *like)
+static bool list_module(const struct module *like, enum module_state first)
 {
     struct module *m = malloc(sizeof(*m));
     if (!m)
         return false;
     *m = *like;
+    ibx_state_begin(&m->state, &module_table, first);
     m->functions.size = sizeof(struct function);
     m->variables.size = sizeof(struct variable);
     ibx_frontend_ranges_lock();
@@ -161,15 +169,15 @@ void ibx_frontend_module_registered(void *wrapper, void **handle,
 {
     const struct module m = {
         .wrapper = wrapper, .expanded = expanded, .handle = handle, .there = handle};
-    if (handle && list_module(&m) && !atomic_load(&told))
+    if (handle && list_module(&m, MODULE_REGISTERED) && !atomic_load(&told))
         share(NULL);
 }
 
 /* The kernels of another module may have been at these addresses. */
 bool ibx_frontend_module_deferred(void *wrapper)
 {
-    const struct module m = {.state = MODULE_DEFERRED, .wrapper = wrapper, .handle = wrapper};
-    if (!list_module(&m))
+    const struct module m = {.wrapper = wrapper, .handle = wrapper};
+    if (!list_module(&m, MODULE_DEFERRED))
         return false;
     atomic_fetch_add(&deferred, 1);
     for (unsigned i = 0; i < SEEN; i++)
@@ -181,7 +189,7 @@ bool ibx_frontend_module_there(void **handle, void ***there)
 {
     ibx_frontend_ranges_lock();
     const struct module *m = find(handle);
-    const bool registered = !m || m->state == MODULE_REGISTERED;
+    const bool registered = !m || m->state.now == MODULE_REGISTERED;
     *there = m ? m->there : handle;
     ibx_frontend_ranges_unlock();
     return registered;
@@ -264,7 +272,7 @@ void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expand
     if (!gone)
         return handle;
     void **there = gone->there;
-    if (gone->state == MODULE_DEFERRED)
+    if (gone->state.now == MODULE_DEFERRED)
         atomic_fetch_sub(&deferred, 1);
     const struct function *f = gone->functions.items;
     for (size_t i = 0; i < gone->functions.count; i++)
@@ -305,7 +313,7 @@ static void note_answer(unsigned of, bool there)
 static const struct module *next_to_ask(void)
 {
     const struct module *m = modules;
-    while (m && (m->state != MODULE_REGISTERED || m->life == life || m->asked == life ||
+    while (m && (m->state.now != MODULE_REGISTERED || m->life == life || m->asked == life ||
                  m->variables.count || m->managed || !m->functions.count))
         m = m->next;
     return m;
@@ -332,7 +340,7 @@ static void ask(void)
 /* Called under the lock. Whether the module has to be registered again. */
 static bool is_to_come(const struct module *m)
 {
-    return m->state == MODULE_REGISTERED && m->life != life &&
+    return m->state.now == MODULE_REGISTERED && m->life != life &&
            (m->variables.count || m->managed || (m->lost && m->asked == life));
 }
 
@@ -464,7 +472,7 @@ void ibx_frontend_own_modules(void)
 static struct module *find_deferred(const void *function, void **handle)
 {
     struct module *m = modules;
-    while (m && (m->state != MODULE_DEFERRED ||
+    while (m && (m->state.now != MODULE_DEFERRED ||
                  (handle ? m->handle != handle : !function_of(m, function))))
         m = m->next;
     return m;
@@ -488,7 +496,7 @@ static void registered_now(const struct module *taken, void **there,
     ibx_frontend_ranges_lock();
     struct module *m = find_deferred(NULL, taken->handle);
     if (m) {
-        m->state = there ? MODULE_REGISTERED : MODULE_REFUSED;
+        ibx_state_move(&m->state, there ? MODULE_REGISTERED : MODULE_REFUSED);
         m->wrapper = taken->wrapper;
         m->expanded = expanded;
         m->there = there;
