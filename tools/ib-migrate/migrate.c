@@ -28,9 +28,8 @@ static bool unfinished(const struct ibx_record *record)
  * has saved it at the source without its memory. */
 static bool is_lost(const struct ibx_record *record)
 {
-    return record->source
-               ? ibx_journal_lost_there(record) || ibx_journal_without_ram(record)
-               : record->state != IBX_JOURNAL_SHUT_DOWN && ibx_journal_qemu_gone(record);
+    return record->source ? ibx_journal_lost_there(record) || ibx_journal_without_ram(record)
+                          : record->state != IBX_JOURNAL_SHUT_DOWN && ibx_journal_qemu_gone(record);
 }
 
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
