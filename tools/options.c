@@ -219,17 +219,22 @@ static _Noreturn void too_many(const struct line *line, const char *text)
     ibx_tool_bad_usage(tool, "\"%s\" is one argument too many", text);
 }
 
+/* The number of the command `text`. Ends the process if there is none. */
+static int command_named(const struct ibx_tool *tool, const char *text)
+{
+    char names[256];
+    for (int i = 0; tool->commands[i].name; i++)
+        if (!strcmp(tool->commands[i].name, text))
+            return i;
+    ibx_tool_bad_usage(tool, "there is no command \"%s\": give %s", text,
+                       names_of(tool, 0, names, sizeof(names)));
+}
+
 static void take_argument(struct line *line, const char *text)
 {
     const struct ibx_tool_command *commands = line->tool->commands;
-    char names[256];
     if (commands && line->command < 0) {
-        for (int i = 0; commands[i].name; i++)
-            if (!strcmp(commands[i].name, text))
-                line->command = i;
-        if (line->command < 0)
-            ibx_tool_bad_usage(line->tool, "there is no command \"%s\": give %s", text,
-                               names_of(line->tool, 0, names, sizeof(names)));
+        line->command = command_named(line->tool, text);
         command_given = commands[line->command].name;
         return;
     }
@@ -433,8 +438,11 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     argp_program_version = version;
     argp_err_exit_status = 2;
     argv[0] = (char *)tool->name; /* what the messages of getopt begin with */
-    if (argc > 1 && !strcmp(argv[1], "help"))
+    if (argc > 1 && !strcmp(argv[1], "help")) {
         argv[1] = (char *)"--help";
+        if (tool->commands && argc > 2 && *argv[2] != '-')
+            command_named(tool, argv[2]);
+    }
     const struct ibx_tool_command *only = asked_about(tool, argc, argv);
     char *usage = tool->commands ? describe_commands(tool, only, &next) : NULL;
     describe_options(tool, only, &next);

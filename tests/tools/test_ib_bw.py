@@ -58,7 +58,8 @@ def no_line_of_help_is_of_blanks(scene):
 def wrong_usage_exits_2_and_names_the_help(scene):
     for line in ("", "measure", "run", "serve", "self tcp://127.0.0.1:1", "--sizes 4", "run a b",
                  "self --nonsense", "self --sizes", "serve --json x y", "self --max-bytes 1G",
-                 "run --no-pin tcp://127.0.0.1:1", "tune x", "tune --long", "self --output x"):
+                 "run --no-pin tcp://127.0.0.1:1", "tune x", "tune --long", "self --output x",
+                 "help sefl"):
         args = line.split()
         code, out, err = scene.run(*args)
         equal((args, code, out), (args, 2, ""))

@@ -90,7 +90,9 @@ def bash_completes_commands_and_options(scene):
                              ("send --wa", "--warm --warm-rounds --warm-seconds"),
                              ("--qmp = x stat", "status"), ("send --qmp = s", ""),
                              ("--unfin", "--unfinished"), ("nonsense --unfin", "--unfinished"),
-                             ("clone x -- qemu --in", "")):
+                             ("clone x -- qemu --in", ""), ("h", "help"), ("send h", ""),
+                             ("help stat", "status"), ("help help", ""), ("help send s", ""),
+                             ("help send --wa", "--warm --warm-rounds --warm-seconds")):
         line = ["bash", "-c", script, "bash", COMPLETION, scene.program] + typed.split()
         out = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT,
                              check=True).stdout
@@ -104,7 +106,7 @@ def wrong_usage_exits_2(scene):
                  "receive --qmp Q --listen tcp://a:1 more", "check", "recover", "rollback", "set",
                  "set --qmp Q", "prune --unfinished", "prune more", "status --unfinished",
                  "status more", "cancel more", "status --nonsense", "cancel --quiet",
-                 "status --yes",
+                 "status --yes", "help sned",
                  "send --qmp Q --listen x tcp://a:1", "send --qmp Q --max-bandwidth 1G tcp://a:1",
                  "receive --qmp Q --listen tcp://a:1 --quit", "check --qmp Q --yes",
                  "receive --qmp Q --listen tcp://a:1 --links 2", "status --set chunk=1M",
@@ -146,6 +148,7 @@ def wrong_usage_exits_2(scene):
             ("clone --qmp Q", '"clone" needs a FOLDER|URI\nTry `ib-migrate clone --help\''),
             ("run --qmp Q --to h --ssh=", '--ssh "" names no command'),
             ("clon", "Try `ib-migrate --help'"),
+            ("help sned", 'there is no command "sned": give receive, send, '),
             ("clone --max-bandwidth 0 --qmp Q F", "--max-bandwidth goes with clone URI")):
         assert words in scene.run(*line.split())[2], words
     for ssh, words in ((" \t", "names no command"),
