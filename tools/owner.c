@@ -35,7 +35,9 @@ static void cannot(const struct way *way, int code) __attribute__((noreturn));
 static void cannot(const struct way *way, int code)
 {
     ibx_tool_end("cannot open %s %s: %s%s", way->place->what, way->path, strerror(-code),
-                 code == -EACCES ? ": run it as the owner, without sudo" : "");
+                 code == -EACCES   ? ": run it as the owner, without sudo"
+                 : code == -ENOENT ? "; correct the path"
+                                   : "");
 }
 
 /* The owner; 0: root, or a user outside of this user namespace, whom nobody here can become. */

@@ -28,7 +28,10 @@ static int on_cancel(void *context, struct ibx_error *err)
 {
     struct destination *d = context;
     if (destination_ours(d) || destination_over(d))
-        return ibx_error_set(err, -EBUSY, "the VM is here already: it cannot be cancelled");
+        return ibx_error_set(err, -EBUSY,
+                             "the VM is here already: its migration cannot be cancelled; to have "
+                             "it at the source again, migrate it back, or a borrowed VM by "
+                             "ib-migrate return");
     d->interrupts++;
     return 0;
 }

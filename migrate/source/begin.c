@@ -32,7 +32,10 @@ static int on_cancel(void *context, struct ibx_error *err)
 {
     struct source *s = context;
     if (source_committed(s) || source_over(s))
-        return ibx_error_set(err, -EBUSY, "the VM is at %s already: it cannot be cancelled",
+        return ibx_error_set(err, -EBUSY,
+                             "the VM is at %s already: its migration cannot be cancelled; to have "
+                             "it here again, migrate it back, or a borrowed VM by ib-migrate "
+                             "return there",
                              s->status.record.uri);
     s->interrupts++;
     return 0;

@@ -202,7 +202,7 @@ def homes(scene):
     equal(home.bare("install", "--home", home.path("bin/gvirtus-backend")), 1)
     home.says("is not a directory")
     equal(home.bare("remove", "--home", home.path("none")), 1)
-    home.says("none: No such file or directory")
+    home.says("none: No such file or directory; correct the path\n")
 
 
 @test
