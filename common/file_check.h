@@ -16,8 +16,8 @@ enum ibx_file_kind {
 
 /* What a user does who may not use a key file: its owner must not change, since others use it. */
 #define IBX_FILE_KEY_COPY                                                                          \
-    "give this user a copy (mode 0600), named by --key-file, or by rdma.key_file in a "            \
-    "gvirtus.properties of its own (GVIRTUS_RDMA_PROPERTIES)"
+    "give this user a copy (mode 0600), named by rdma.key_file in a gvirtus.properties of its "    \
+    "own (GVIRTUS_RDMA_PROPERTIES), or by --key-file of ib-bw or ib-migrate"
 
 /* 0 if the open file is a regular one that belongs to the user of this process or to root, and in
  * which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
