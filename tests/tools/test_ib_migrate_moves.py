@@ -318,7 +318,7 @@ def a_running_migration_is_watched_and_changed(scene):
                              ("set --max-bandwidth 1G", source.qmp,
                               "set the bandwidth on the destination"),
                              ("cancel", source.qmp, "cannot be cancelled; to have it here again, "),
-                             ("cancel", destination.qmp, "cannot be cancelled; to have it at the so"),
+                             ("cancel", destination.qmp, "cannot be cancelled; to have it at "),
                              ("recover --quiet", destination.qmp, "ib-migrate"),
                              ("rollback --yes", source.qmp, "works on this m")):
         code, out, err = scene.run(*line.split(), *qmp)
