@@ -399,8 +399,8 @@ void ibx_context_lost(struct gpu_session *x, int exit_code);
 /* kernel_output.c */
 
 /* Has the driver write out what kernels have printed, as it does when one of its calls waits: waits
- * for the per-thread stream of the session's thread if that stream is idle. If not, the next call
- * does. */
+ * for the per-thread stream of the session's thread if that stream is idle, and not captured. If
+ * not, the next call does. */
 void ibx_kernel_output_write(struct gpu_session *x);
 /* Before the reply to a call that waits: tells a client that wants it whether kernels have printed
  * anything until then. `written`: the driver has waited, so that it has written that out. As

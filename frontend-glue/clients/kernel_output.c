@@ -8,6 +8,13 @@
 
 #include "frontend-glue/tenants/printed.h"
 
+/* A question about a stream, or a wait for it, would end its capture. */
+static bool is_captured(const struct ibx_cuda *cuda, void *stream)
+{
+    int capturing = 0;
+    return cuda->stream_is_capturing(stream, &capturing) || capturing;
+}
+
 void ibx_kernel_output_write(struct gpu_session *x)
 {
     int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
@@ -16,7 +23,7 @@ void ibx_kernel_output_write(struct gpu_session *x)
     if (!wait || !query || !ibx_back_end_have_cuda(x))
         return;
     const int mode = ibx_cuda_capture_relax(x->cuda);
-    if (!query(IBX_CUDA_STREAM_PER_THREAD))
+    if (!is_captured(x->cuda, IBX_CUDA_STREAM_PER_THREAD) && !query(IBX_CUDA_STREAM_PER_THREAD))
         wait(IBX_CUDA_STREAM_PER_THREAD);
     ibx_cuda_capture_restore(x->cuda, mode);
 }

@@ -100,6 +100,22 @@ bool frees_in_own_capture()
     return HOLDS(gpu.remote.call("cudaStreamEndCapture", Body().u64(2)) == 0);
 }
 
+// A client that is told of what its kernels print asks about another stream while it captures the
+// stream of its thread in relaxed mode.
+bool printed_beside_own_capture()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    Body tell = number(IBX_EXT_PRINTED);
+    tell.bytes.push_back(static_cast<char>(IBX_EXT_PRINTED_TELL));
+    const std::uint64_t stream = remote.stream_create(1);
+    REQUIRE(remote.call("ibxRuntime", tell) == 0);
+    REQUIRE(remote.stream_query(2) == 0 && remote.stream_query(stream) == 0);
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(2).i32(2)) == 0);
+    REQUIRE(remote.stream_query(stream) == 0);
+    return HOLDS(remote.call("cudaStreamEndCapture", Body().u64(2)) == 0);
+}
+
 // How many of ten captures of the stream are refused or ended by others.
 unsigned captures_lost(Gpu &gpu, std::uint64_t stream, int mode)
 {
@@ -242,6 +258,7 @@ void check_calls_captures()
     check("copies in captures", copies_in_captures);
     check("captures of several clients", captures_apart);
     check("... of the thread's stream, while memory is given back", frees_in_own_capture);
+    check("... and a client is told what kernels print", printed_beside_own_capture);
     check("... beside waits for the device", captures_beside_waits);
     check("... beside work in the legacy stream", captures_beside_legacy);
     check("... that a client has left", captures_left);
