@@ -525,6 +525,7 @@ int main(int argc, char **argv)
         {"modules-of-two-threads", modules_of_two_threads},
         {"modules-and-forks", modules_and_forks},
         {"modules-deferred", modules_deferred},
+        {"modules-deferred-print", modules_deferred_print},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},

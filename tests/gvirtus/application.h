@@ -313,6 +313,8 @@ bool driver_maps_until_reset();
 // application_printed.cpp
 bool printed();
 bool printed_told();
+// What this process writes to its standard output meanwhile.
+std::string written(const std::function<bool()> &during);
 enum class PrintedLast { returns, child, function, thread, stopped, at_once };
 bool printed_last(PrintedLast end);
 
@@ -479,6 +481,7 @@ bool variables_in_children();
 
 // application_deferred.cpp
 bool modules_deferred();
+bool modules_deferred_print();
 
 // application_modules.cpp
 bool modules_of_two_threads();

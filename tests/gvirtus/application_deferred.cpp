@@ -16,6 +16,7 @@ namespace
 {
 
 constexpr std::size_t least = 65536; // bytes of such a module, decompressed
+constexpr std::size_t many = 64u << 20;
 
 // A fat binary with one cubin, and the arguments of nvcc's calls for it.
 struct LargeModule {
@@ -133,6 +134,31 @@ bool by_child()
 }
 
 } // namespace
+
+// Its kernels print. While a thread registers it, another one uses it as soon as it is registered:
+// what its kernel prints is not lost. Bytes of the module are looked at meanwhile, so there are many.
+bool modules_deferred_print()
+{
+    REQUIRE(launches_well());
+    LargeModule module(many);
+    std::memcpy(&module.fat[80 + many - 16], "vprintf", 7);
+    module.function(&stub_kernel, "kernel");
+    module.ends();
+    stub_hold_registered(true);
+    std::thread first([] { launches_well(); });
+    while (!stub_holds_registered())
+        usleep(100);
+    const std::uint64_t before = stub_functions();
+    stub_hold_registered(false);
+    while (stub_functions() == before) // reaches GVirtuS once the module is registered there
+        module.function(module.kernel, "looks");
+    const bool good = launches_well();
+    stub_remote()->print("by a kernel\n");
+    const std::string wrote = written([] { return cudaDeviceSynchronize() == 0; });
+    first.join();
+    module.unload();
+    return HOLDS(good && wrote == "by a kernel\n");
+}
 
 bool modules_deferred()
 {

@@ -16,6 +16,22 @@
 #include <thread>
 #include <unistd.h>
 
+// What this process writes to its standard output meanwhile.
+std::string written(const std::function<bool()> &during)
+{
+    std::fflush(stdout);
+    const int before = dup(STDOUT_FILENO), file = memfd_create("output", MFD_CLOEXEC);
+    dup2(file, STDOUT_FILENO);
+    bool good = during();
+    std::fflush(stdout);
+    dup2(before, STDOUT_FILENO);
+    std::string all(static_cast<std::size_t>(lseek(file, 0, SEEK_CUR)), 0);
+    good = good && pread(file, all.data(), all.size(), 0) == static_cast<ssize_t>(all.size());
+    close(before);
+    close(file);
+    return good ? all : "it fails";
+}
+
 namespace
 {
 
@@ -38,22 +54,6 @@ void register_module(bool prints)
     static const Wrapper wrappers[2] = {{.module = &modules[0]}, {.module = &modules[1]}};
     std::memcpy(modules[1].code + 57, "vprintf", 7); // at its very end
     preloaded<void **(const void *)>("__cudaRegisterFatBinary")(&wrappers[prints]);
-}
-
-// What this process writes to its standard output meanwhile.
-std::string written(const std::function<bool()> &during)
-{
-    std::fflush(stdout);
-    const int before = dup(STDOUT_FILENO), file = memfd_create("output", MFD_CLOEXEC);
-    dup2(file, STDOUT_FILENO);
-    bool good = during();
-    std::fflush(stdout);
-    dup2(before, STDOUT_FILENO);
-    std::string all(static_cast<std::size_t>(lseek(file, 0, SEEK_CUR)), 0);
-    good = good && pread(file, all.data(), all.size(), 0) == static_cast<ssize_t>(all.size());
-    close(before);
-    close(file);
-    return good ? all : "it fails";
 }
 
 std::string written_at_the_end()

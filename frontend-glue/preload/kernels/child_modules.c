@@ -506,7 +506,8 @@ static void registered_now(const struct module *taken, void **there,
 }
 
 /* Registers it with GVirtuS: whole, or, for a program that is still registering it, what it has so
- * far. */
+ * far. Other threads use it as soon as it is REGISTERED: the back end has to know by then that its
+ * kernels print. */
 static void register_deferred(const struct registrations *r, struct module *taken, bool whole)
 {
     struct registrations parts = *r;
@@ -520,13 +521,13 @@ static void register_deferred(const struct registrations *r, struct module *take
         ibx_image_free_wrapped(expanded);
         expanded = NULL;
     }
-    registered_now(taken, there, expanded);
-    free(taken->functions.items);
-    free(taken->variables.items);
     if (there && !atomic_load(&told))
         share(NULL);
     if (there)
         ibx_frontend_module_begins(taken->wrapper);
+    registered_now(taken, there, expanded);
+    free(taken->functions.items);
+    free(taken->variables.items);
 }
 
 /* The thread's program is in the constructor of the module, so that no other one needs it. */

@@ -86,6 +86,8 @@ std::uint64_t stub_launches();
 // cudart_modules.cpp notes it.
 std::uint64_t stub_unloads();
 const char *stub_registered();
+// How many functions of modules; for threads that must not read the text meanwhile.
+std::uint64_t stub_functions();
 // While `held`, a thread that has registered a module stays in that call. Whether one does.
 void stub_hold_registered(bool held);
 bool stub_holds_registered();

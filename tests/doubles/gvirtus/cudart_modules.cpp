@@ -42,6 +42,13 @@ EXPORTED bool stub_holds_registered()
     return holds_registered;
 }
 
+static std::atomic<std::uint64_t> functions;
+
+EXPORTED std::uint64_t stub_functions()
+{
+    return functions;
+}
+
 static std::size_t registered_bytes;
 
 EXPORTED void stub_registers(std::size_t n)
@@ -163,6 +170,7 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
                                                 void *, int *)
 {
     registered += std::string("k(") + name + ")";
+    functions++;
     if (!std::strcmp(name, STUB_LARGE_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
         attributes_fail[function] = 2; // cudaErrorMemoryAllocation
