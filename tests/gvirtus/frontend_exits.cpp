@@ -84,12 +84,13 @@ bool exits_early()
 }
 
 // A first call of CUDA as the process ends, in a program that has opened its libraries: what they
-// have registered was called before, and GVirtuS's front end cannot connect any more.
-bool first_call_at_the_end()
+// have registered was called before, and GVirtuS's front end cannot connect any more. With "kernel"
+// the call would register a module.
+bool first_call_at_the_end(const char *which)
 {
     const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER");
     REQUIRE(opener);
-    const Wish wish("IBX_TEST_LAST", "1");
+    const Wish wish("IBX_TEST_LAST", which);
     GpuBackEnd back;
     Application app(&back, opener, cudart.c_str());
     return HOLDS(app.ended() == unloading);
@@ -120,7 +121,10 @@ void check_exits()
         check((std::string("... and interrupts a wait: ") + mode).c_str(),
               [=] { return exits_in_waits(mode); });
     check("exit before the preload library is initialized", exits_early);
-    check("a first call behind what libraries do as the process ends", first_call_at_the_end);
+    for (const char *which : {"1", "kernel"})
+        check((std::string("a first call behind what libraries do as the process ends: ") + which)
+                  .c_str(),
+              [=] { return first_call_at_the_end(which); });
     check("a back end that stands still as the process ends",
           [] { return ends_beside_standstill("plain"); });
     check("... and whose connection is closed before",

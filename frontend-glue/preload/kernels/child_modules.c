@@ -541,19 +541,27 @@ bool ibx_frontend_module_now(void **handle, void ***there)
     return ibx_frontend_module_there(handle, there);
 }
 
-static void register_module_of(const void *function)
+static void register_locked(const void *function, const struct registrations *r)
 {
     struct module taken;
-    const int cancel = ibx_thread_hold_cancel();
-    const struct registrations r = find_registrations();
-    ibx_frontend_connect(); /* before the locks, as in ibx_frontend_own_modules() */
     lock();
     if (take_deferred(function, NULL, &taken)) {
         ibx_frontend_gvirtus_maps_lock();
-        register_deferred(&r, &taken, true);
+        register_deferred(r, &taken, true);
         ibx_frontend_gvirtus_maps_unlock();
     }
     pthread_mutex_unlock(&registering);
+}
+
+/* Not once GVirtuS must not be called any more: then the call that needs the module fails. */
+static void register_module_of(const void *function)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    const struct registrations r = find_registrations();
+    ibx_frontend_connect(); /* before the locks, as in ibx_frontend_own_modules() */
+    if (ibx_frontend_first_begins())
+        register_locked(function, &r);
+    ibx_frontend_first_is_over();
     ibx_thread_release_cancel(cancel);
 }
 

@@ -2,9 +2,11 @@
 /* A program with a libcudart of its own (local_cudart.c), which it finds by DT_RPATH. If it gets a
  * path, it opens that library, too, and calls a function in it. OPENS: it is not linked with the
  * libcudart, first changes its title, and may get the name of the function, and IBX_TEST_LAST: then
- * it calls that as the process ends, and nothing else. Its exit status is what CUDA returns. */
+ * it calls that as the process ends, and nothing else; "kernel": asks about a kernel then, the first
+ * one of a large module that it has registered. Its exit status is what CUDA returns. */
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,6 +45,53 @@ static int set_title(char *over)
     return 0;
 }
 
+/* A fat binary with one cubin, of as many bytes as are registered when they are needed. */
+#define LARGE 65536u
+static struct {
+    uint32_t magic;
+    uint16_t version, head;
+    uint64_t rest;
+    uint16_t kind, entry;
+    uint32_t entry_head;
+    uint64_t n;
+    uint8_t more[48 + LARGE];
+} fat = {0xba55ed50u, 1, 16, 64 + LARGE, 2, 0x101, 64, LARGE, {0}};
+static struct {
+    uint32_t magic, version;
+    const void *fat, *more;
+} wrapper = {0x466243b1u, 1, &fat, NULL};
+static char kernel;
+
+/* What is registered goes to the back end, so that GVirtuS connects for that. */
+static int register_large(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void **(*begins)(void *wrapper) = NULL;
+    void (*function)(void **handle, const char *function, char *device, const char *name, int limit,
+                     void *thread, void *block, void *size, void *grid, int *warp) = NULL;
+    void (*ends)(void **handle) = NULL, (*sends)(size_t n) = NULL;
+    *(void **)&begins = dlsym(RTLD_DEFAULT, "__cudaRegisterFatBinary");
+    *(void **)&function = dlsym(RTLD_DEFAULT, "__cudaRegisterFunction");
+    *(void **)&ends = dlsym(RTLD_DEFAULT, "__cudaRegisterFatBinaryEnd");
+    *(void **)&sends = library ? dlsym(library, "stub_registers") : NULL;
+    if (!begins || !function || !ends || !sends)
+        return -1;
+    sends(1);
+    void **handle = begins(&wrapper);
+    function(handle, &kernel, NULL, "large", -1, NULL, NULL, NULL, NULL, NULL);
+    ends(handle);
+    return 0;
+}
+
+static int ask_kernel(int *unused)
+{
+    static char attributes[4096];
+    int (*ask)(void *attributes, const void *function) = NULL;
+    (void)unused;
+    *(void **)&ask = dlsym(RTLD_DEFAULT, "cudaFuncGetAttributes");
+    return ask ? ask(attributes, &kernel) : -1;
+}
+
 static get_count_of *last;
 
 /* Behind all that libraries have left to exit(3), which were opened later. */
@@ -57,6 +106,7 @@ int main(int count, char **arguments)
 {
     int devices = 0;
     const char *is_last = getenv("IBX_TEST_LAST");
+    const int is_kernel = is_last && !strcmp(is_last, "kernel"); /* the title is written over it */
     if (is_last && atexit(call_last))
         return -1;
     char *path = count > 1 ? strdup(arguments[1]) : NULL,
@@ -64,7 +114,9 @@ int main(int count, char **arguments)
     if (!path || !name || set_title(arguments[0]))
         return -1;
     get_count_of *get_count = opened(path, name);
-    last = is_last ? get_count : NULL;
+    if (is_kernel && register_large(path))
+        return -1;
+    last = is_kernel ? ask_kernel : is_last ? get_count : NULL;
     if (last)
         return 0;
     const int rc = get_count ? get_count(&devices) : -1;
