@@ -47,6 +47,20 @@ def files_without_a_process_are_removed_after_a_day(scene):
 
 
 @test
+def names_that_people_give_stay(scene):
+    """mkstemp(3) seldom makes a word or a number, which people and tests with a PID do."""
+    given = ["ibx-disk-ubuntu", "ibx-config-backup", "ibx-image-202611",
+             "ibx-image-v1.2.3", "ibx-disk-a_copy"]
+    made(scene, *given)
+    place, then = scene.path("place"), time.time() - 2 * 86400
+    for name in given:
+        os.utime(f"{place}/{name}/file", (then, then))
+        os.utime(f"{place}/{name}", (then, then))
+    scene.run(place)
+    equal(sorted(os.listdir(place)), sorted(given))
+
+
+@test
 def what_ended_processes_left_is_removed(scene):
     dead, alive = ended_process(), os.getpid()
     left = [f"ibx-vm-{dead}-abc", f"ibx-clone-{dead}", f"ibx-clone-{dead}.2",
