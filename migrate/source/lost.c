@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #define DECIDES_MS   10000 /* for libvirt to continue the VM here, or to end its QEMU */
+#define SIGN_MIN_MS  (MIGRATION_QMP_MS + 10000) /* so long a link that stands may be silent */
 #define NOBODY_TIMES 60    /* times timeout_ms, for somebody to listen there again */
 #define AWAY_MS      30000 /* between two tries to connect: this tool was stopped itself */
 
@@ -232,13 +233,30 @@ static uint64_t unheard_since(const struct source *s)
                                           : s->heard_ns;
 }
 
+uint64_t ibx_source_sign_ms(const struct source *s)
+{
+    const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
+    return stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
+}
+
+/* How long that may last; 0: ending.c counts, from when the destination was away. One that answers
+ * is not away: then --give-up counts from the end of the first silent link on, since a new link may
+ * help. */
+static uint64_t unheard_ms(const struct source *s)
+{
+    const bool answers = s->state.now == SOURCE_COMMITTED && s->unsure_ns;
+    return !s->options->give_up_s ? (uint64_t)s->transport.timeout_ms * NOBODY_TIMES
+           : answers              ? ibx_source_sign_ms(s) + (uint64_t)s->options->give_up_s * 1000
+                                  : 0;
+}
+
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err)
 {
     leave_out_absence(s);
     const bool decided = s->state.now == SOURCE_SERVING;
-    const uint64_t limit_ms = (uint64_t)s->transport.timeout_ms * NOBODY_TIMES;
+    const uint64_t limit_ms = unheard_ms(s);
     const uint64_t since = unheard_since(s), limit = limit_ms * IBX_NS_PER_MS;
-    if (s->options->give_up_s || (!decided && s->state.now != SOURCE_COMMITTED))
+    if (!limit_ms || (!decided && s->state.now != SOURCE_COMMITTED))
         return 0;
     if (since && ibx_now_ns() - since >= limit)
         return leave_unheard(s, limit_ms, err);

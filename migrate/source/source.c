@@ -14,7 +14,6 @@
 #define STATE_LOOK_MS    2 /* between two looks how much of its state QEMU has written */
 #define COMPARED_LOOK_MS 1 /* between two looks whether pages of a borrowed VM were compared */
 #define STATE_MOST_MS    2 /* so long the page map waits for the state, where it is less urgent */
-#define SIGN_MIN_MS      (MIGRATION_QMP_MS + 10000) /* so long a link that stands may be silent */
 
 /* ---------------------------------------------------------------- states */
 
@@ -168,8 +167,7 @@ static uint64_t without_sign_ns(const struct source *s)
  * connect all its links anew when it continues. */
 static int check_sign_of_life(struct source *s, struct ibx_error *err)
 {
-    const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
-    const uint64_t limit_ms = stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
+    const uint64_t limit_ms = ibx_source_sign_ms(s);
     if (!source_linked(&s->link) || without_sign_ns(s) < limit_ms * IBX_NS_PER_MS)
         return 0;
     if (s->state.now == SOURCE_COMMITTED && !s->unsure_ns)

@@ -342,8 +342,11 @@ int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *tota
                          struct ibx_error *err);
 /* -ETIMEDOUT, in LEFT: for too long the destination has not said whether the VM runs there; or,
  * while the VM runs there, nobody has listened. In SERVING this side waits for a host that does not
- * answer, and tells the operator. With give_up_s this does nothing. */
+ * answer, and tells the operator. With give_up_s this looks only at a destination that answers each
+ * new link, and never says whether the VM runs there. */
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err);
+/* How long a link that stands may be silent (ms). */
+uint64_t ibx_source_sign_ms(const struct source *s);
 
 /* ---------------------------------------------------------------- libvirt.c */
 

@@ -14,7 +14,7 @@
 
 static struct source s;
 static struct ibx_error error;
-static const struct ibx_send_options options = {.folder = "/nonexistent"};
+static struct ibx_send_options options = {.folder = "/nonexistent"};
 
 /* ------------------------------------------------------------ replaced functions */
 
@@ -307,6 +307,7 @@ static void begin(enum source_state at, enum source_peer_state peer)
     memset(&is, 0, sizeof(is));
     memset(&was, 0, sizeof(was));
     memset(&error, 0, sizeof(error));
+    options.give_up_s = 0;
     new_source(&s, &options);
     s.heard_ns = ibx_now_ns();
     s.reporter.observer = &options.observer;
@@ -448,6 +449,21 @@ static void test_how_long_new_links_are_made(NO_STATE)
     }
 }
 
+/* --give-up limits that, too. The first new link is made however short it is. */
+static void test_how_long_new_links_are_made_before_giving_up(NO_STATE)
+{
+    const uint64_t silent_ms = MIGRATION_QMP_MS + 10000;
+    for (unsigned late = 0; late < 2; late++) {
+        begin(SOURCE_COMMITTED, PEER_LOADED);
+        s.transport.timeout_ms = 1000;
+        options.give_up_s = 10;
+        s.heard_ns = ibx_now_ns();
+        s.unsure_ns = s.heard_ns - (silent_ms + (late ? 10000 : 5000)) * IBX_NS_PER_MS;
+        assert_int_equal(ibx_source_run(&s, &error), late ? -ETIMEDOUT : 0);
+        assert_int_equal(!!strstr(error.message, "has not said whether the VM runs"), late);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_how_long_a_destination_may_be_silent),
         cmocka_unit_test(test_how_long_running_may_not_come),
         cmocka_unit_test(test_how_long_new_links_are_made),
+        cmocka_unit_test(test_how_long_new_links_are_made_before_giving_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
