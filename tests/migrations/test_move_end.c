@@ -104,6 +104,10 @@ static void test_killed_again_and_qemu_ended(void)
     on_record(&vms[1], "complete", "with all of its pages");
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
+    mover_kill(&receiver, SIGTERM);
+    mover_ends(&receiver, 3); /* the VM is not lost: it had all of its pages */
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
     mover_kill(&sender, SIGCONT);
     pair_done();
     on_record(&vms[0], "done", "must not be continued");

@@ -24,12 +24,18 @@ static bool unfinished(const struct ibx_record *record)
            record->state == IBX_JOURNAL_SHUT_DOWN;
 }
 
-/* Whether recover can do nothing more for the VM: its QEMU has ended at the destination, or libvirt
- * has saved it at the source without its memory. */
+/* Destination: whether only the source has to learn how it ended, which needs no QEMU. */
+static bool waits_for_source(const struct ibx_record *record)
+{
+    return record->state == IBX_JOURNAL_COMPLETE || record->state == IBX_JOURNAL_SHUT_DOWN;
+}
+
+/* Whether recover can do nothing more for the VM: its QEMU has ended at the destination before all
+ * pages were there, or libvirt has saved it at the source without its memory. */
 static bool is_lost(const struct ibx_record *record)
 {
     return record->source ? ibx_journal_lost_there(record) || ibx_journal_without_ram(record)
-                          : record->state != IBX_JOURNAL_SHUT_DOWN && ibx_journal_qemu_gone(record);
+                          : !waits_for_source(record) && ibx_journal_qemu_gone(record);
 }
 
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
@@ -40,8 +46,7 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
         return;
     if (last->source && (ibx_journal_lost_there(&last->record) || err->code == -ENOTRECOVERABLE))
         return; /* the error message tells it */
-    if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
-        last->record.state != IBX_JOURNAL_SHUT_DOWN &&
+    if (!last->source && !waits_for_source(&last->record) &&
         ibx_journal_qemu_gone(&last->record)) { /* the error message tells where the VM is */
         snprintf(state, sizeof(state),
                  "the QEMU here (process %d) has ended with this migration: start it anew before "
