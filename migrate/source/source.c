@@ -152,12 +152,14 @@ static void check_silence(struct source *s)
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
 
-/* How long nothing has come that a destination sends which is well. */
+/* How long nothing has come that a destination sends which is well. One that waits for libvirt to
+ * continue the VM there sends nothing. */
 static uint64_t without_sign_ns(const struct source *s)
 {
-    return s->state.now == SOURCE_SERVING     ? s->status.silent_ns
-           : s->state.now == SOURCE_COMMITTED ? ibx_now_ns() - s->heard_ns
-                                              : 0;
+    const bool answers = s->state.now == SOURCE_COMMITTED && !source_managed(&s->vm);
+    return s->state.now == SOURCE_SERVING ? s->status.silent_ns
+           : answers                      ? ibx_now_ns() - s->heard_ns
+                                          : 0;
 }
 
 /* A destination answers COMMIT by RUNNING, and then sends PROGRESS all the time, unless it waits
