@@ -5,19 +5,32 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-/* The memory of one side, from the first byte of the copy on. */
+/* Whether the rows of a plane go beyond the height that the program gives. 0: it gives none. */
+static bool is_too_high(const struct ibx_driver_side *side, size_t rows)
+{
+    return side->height && (rows > side->height || side->y > side->height - rows);
+}
+
+/* The memory of one side, from the first byte of the copy on. That byte may be another
+ * allocation's, so what the copy needs is compared here with the memory that the program names. */
 static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
                      struct ibx_cuda_pitched *memory)
 {
-    size_t skipped, plane;
+    const struct ibx_cuda_extent extent = {all->width, all->rows, all->planes};
+    size_t skipped, plane, n;
     const uintptr_t begin = side->type == IN_HOST ? (uintptr_t)side->host : (uintptr_t)side->device;
     const size_t pitch = side->pitch ? side->pitch : all->width + side->x;
     const size_t height = side->height ? side->height : all->rows + side->y;
-    if (!begin || pitch < all->width + side->x || __builtin_mul_overflow(pitch, height, &plane) ||
+    if (!begin || pitch < all->width + side->x || is_too_high(side, all->rows) ||
+        __builtin_mul_overflow(pitch, height, &plane) ||
         __builtin_mul_overflow(plane, side->z, &skipped) ||
-        __builtin_add_overflow(skipped, side->y * pitch + side->x, &skipped))
+        __builtin_add_overflow(skipped, side->y * pitch + side->x, &skipped) ||
+        __builtin_add_overflow(skipped, ibx_frontend_planes_extent(pitch, height, &extent), &n) ||
+        (side->type == IN_HOST ? ibx_frontend_host_is_short
+                               : ibx_frontend_is_short)((const void *)begin, n))
         return CUDA_INVALID_VALUE;
     *memory = (struct ibx_cuda_pitched){(void *)(begin + skipped), pitch, pitch, height};
     return CUDA_SUCCESS;

@@ -193,6 +193,18 @@ bool planes_beyond_rows()
     REQUIRE(fails(copy(0, 201, 2, H2D), 12) && fails(copy(0, 201, 1, H2D), 1));
     REQUIRE(fails(copy(0, 5, 2, 12), 21) && copy(0, 0, 2, 12) == 0);
     REQUIRE(device_has(device, "mmm", 3));
+    // A single plane goes beyond the height that is given (H200, driver 580).
+    const auto high = [&](std::size_t y, std::size_t from_height, std::size_t to_height) {
+        Planes p = {};
+        p.from = {memory.data(), 200, 200, from_height};
+        p.to = {device, 512, 130, to_height};
+        p.from_at.height = y;
+        p.extent = {100, 10, 1};
+        p.kind = H2D;
+        return planes(&p);
+    };
+    REQUIRE(fails(high(1, 10, 10), 1) && fails(high(0, 9, 10), 1) && fails(high(0, 10, 9), 1));
+    REQUIRE(device_has(device, "mmm", 3) && high(1, 0, 0) == 0 && high(1, 11, 10) == 0);
     return cudaFree(device) == 0;
 }
 

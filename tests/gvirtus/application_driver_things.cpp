@@ -63,6 +63,58 @@ bool driver_planes()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// A copy beyond the height that is given, or beyond the memory that is named, is refused, and
+// writes nothing; also if the copy's own bytes are within other memory (H200, driver 580).
+bool driver_planes_beyond()
+{
+    constexpr std::size_t page = 4096;
+    void *context = nullptr;
+    Address memory = 0;
+    std::vector<char> bytes(2 * page, 'b');
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * page) == 0);
+    for (std::size_t depth : {1, 2}) {
+        const auto copy = [&](auto change) {
+            DriverPlanes p;
+            p.from.type = HOST_SIDE, p.from.host = bytes.data(), p.from.pitch = 40;
+            p.from.height = 10, p.to.type = DEVICE_SIDE, p.to.device = memory, p.to.pitch = 64;
+            p.to.height = 10, p.width = 40, p.height = 10, p.depth = depth;
+            change(p);
+            const int rc = cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p));
+            return cu("cuMemcpy3DAsync_v2", static_cast<const DriverPlanes *>(&p),
+                      static_cast<void *>(nullptr)) == rc
+                       ? rc
+                       : -1;
+        };
+        REQUIRE(copy([](DriverPlanes &) {}) == 0);
+        REQUIRE(cu("cuMemsetD8_v2", memory, static_cast<unsigned char>('m'), 2 * page) == 0);
+        REQUIRE(copy([](DriverPlanes &p) { p.from.y = 1; }) == 1);
+        REQUIRE(copy([](DriverPlanes &p) { p.to.y = 1; }) == 1);
+        REQUIRE(copy([](DriverPlanes &p) { p.from.height = 9; }) == 1);
+        REQUIRE(copy([](DriverPlanes &p) { p.to.height = 9; }) == 1);
+        REQUIRE(copy([](DriverPlanes &p) { p.height = 1, p.from.y = 3, p.from.height = 2; }) == 1);
+        REQUIRE(copy([](DriverPlanes &p) { p.to.z = 2 * page / 640; }) == 1);
+        const std::vector<char> untouched(2 * page, 'm');
+        REQUIRE(device_has(reinterpret_cast<const char *>(memory), untouched.data(), 2 * page));
+        REQUIRE(copy([](DriverPlanes &p) { p.from.y = p.to.y = 1, p.height = 9; }) == 0);
+        REQUIRE(copy([](DriverPlanes &p) { p.from.height = p.to.height = 0; }) == 0);
+        REQUIRE(copy([](DriverPlanes &p) { p.from.height = 0, p.from.y = 1; }) == 0);
+    }
+    // What the copy would write to is an allocation, but not that which is named.
+    Address several[8] = {};
+    for (Address &one : several)
+        REQUIRE(cu("cuMemAlloc_v2", &one, page) == 0);
+    for (Address from : several)
+        for (Address to : several)
+            if (to > from && to - from <= 64 * page) {
+                DriverPlanes p;
+                p.from.type = HOST_SIDE, p.from.host = bytes.data(), p.from.pitch = 64;
+                p.to.type = DEVICE_SIDE, p.to.device = from, p.to.pitch = 64, p.to.height = 1;
+                p.to.z = (to - from) / 64, p.width = 64, p.height = 1, p.depth = 1;
+                REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 1);
+            }
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
 bool driver_arrays()
 {
     void *context = nullptr, *array = nullptr, *other = nullptr;

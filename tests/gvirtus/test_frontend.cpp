@@ -528,6 +528,7 @@ void check_what_it_does_not()
                              "driver-modules",
                              "driver-streams",
                              "driver-planes",
+                             "driver-planes-beyond",
                              "driver-arrays",
                              "driver-graphs",
                              "driver-pools",

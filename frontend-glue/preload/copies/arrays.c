@@ -262,7 +262,8 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
 
 /* Checks that rows are within the pitch, and planes within their distance; `p`: in bytes. For a
  * single row CUDA needs no pitch; but for an array that is not `known` the pitch is all that limits
- * the row in this process's memory.
+ * the row in this process's memory. A single plane needs no distance, but may not go beyond one
+ * that is given.
  */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                   const struct ibx_cuda_memcpy3d *p, bool known)
@@ -275,6 +276,8 @@ static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_e
         return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
     if (p->extent.depth > 1 && p->extent.height > memory->y)
         return CUDA_INVALID_PITCH;
+    if (memory->y && (p->extent.height > memory->y || at->height > memory->y - p->extent.height))
+        return CUDA_INVALID_VALUE;
     return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
 }
 
