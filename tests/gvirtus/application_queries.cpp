@@ -527,7 +527,7 @@ bool wrong_arguments()
     REQUIRE(refused(ask("cudaGetChannelDesc", static_cast<void *>(channel), none), 400));
     REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
-    REQUIRE(wrong_sides());
+    REQUIRE(wrong_sides() && refused(ask("cudaHostUnregister", none), 1));
     REQUIRE(captured_for_nobody() && handles_of_nothing());
     REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(&value, nullptr, 4, D2H, nullptr), 1));

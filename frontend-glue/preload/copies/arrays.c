@@ -281,6 +281,12 @@ static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_e
     return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *p)
+{
+    const int rc = within(&p->from, &p->from_at, p, true);
+    return rc ? rc : within(&p->to, &p->to_at, p, true);
+}
+
 static bool is_empty(const struct ibx_cuda_memcpy3d *p)
 {
     return !p->extent.width || !p->extent.height || !p->extent.depth;

@@ -137,6 +137,18 @@ static bool has_two_sides(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
+/* What CUDA refuses at once of a node's copy, in its order. The device checks arrays. */
+static int check_copy(const struct ibx_cuda_memcpy3d *copy)
+{
+    if (copy && ibx_frontend_is_no_kind(copy->kind))
+        return CUDA_INVALID_DIRECTION;
+    if (!has_two_sides(copy) || !copy->extent.width || !copy->extent.height || !copy->extent.depth)
+        return CUDA_INVALID_VALUE;
+    const bool memory = copy->from.at && copy->to.at;
+    const int rc = memory ? ibx_frontend_planes_within(copy) : CUDA_SUCCESS;
+    return !rc && is_short(copy) ? CUDA_INVALID_VALUE : rc;
+}
+
 /* Whether this process has to take part in the copy; its kind is resolved then. */
 static bool needs_host(struct ibx_cuda_memcpy3d *p)
 {
@@ -152,8 +164,8 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
     struct extension_request e;
     int rc;
     uint64_t queue;
-    if (!has_two_sides(copy) || is_short(copy))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if ((rc = check_copy(copy)))
+        return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d p = *copy;
     if (needs_host(&p)) {
         if (add_slot_copy(node, graph, behind, count, &p, &rc))
@@ -197,21 +209,10 @@ static int set_slot_copy(const char *call, void *exec, void *node,
     return rc || !exec ? rc : ibx_frontend_exec_exchange(exec, node, before, number);
 }
 
-/* Other than a node that is added, one that is there gets no copy of nothing. */
-static int check_new_copy(const struct ibx_cuda_memcpy3d *copy)
-{
-    if (copy && ibx_frontend_is_no_kind(copy->kind))
-        return CUDA_INVALID_DIRECTION;
-    return !has_two_sides(copy) || !copy->extent.width || !copy->extent.height ||
-                   !copy->extent.depth || is_short(copy)
-               ? CUDA_INVALID_VALUE
-               : CUDA_SUCCESS;
-}
-
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
     struct extension_request e;
-    const int rc = check_new_copy(copy);
+    const int rc = check_copy(copy);
     if (rc)
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d p = *copy;

@@ -523,6 +523,8 @@ int cudaHostUnregister(void *address)
     }
     if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaHostUnregister, address);
+    if (!address)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const bool inside = ibx_frontend_host_range(address, &range) && !range.allocated &&
                         range.begin != (uintptr_t)address;
     return ibx_frontend_fail(inside ? CUDA_INVALID_VALUE : CUDA_NOT_REGISTERED);

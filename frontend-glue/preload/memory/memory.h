@@ -213,6 +213,9 @@ size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cu
 /* Whether device memory or page-locked memory is shorter than the copy, all of which is in bytes.
  */
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes);
+/* 0, or CUDA's error if rows are not within their pitch, or planes within their height (arrays.c).
+ */
+int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *bytes);
 /* The device on which it was allocated; if unknown, the current one. */
 int ibx_frontend_device_of(const void *address);
 /* Notes device memory that another call than cudaMalloc has returned, and its end. */

@@ -317,11 +317,18 @@ int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const v
     return cudaGraphExecMemcpyNodeSetParams(exec, node, &copy);
 }
 
+/* Whether the kind of a copy does not fit the symbol, which is the device's. */
+static bool is_wrong_way(int kind, int right)
+{
+    return kind != right && kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT;
+}
+
 /* The address at which a copy of n bytes from or to a variable begins. */
-static int place_in(const void *symbol, size_t n, size_t offset, void **at)
+static int place_in(const void *symbol, size_t n, size_t offset, int kind, int right, void **at)
 {
     size_t size = 0;
-    int rc = cudaGetSymbolSize(&size, symbol);
+    int rc = is_wrong_way(kind, right) ? ibx_frontend_fail(CUDA_INVALID_DIRECTION)
+                                       : cudaGetSymbolSize(&size, symbol);
     if (!rc)
         rc = cudaGetSymbolAddress(at, symbol);
     if (!rc && (offset > size || n > size - offset))
@@ -336,7 +343,7 @@ int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *behind
                                    int kind)
 {
     void *to = NULL;
-    const int rc = place_in(symbol, n, offset, &to);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_TO_DEVICE, &to);
     return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
 }
 
@@ -345,7 +352,7 @@ int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behi
                                      int kind)
 {
     void *from = NULL;
-    const int rc = place_in(symbol, n, offset, &from);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_FROM_DEVICE, &from);
     return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
 }
 
@@ -353,7 +360,7 @@ int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const v
                                          size_t offset, int kind)
 {
     void *to = NULL;
-    const int rc = place_in(symbol, n, offset, &to);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_TO_DEVICE, &to);
     return rc ? rc : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
 }
 
@@ -361,7 +368,7 @@ int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *sym
                                            size_t offset, int kind)
 {
     void *from = NULL;
-    const int rc = place_in(symbol, n, offset, &from);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_FROM_DEVICE, &from);
     return rc ? rc : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
 }
 
@@ -369,7 +376,7 @@ int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void 
                                              const void *from, size_t n, size_t offset, int kind)
 {
     void *to = NULL;
-    const int rc = place_in(symbol, n, offset, &to);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_TO_DEVICE, &to);
     return rc ? rc : cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind);
 }
 
@@ -377,6 +384,6 @@ int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to,
                                                size_t n, size_t offset, int kind)
 {
     void *from = NULL;
-    const int rc = place_in(symbol, n, offset, &from);
+    const int rc = place_in(symbol, n, offset, kind, CUDA_MEMCPY_FROM_DEVICE, &from);
     return rc ? rc : cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind);
 }
