@@ -574,6 +574,12 @@ bool ibx_frontend_is_short(const void *address, size_t n)
     (void)address, (void)n;
     return false;
 }
+
+bool ibx_frontend_host_is_short(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return false;
+}
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
 {
     (void)bytes;
