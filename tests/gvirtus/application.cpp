@@ -489,7 +489,6 @@ int main(int argc, char **argv)
         {"driver-killed-in-call-without-handles", driver_killed_in_call_without_handles},
         {"driver-entry-points", driver_entry_points},
         {"driver-planes", driver_planes},
-        {"driver-planes-beyond", driver_planes_beyond},
         {"driver-arrays", driver_arrays},
         {"driver-graphs", driver_graphs},
         {"driver-pools", driver_pools},

@@ -274,7 +274,6 @@ bool driver_streams();
 bool driver_entry_points();
 // application_driver_things.cpp
 bool driver_planes();
-bool driver_planes_beyond();
 bool driver_arrays();
 bool driver_graphs();
 bool driver_pools();

@@ -34,38 +34,9 @@ struct DriverArray {
 };
 constexpr unsigned FLOATS = 0x20;
 
-} // namespace
-
-bool driver_planes()
-{
-    void *context = nullptr;
-    Address memory = 0;
-    constexpr std::size_t n = 10000;
-    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
-    const std::vector<char> bytes = random_bytes(n, 8);
-    std::vector<char> back(n, 'x');
-    DriverPlanes p;
-    p.from.type = HOST_SIDE, p.from.host = bytes.data(), p.from.pitch = 40, p.from.height = 20;
-    p.from.x = 5, p.from.y = 1, p.from.z = 1;
-    p.to.type = DEVICE_SIDE, p.to.device = memory, p.to.pitch = 32, p.to.height = 12;
-    p.to.x = 2, p.to.z = 2;
-    p.width = 30, p.height = 10, p.depth = 4;
-    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 0);
-    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory, n) == 0);
-    for (std::size_t z = 0; z < 4; z++)
-        for (std::size_t y = 0; y < 10; y++)
-            REQUIRE(!std::memcmp(back.data() + ((z + 2) * 12 + y) * 32 + 2,
-                                 bytes.data() + ((z + 1) * 20 + y + 1) * 40 + 5, 30));
-    p.from.level = 1;
-    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 801);
-    p.from.level = 0, p.to.device = 0;
-    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 1);
-    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
-}
-
 // A copy beyond the height that is given, or beyond the memory that is named, is refused, and
 // writes nothing; also if the copy's own bytes are within other memory (H200, driver 580).
-bool driver_planes_beyond()
+bool planes_beyond_memory()
 {
     constexpr std::size_t page = 4096;
     void *context = nullptr;
@@ -113,6 +84,36 @@ bool driver_planes_beyond()
                 REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 1);
             }
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+} // namespace
+
+bool driver_planes()
+{
+    void *context = nullptr;
+    Address memory = 0;
+    constexpr std::size_t n = 10000;
+    REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, n) == 0);
+    const std::vector<char> bytes = random_bytes(n, 8);
+    std::vector<char> back(n, 'x');
+    DriverPlanes p;
+    p.from.type = HOST_SIDE, p.from.host = bytes.data(), p.from.pitch = 40, p.from.height = 20;
+    p.from.x = 5, p.from.y = 1, p.from.z = 1;
+    p.to.type = DEVICE_SIDE, p.to.device = memory, p.to.pitch = 32, p.to.height = 12;
+    p.to.x = 2, p.to.z = 2;
+    p.width = 30, p.height = 10, p.depth = 4;
+    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 0);
+    REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory, n) == 0);
+    for (std::size_t z = 0; z < 4; z++)
+        for (std::size_t y = 0; y < 10; y++)
+            REQUIRE(!std::memcmp(back.data() + ((z + 2) * 12 + y) * 32 + 2,
+                                 bytes.data() + ((z + 1) * 20 + y + 1) * 40 + 5, 30));
+    p.from.level = 1;
+    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 801);
+    p.from.level = 0, p.to.device = 0;
+    REQUIRE(cu("cuMemcpy3D_v2", static_cast<const DriverPlanes *>(&p)) == 1);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0 &&
+                 planes_beyond_memory());
 }
 
 bool driver_arrays()

@@ -571,3 +571,33 @@ bool lied_to()
         REQUIRE(fails(cudaLaunchKernel(kernel, {1, 1, 1}, {1, 1, 1}, last, 0, nullptr), 98));
     return true;
 }
+
+// No node is added for a copy of nothing, of no kind, or of rows beyond their pitch or height.
+bool added_for_nothing(char *device)
+{
+    std::vector<char> there(1024);
+    Graph graph;
+    for (const Planes &sound :
+         {copy_of(device, there.data(), 40, H2D), copy_of(there.data(), device, 40, D2H),
+          copy_of(device, device + 1024, 40, D2D)}) {
+        const auto add = [&](auto change) {
+            Planes p = sound;
+            p.from.pitch = p.to.pitch = 40, p.from.y = p.to.y = 10;
+            p.extent = {40, 10, 2};
+            change(p);
+            return graph.add("cudaGraphAddMemcpyNode", {}, &p);
+        };
+        REQUIRE(add([](Planes &) {}) == 0);
+        for (int kind : {-1, 5, 99})
+            REQUIRE(fails(add([kind](Planes &p) { p.kind = kind; }), 21));
+        REQUIRE(fails(add([](Planes &p) { p.from.pitch = 39; }), 12));
+        REQUIRE(fails(add([](Planes &p) { p.to.pitch = 39; }), 12));
+        REQUIRE(fails(add([](Planes &p) { p.from.y = 9; }), 12));
+        REQUIRE(fails(add([](Planes &p) { p.extent.depth = 1, p.from.y = 9; }), 1));
+        REQUIRE(fails(add([](Planes &p) { p.extent.depth = 1, p.from_at.height = 1; }), 1));
+        REQUIRE(fails(add([](Planes &p) { p.extent.width = 0; }), 1));
+        REQUIRE(fails(add([](Planes &p) { p.extent.height = 0; }), 1));
+        REQUIRE(fails(add([](Planes &p) { p.extent.depth = 0; }), 1));
+    }
+    return HOLDS(graph.destroy() == 0);
+}

@@ -109,4 +109,6 @@ inline int launch(void *exec, void *stream)
 
 } // namespace graph_calls
 
+bool added_for_nothing(char *device);
+
 #endif

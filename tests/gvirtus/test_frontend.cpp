@@ -528,7 +528,6 @@ void check_what_it_does_not()
                              "driver-modules",
                              "driver-streams",
                              "driver-planes",
-                             "driver-planes-beyond",
                              "driver-arrays",
                              "driver-graphs",
                              "driver-pools",

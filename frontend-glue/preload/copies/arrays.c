@@ -260,33 +260,6 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* Checks that rows are within the pitch, and planes within their distance; `p`: in bytes. For a
- * single row CUDA needs no pitch; but for an array that is not `known` the pitch is all that limits
- * the row in this process's memory. A single plane needs no distance, but may not go beyond one
- * that is given.
- */
-static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                  const struct ibx_cuda_memcpy3d *p, bool known)
-{
-    const size_t row = p->extent.width;
-    const bool one = p->extent.height == 1 && p->extent.depth == 1;
-    if (!memory->at || (one && !memory->pitch && (known || ibx_frontend_only_device(memory->at))))
-        return CUDA_SUCCESS;
-    if (row > memory->pitch)
-        return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
-    if (p->extent.depth > 1 && p->extent.height > memory->y)
-        return CUDA_INVALID_PITCH;
-    if (memory->y && (p->extent.height > memory->y || at->height > memory->y - p->extent.height))
-        return CUDA_INVALID_VALUE;
-    return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *p)
-{
-    const int rc = within(&p->from, &p->from_at, p, true);
-    return rc ? rc : within(&p->to, &p->to_at, p, true);
-}
-
 static bool is_empty(const struct ibx_cuda_memcpy3d *p)
 {
     return !p->extent.width || !p->extent.height || !p->extent.depth;
@@ -331,9 +304,9 @@ static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3
     if (goes_backwards(p))
         return CUDA_INVALID_VALUE;
     *bytes = p->from.at || p->to.at ? in_bytes(p, &known) : *p;
-    int rc = within(&bytes->from, &bytes->from_at, bytes, known);
+    int rc = ibx_frontend_side_within(&bytes->from, &bytes->from_at, bytes, known);
     if (!rc)
-        rc = within(&bytes->to, &bytes->to_at, bytes, known);
+        rc = ibx_frontend_side_within(&bytes->to, &bytes->to_at, bytes, known);
     return !rc && (ibx_frontend_planes_are_short(bytes) ||
                    is_beyond(p->from_array, &p->from_at, &p->extent) ||
                    is_beyond(p->to_array, &p->to_at, &p->extent))

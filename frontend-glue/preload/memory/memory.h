@@ -213,8 +213,13 @@ size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cu
 /* Whether device memory or page-locked memory is shorter than the copy, all of which is in bytes.
  */
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes);
-/* 0, or CUDA's error if rows are not within their pitch, or planes within their height (arrays.c).
- */
+/* Checks that rows are within the pitch, and planes within their distance; `p`: in bytes. For a
+ * single row CUDA needs no pitch; but for an array that is not `known` the pitch is all that limits
+ * the row in this process's memory. A single plane needs no distance, but may not go beyond one
+ * that is given. _planes_within(): both sides of a copy without arrays. */
+int ibx_frontend_side_within(const struct ibx_cuda_pitched *memory,
+                             const struct ibx_cuda_extent *at, const struct ibx_cuda_memcpy3d *p,
+                             bool known);
 int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *bytes);
 /* The device on which it was allocated; if unknown, the current one. */
 int ibx_frontend_device_of(const void *address);
