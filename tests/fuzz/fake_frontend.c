@@ -580,13 +580,6 @@ bool ibx_frontend_host_is_short(const void *address, size_t n)
     (void)address, (void)n;
     return false;
 }
-int ibx_frontend_side_within(const struct ibx_cuda_pitched *memory,
-                             const struct ibx_cuda_extent *at, const struct ibx_cuda_memcpy3d *p,
-                             bool known)
-{
-    (void)memory, (void)at, (void)p, (void)known;
-    return CUDA_SUCCESS;
-}
 bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
 {
     (void)bytes;

@@ -316,23 +316,6 @@ bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
            side_is_short(&bytes->to, &bytes->to_at, bytes, CUDA_MEMCPY_FROM_DEVICE);
 }
 
-int ibx_frontend_side_within(const struct ibx_cuda_pitched *memory,
-                             const struct ibx_cuda_extent *at, const struct ibx_cuda_memcpy3d *p,
-                             bool known)
-{
-    const size_t row = p->extent.width;
-    const bool one = p->extent.height == 1 && p->extent.depth == 1;
-    if (!memory->at || (one && !memory->pitch && (known || ibx_frontend_only_device(memory->at))))
-        return CUDA_SUCCESS;
-    if (row > memory->pitch)
-        return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
-    if (p->extent.depth > 1 && p->extent.height > memory->y)
-        return CUDA_INVALID_PITCH;
-    if (memory->y && (p->extent.height > memory->y || at->height > memory->y - p->extent.height))
-        return CUDA_INVALID_VALUE;
-    return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
-}
-
 int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *p)
 {
     const int rc = ibx_frontend_side_within(&p->from, &p->from_at, p, true);

@@ -217,9 +217,22 @@ bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes);
  * single row CUDA needs no pitch; but for an array that is not `known` the pitch is all that limits
  * the row in this process's memory. A single plane needs no distance, but may not go beyond one
  * that is given. _planes_within(): both sides of a copy without arrays. */
-int ibx_frontend_side_within(const struct ibx_cuda_pitched *memory,
-                             const struct ibx_cuda_extent *at, const struct ibx_cuda_memcpy3d *p,
-                             bool known);
+static inline int ibx_frontend_side_within(const struct ibx_cuda_pitched *memory,
+                                           const struct ibx_cuda_extent *at,
+                                           const struct ibx_cuda_memcpy3d *p, bool known)
+{
+    const size_t row = p->extent.width;
+    const bool one = p->extent.height == 1 && p->extent.depth == 1;
+    if (!memory->at || (one && !memory->pitch && (known || ibx_frontend_only_device(memory->at))))
+        return CUDA_SUCCESS;
+    if (row > memory->pitch)
+        return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
+    if (p->extent.depth > 1 && p->extent.height > memory->y)
+        return CUDA_INVALID_PITCH;
+    if (memory->y && (p->extent.height > memory->y || at->height > memory->y - p->extent.height))
+        return CUDA_INVALID_VALUE;
+    return at->width > memory->pitch - row ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+}
 int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *bytes);
 /* The device on which it was allocated; if unknown, the current one. */
 int ibx_frontend_device_of(const void *address);
