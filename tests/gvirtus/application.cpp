@@ -526,6 +526,7 @@ int main(int argc, char **argv)
         {"modules-and-forks", modules_and_forks},
         {"modules-deferred", modules_deferred},
         {"modules-deferred-print", modules_deferred_print},
+        {"modules-deferred-beside-open", modules_deferred_beside_open},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"forked-at-first-calls", forked_at_first_calls},

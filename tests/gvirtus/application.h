@@ -482,6 +482,7 @@ bool variables_in_children();
 // application_deferred.cpp
 bool modules_deferred();
 bool modules_deferred_print();
+bool modules_deferred_beside_open();
 
 // application_modules.cpp
 bool modules_of_two_threads();

@@ -4,8 +4,12 @@
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
+#include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <dlfcn.h>
 #include <string>
 #include <sys/wait.h>
 #include <thread>
@@ -16,7 +20,7 @@ namespace
 {
 
 constexpr std::size_t least = 65536; // bytes of such a module, decompressed
-constexpr std::size_t many = 64u << 20;
+constexpr std::size_t searched = 64u << 20;
 
 // A fat binary with one cubin, and the arguments of nvcc's calls for it.
 struct LargeModule {
@@ -133,15 +137,68 @@ bool by_child()
     return true;
 }
 
+// A constructor of a library that is being opened, in whose thread the loader has its lock, needs a
+// module while another thread registers a compressed one: that must not wait for the loader then.
+const LargeModule *needed_by_constructor;
+std::atomic<pid_t> registering_thread;
+std::atomic<bool> other_connected, constructor_runs, registered_it;
+
+int attributes_of(const void *kernel)
+{
+    static auto *ask = preloaded<int(void *, const void *)>("cudaFuncGetAttributes");
+    alignas(8) char attributes[4096];
+    return ask(attributes, kernel);
+}
+
+void constructor()
+{
+    for (constructor_runs = true; !registering_thread;)
+        usleep(100);
+    while (!registered_it && thread_state(getpid(), registering_thread) != 'S')
+        usleep(100);
+    attributes_of(needed_by_constructor->kernel);
+}
+
 } // namespace
 
+bool modules_deferred_beside_open()
+{
+    const char *library = std::getenv("IBX_TEST_ASKS_DRIVER");
+    char opened[32];
+    std::snprintf(opened, sizeof(opened), "%p", reinterpret_cast<void *>(&constructor));
+    REQUIRE(library && launches_well() && setenv("IBX_TEST_OPENED", opened, 1) == 0);
+    LargeModule before, needed, compressed(1024, least);
+    for (const LargeModule *m : {&before, &needed, &compressed}) {
+        m->function(m->kernel, "kernel");
+        m->ends();
+    }
+    attributes_of(before.kernel); // what that looks up is known from then on
+    needed_by_constructor = &needed;
+    alarm(20 * patience_times());
+    std::thread other([&] {
+        cudaGetLastError(); // connects
+        other_connected = true;
+        while (!constructor_runs)
+            usleep(100);
+        registering_thread = gettid();
+        attributes_of(compressed.kernel);
+        registered_it = true;
+    });
+    while (!other_connected)
+        usleep(100);
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+    other.join();
+    return HOLDS(handle);
+}
+
 // Its kernels print. While a thread registers it, another one uses it as soon as it is registered:
-// what its kernel prints is not lost. Bytes of the module are looked at meanwhile, so there are many.
+// what its kernel prints is not lost. Bytes of the module are looked at meanwhile, so it has some
+// millions.
 bool modules_deferred_print()
 {
     REQUIRE(launches_well());
-    LargeModule module(many);
-    std::memcpy(&module.fat[80 + many - 16], "vprintf", 7);
+    LargeModule module(searched);
+    std::memcpy(&module.fat[80 + searched - 16], "vprintf", 7);
     module.function(&stub_kernel, "kernel");
     module.ends();
     stub_hold_registered(true);
@@ -162,9 +219,6 @@ bool modules_deferred_print()
 
 bool modules_deferred()
 {
-    using Attributes = int(void *, const void *);
-    auto *attributes_of = preloaded<Attributes>("cudaFuncGetAttributes");
-    alignas(8) char attributes[4096];
     REQUIRE(launches_well()); // the kernel is known then, and a module that has it as well comes
     const std::string before = stub_registered();
     const std::uint64_t unloads = stub_unloads();
@@ -180,10 +234,10 @@ bool modules_deferred()
     unused.function(unused.kernel, "unused");
     unused.ends();
     REQUIRE(since(before) == "ME");
-    attributes_of(attributes, asked.kernel); // this libcudart knows only one kernel
+    attributes_of(asked.kernel); // this libcudart knows only one kernel
     cudaGetLastError();
     REQUIRE(since(before) == "MEMk(asked)k(beside)E");
-    attributes_of(attributes, asked.fat.data());
+    attributes_of(asked.fat.data());
     cudaGetLastError();
     REQUIRE(since(before) == "MEMk(asked)k(beside)E");
     small.unload(); // so that kernels are looked up again

@@ -595,8 +595,8 @@ void check_what_it_does_not()
     check("variables of the device by their names", variables);
     check("... and of children", [] { return run("variables-in-children", true); });
     check("modules of a child with two threads", modules_of_two_threads);
-    for (const char *test : {"modules-and-forks", "modules-deferred-print"})
-        check(test, [test] { return run(test, true); });
+    for (const char *test : {"and-forks", "deferred-print", "deferred-beside-open"})
+        check(test, [test] { return run((std::string("modules-") + test).c_str(), true); });
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });

@@ -559,8 +559,10 @@ static void register_module_of(const void *function)
     const int cancel = ibx_thread_hold_cancel();
     const struct registrations r = find_registrations();
     ibx_frontend_connect(); /* before the locks, as in ibx_frontend_own_modules() */
-    if (ibx_frontend_first_begins())
+    if (ibx_frontend_first_begins()) {
+        ibx_frontend_targets(); /* likewise: looks functions up */
         register_locked(function, &r);
+    }
     ibx_frontend_first_is_over();
     ibx_thread_release_cancel(cancel);
 }

@@ -2,8 +2,8 @@
 /* A program with a libcudart of its own (local_cudart.c), which it finds by DT_RPATH. If it gets a
  * path, it opens that library, too, and calls a function in it. OPENS: it is not linked with the
  * libcudart, first changes its title, and may get the name of the function, and IBX_TEST_LAST: then
- * it calls that as the process ends, and nothing else; "kernel": asks about a kernel then, the first
- * one of a large module that it has registered. Its exit status is what CUDA returns. */
+ * it calls that as the process ends, and nothing else; "kernel": asks about a kernel then, that of
+ * a large module that it has registered. Its exit status is what CUDA returns. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
