@@ -27,7 +27,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEEN    1024u  /* kernels that are known to be registered; a power of two */
+#define SEEN    1024u  /* sets of kernels that are known to be registered; a power of two */
+#define WAYS    4u     /* kernels in a set */
 #define LEAST   8u     /* initial capacity of a list */
 #define WAIT_MS 30000u /* how long to wait for another thread before a message says so */
 
@@ -84,8 +85,9 @@ static struct module *modules;
 static unsigned life;         /* 1 + how many forks led to this process */
 static atomic_bool inherited; /* this is a child that has not registered modules yet */
 static atomic_uint deferred;  /* how many modules are DEFERRED */
-/* Kernels that are of no such module, by their addresses; any may be missing. */
-static _Atomic(const void *) seen[SEEN];
+/* Kernels that are of no such module, by their addresses, the newest of a set first; any may be
+ * missing. */
+static _Atomic(const void *) seen[SEEN][WAYS];
 static atomic_bool told; /* the back end was told that this process's modules end with it */
 static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
 
@@ -180,8 +182,8 @@ bool ibx_frontend_module_deferred(void *wrapper)
     if (!list_module(&m, MODULE_DEFERRED))
         return false;
     atomic_fetch_add(&deferred, 1);
-    for (unsigned i = 0; i < SEEN; i++)
-        atomic_store_explicit(&seen[i], NULL, memory_order_relaxed);
+    for (unsigned i = 0; i < SEEN * WAYS; i++)
+        atomic_store_explicit(&seen[i / WAYS][i % WAYS], NULL, memory_order_relaxed);
     return true;
 }
 
@@ -567,18 +569,35 @@ static void register_module_of(const void *function)
     ibx_thread_release_cancel(cancel);
 }
 
+static bool is_seen(_Atomic(const void *) *set, const void *function)
+{
+    unsigned way = 0;
+    while (way < WAYS && atomic_load_explicit(&set[way], memory_order_relaxed) != function)
+        way++;
+    return way < WAYS;
+}
+
+/* Called under the lock. */
+static void add_seen(_Atomic(const void *) *set, const void *function)
+{
+    for (unsigned way = WAYS - 1; way; way--) {
+        const void *newer = atomic_load_explicit(&set[way - 1], memory_order_relaxed);
+        atomic_store_explicit(&set[way], newer, memory_order_relaxed);
+    }
+    atomic_store_explicit(&set[0], function, memory_order_relaxed);
+}
+
 void ibx_frontend_module_needed(const void *function)
 {
     const uintptr_t at = (uintptr_t)function;
-    if (!atomic_load_explicit(&deferred, memory_order_acquire) || ibx_frontend_in_host_function())
-        return;
-    _Atomic(const void *) *const place = &seen[(at >> 4 ^ at >> 14) % SEEN];
-    if (atomic_load_explicit(place, memory_order_relaxed) == function)
+    _Atomic(const void *) *const set = seen[(at >> 4 ^ at >> 14) % SEEN];
+    if (!atomic_load_explicit(&deferred, memory_order_acquire) || ibx_frontend_in_host_function() ||
+        is_seen(set, function))
         return;
     ibx_frontend_ranges_lock();
     const bool needed = find_deferred(function, NULL);
     if (!needed)
-        atomic_store_explicit(place, function, memory_order_relaxed);
+        add_seen(set, function);
     ibx_frontend_ranges_unlock();
     if (needed)
         register_module_of(function);
