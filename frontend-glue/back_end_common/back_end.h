@@ -240,6 +240,7 @@ struct late_copy {
 struct ibx_captured {
     uint64_t stream; /* 0: a free place */
     uint64_t id;     /* CUDA's, of the capture; 0: not known */
+    uint64_t graph;  /* that the client has asked for; 0: it has not */
 };
 
 /* All captures of a session: captures.c. */

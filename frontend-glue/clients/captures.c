@@ -14,7 +14,7 @@
  * that has not begun. So nothing is delayed for long. A capture that outlasts the time for which a
  * wait is delayed is ended by it, and not waited for again.
  */
-#include "frontend-glue/clients/clients.h"
+#include "frontend-glue/clients/capture_graphs.h"
 
 #include "common/clock.h"
 
@@ -25,9 +25,6 @@
 #define CAPTURES_MS 2000u /* for so long captures delay a wait */
 #define WAITS_MS    500u  /* for so long waits that are under way delay a capture */
 #define QUEUED_MS   200u  /* ... waits in the queue do, which may need this capture */
-
-#define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
-#define CAPTURE_IS_INVALIDATED 2
 
 /* A client that is about to capture, or to wait for the device. */
 struct place {
@@ -53,28 +50,19 @@ bool ibx_captures_any(void)
     return atomic_load(&captures);
 }
 
-/* What sessions of the tenant's may have done to captures of each other. */
-static struct ibx_captured_work *captured_of(const struct gpu_session *x)
-{
-    static struct ibx_captured_work of_nobody = {
-        .graphs = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP};
-    struct ibx_tenant *tenant = x->isolation.tenant;
-    return tenant ? ibx_tenant_captured(tenant) : &of_nobody;
-}
-
 bool ibx_captures_any_of_tenant(const struct gpu_session *x)
 {
-    return atomic_load(&captured_of(x)->count);
+    return atomic_load(&ibx_captures_work(x)->count);
 }
 
 unsigned ibx_captures_over_so_far(const struct gpu_session *x)
 {
-    return atomic_load(&captured_of(x)->endings_over);
+    return atomic_load(&ibx_captures_work(x)->endings_over);
 }
 
 bool ibx_captures_ended_since(const struct gpu_session *x, unsigned before)
 {
-    return atomic_load(&captured_of(x)->endings) != before;
+    return atomic_load(&ibx_captures_work(x)->endings) != before;
 }
 
 /* Locked. How many captures of the session no wait has ended. */
@@ -260,6 +248,8 @@ static void forget_one(struct gpu_session *x, struct ibx_captured *c)
 {
     if (c->id && x->isolation.tenant)
         ibx_graph_capture_over(x->isolation.tenant, c->id);
+    if (c->graph)
+        ibx_handles_capture_over(c->graph, false);
     *c = (struct ibx_captured){.stream = 0};
 }
 
@@ -317,94 +307,68 @@ static void part(struct gpu_session *x)
     x->capturing.room = 0;
 }
 
-/* The status of a capture, and, if it is active, CUDA's number of it. False: the driver does not
- * tell, before CUDA 11.3. */
-static bool get_capture(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id)
+/* Locked. The entry of that capture, which a session of the tenant has begun; NULL: there is
+ * none. */
+static struct ibx_captured *entry_of(const struct gpu_session *x, uint64_t id)
 {
-    int (*get)(void *of, int *found, uint64_t *number, void **graph, void **behind, size_t *count) =
-        NULL;
-    *status = 0;
-    *id = 0;
-    if (ibx_back_end_have_cuda(x))
-        *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
-    return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
+    for (struct gpu_session *of = id ? capturing : NULL; of; of = of->capturing.next)
+        for (unsigned i = 0; i < of->capturing.room; i++)
+            if (of->isolation.tenant == x->isolation.tenant && of->capturing.list[i].id == id)
+                return &of->capturing.list[i];
+    return NULL;
 }
 
-bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
+int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
 {
-    int status = 0;
-    if (!ibx_back_end_have_cuda(x))
-        return false;
-    if (!get_capture(x, stream, &status, id) &&
-        x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &status))
-        return false;
-    return status == CAPTURE_IS_ACTIVE;
+    pthread_mutex_lock(&lock);
+    const struct ibx_captured *c = entry_of(x, id);
+    const bool there = c, told = c && c->graph == graph;
+    pthread_mutex_unlock(&lock);
+    if (told || !there)
+        return there ? 0 : CUDA_NOT_SUPPORTED;
+    if (!ibx_graph_note(x, IBX_HANDLE_GRAPH, graph))
+        return CUDA_MEMORY_ALLOCATION;
+    ibx_handles_capture_begins(graph);
+    pthread_mutex_lock(&lock);
+    struct ibx_captured *now = entry_of(x, id);
+    if (now)
+        now->graph = graph;
+    pthread_mutex_unlock(&lock);
+    if (!now)
+        ibx_handles_capture_over(graph, false);
+    return now ? 0 : CUDA_NOT_SUPPORTED;
 }
 
-/* CUDA's number of a capture, its graph, and how many nodes the next one comes behind. */
-struct known_capture {
-    uint64_t id;
-    void *graph;
-    size_t behind;
-};
-
-/* False: none is active in the stream, or the driver does not tell. The older function may fail if
- * an edge to the next node would have data. */
-static bool get_active(struct gpu_session *x, uint64_t stream, struct known_capture *c)
+/* Locked. The entry of the capture of which a client was told this graph; NULL: there is none. */
+static struct ibx_captured *entry_with(const struct gpu_session *x, uint64_t graph)
 {
-    int (*get)(void *of, int *status, uint64_t *id, void **graph, void **behind, void **edges,
-               size_t *count) = NULL;
-    int (*get_before)(void *of, int *status, uint64_t *id, void **graph, void **behind,
-                      size_t *count) = NULL;
-    void *of = (void *)(uintptr_t)stream, *behind, *edges;
-    int status = 0, rc = -1;
-    if (!ibx_back_end_have_cuda(x))
-        return false;
-    *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v3");
-    *(void **)&get_before = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
-    if (get)
-        rc = get(of, &status, &c->id, &c->graph, &behind, &edges, &c->behind);
-    else if (get_before)
-        rc = get_before(of, &status, &c->id, &c->graph, NULL, &c->behind);
-    return !rc && status == CAPTURE_IS_ACTIVE;
+    for (struct gpu_session *of = capturing; of; of = of->capturing.next)
+        for (unsigned i = 0; i < of->capturing.room; i++)
+            if (of->isolation.tenant == x->isolation.tenant && of->capturing.list[i].graph == graph)
+                return &of->capturing.list[i];
+    return NULL;
 }
 
-/* A session that ends a capture, or destroys a stream, has it alone, before those that come later:
- * launches of many threads would keep it out for ever. So nobody holds it twice. The graph of a
- * capture is a bare address, and the capture may have come to the stream from another one: so it is
- * one lock for all captures that a tenant's clients can end. */
-static pthread_rwlock_t *graphs_of(const struct gpu_session *x)
+bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
 {
-    return &captured_of(x)->graphs;
-}
-
-void ibx_captures_graphs_hold(struct gpu_session *x)
-{
-    pthread_rwlock_rdlock(graphs_of(x));
-}
-
-void ibx_captures_graphs_let_go(struct gpu_session *x)
-{
-    pthread_rwlock_unlock(graphs_of(x));
-}
-
-bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
-{
-    struct known_capture c = {.graph = NULL};
-    ibx_captures_graphs_hold(x);
-    if (!get_active(x, stream, &c)) {
-        ibx_captures_graphs_let_go(x);
-        return false;
-    }
-    *id = c.id;
-    *graph = c.graph;
-    return true;
-}
-
-size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
-{
-    struct known_capture c = {.graph = NULL};
-    return get_active(x, stream, &c) ? c.behind : 0;
+    struct ibx_capture_known now = {.graph = NULL};
+    struct ibx_captured told = {.stream = 0};
+    if (!graph || !ibx_captures_any())
+        return true;
+    pthread_mutex_lock(&lock);
+    struct ibx_captured *c = entry_with(x, graph);
+    if (c)
+        told = *c;
+    pthread_mutex_unlock(&lock);
+    if (!told.stream || (ibx_capture_get(x, told.stream, &now) && now.id == told.id))
+        return true;
+    pthread_mutex_lock(&lock);
+    c = entry_with(x, graph);
+    if (c && c->id == told.id)
+        c->graph = 0;
+    pthread_mutex_unlock(&lock);
+    ibx_handles_capture_over(graph, false);
+    return false;
 }
 
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
@@ -429,7 +393,7 @@ static bool is_still(struct gpu_session *x, uint64_t stream, uint64_t id)
 {
     int status;
     uint64_t now;
-    if (!id || !get_capture(x, stream, &status, &now))
+    if (!id || !ibx_capture_status(x, stream, &status, &now))
         return !id;
     return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
 }
@@ -464,7 +428,7 @@ static void begin(struct gpu_session *x)
     x->capturing.whole = own(x) + 1;
     x->capturing.begun++;
     atomic_fetch_add(&captures, 1);
-    atomic_fetch_add(&captured_of(x)->count, 1);
+    atomic_fetch_add(&ibx_captures_work(x)->count, 1);
     whole++;
     x->capturing.blocking += blocks;
     blocking += blocks;
@@ -501,12 +465,40 @@ static void end(struct gpu_session *x, unsigned most)
     blocking -= blocks;
     x->capturing.begun -= count;
     atomic_fetch_sub(&captures, count);
-    atomic_fetch_sub(&captured_of(x)->count, count);
+    atomic_fetch_sub(&ibx_captures_work(x)->count, count);
     forget_work(x);
     pthread_cond_broadcast(&changed);
 }
 
 /* ----------------------------------------------------------------- handlers of GVirtuS's */
+
+/* The graph of the capture that this stream has begun, as far as a client was told it. */
+static uint64_t told_graph(struct gpu_session *x, uint64_t stream)
+{
+    uint64_t graph = 0;
+    pthread_mutex_lock(&lock);
+    const struct gpu_session *whose = holder_of(x, stream);
+    for (unsigned i = 0; whose && i < whose->capturing.room && !graph; i++)
+        if (whose->capturing.list[i].stream == stream)
+            graph = whose->capturing.list[i].graph;
+    pthread_mutex_unlock(&lock);
+    return graph;
+}
+
+/* The capture of the stream may end. Its graph, if a client was told that, is the request's alone
+ * until the end: other requests name its nodes. A question may come before the lock. */
+static void end_graphs_begin(struct gpu_session *x)
+{
+    for (uint64_t graph = told_graph(x, stream_of(x)), now;; graph = now) {
+        if (graph)
+            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph);
+        pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
+        now = told_graph(x, stream_of(x));
+        if (now == graph)
+            return;
+        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
+    }
+}
 
 /* Functions that destroy a library's handle wait for the device, too. */
 static bool waits_for_device(const char *name)
@@ -554,9 +546,9 @@ void ibx_captures_run(struct gpu_session *x)
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
     x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
     if (x->handler.ends_graphs)
-        pthread_rwlock_wrlock(graphs_of(x));
+        end_graphs_begin(x);
     if (x->handler.ends_capture)
-        atomic_fetch_add(&captured_of(x)->endings, 1);
+        atomic_fetch_add(&ibx_captures_work(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
         begin(x);
     else if (x->handler.captures_run == CAPTURES_WAIT)
@@ -568,9 +560,9 @@ void ibx_captures_run(struct gpu_session *x)
 void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.ends_capture)
-        atomic_fetch_add(&captured_of(x)->endings_over, 1);
+        atomic_fetch_add(&ibx_captures_work(x)->endings_over, 1);
     if (x->handler.ends_graphs)
-        pthread_rwlock_unlock(graphs_of(x));
+        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
     x->handler.ends_capture = x->handler.ends_graphs = false;
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
@@ -585,12 +577,12 @@ static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
     int status;
     uint64_t id = 0;
     if (stream && !exit_code)
-        get_capture(x, stream, &status, &id);
+        ibx_capture_status(x, stream, &status, &id);
     pthread_mutex_lock(&lock);
     const unsigned i = stream ? place_of(x, stream) : x->capturing.room;
     if (i < x->capturing.room && !exit_code) {
         forget(x, stream);
-        x->capturing.list[i] = (struct ibx_captured){stream, id};
+        x->capturing.list[i] = (struct ibx_captured){.stream = stream, .id = id};
     } else if (i < x->capturing.room) {
         x->capturing.list[i].stream = 0;
     }
@@ -622,6 +614,9 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
+    const uint64_t graph = ran == CAPTURES_ENDED && !exit_code ? told_graph(x, stream) : 0;
+    if (graph)
+        ibx_handles_capture_over(graph, true);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
     else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
@@ -663,10 +658,10 @@ static void end_in_cuda(struct gpu_session *x)
         *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
         const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
-        pthread_rwlock_wrlock(graphs_of(x));
+        pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
         if (end_capture && there && is_still(x, c.stream, c.id))
             end_capture(c.stream, &graph);
-        pthread_rwlock_unlock(graphs_of(x));
+        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
         if (graph && destroy)
             destroy(graph);
         ibx_handles_let_go(x); /* a request can hold only a few handles */

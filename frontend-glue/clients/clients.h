@@ -17,6 +17,7 @@
  *   cleared_memory.c clears memory before another program gets it
  *   pending_clears.c what is being cleared, and is not to be freed yet
  *   captures.c       keeps captures of streams and waits for the device apart
+ *   capture_graphs.c what the driver tells of captures, and their graphs
  *   exec_ends.c      executable graphs that are destroyed while they run
  *   exec_functions.c functions of clients that only an executable graph calls
  *   frees.c          frees memory while graphs of clients run
@@ -102,6 +103,13 @@ bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id);
 bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph);
 void ibx_captures_graphs_hold(struct gpu_session *x);
 void ibx_captures_graphs_let_go(struct gpu_session *x);
+/* The client is told the graph of a capture, by CUDA's number of that; the caller has
+ * graphs_hold(). From then on it may name the graph, which nobody destroys, until the capture ends.
+ * A cudaError_t; CUDA_NOT_SUPPORTED: it is not known which session has begun the capture. */
+int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph);
+/* Whether a graph that the client may name is there: CUDA may have destroyed that of a capture
+ * which was invalidated. Such a graph is forgotten. */
+bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph);
 /* How many nodes the next one of that stream, which is being captured, comes behind; 0: the driver
  * does not tell. */
 size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream);

@@ -364,6 +364,14 @@ static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, siz
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }
 
+/* Of a capture that was invalidated: the handler is not to get it. */
+static void forget_lost_graph(struct gpu_session *x, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    if (!strncmp(x->requests.name, "cudaGraph", 9))
+        ibx_captures_has_graph(x, ibx_get_u64(&r));
+}
+
 /* The handler is about to destroy a graph or an executable graph: forgets it. False: it must
  * not. */
 static bool forget_graph(struct gpu_session *x, uint64_t value)
@@ -514,6 +522,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     ibx_shapes_sanitize(w->name, bytes, n);
     ibx_library_shapes_sanitize(w->name, bytes, n, i->held);
     ibx_library_arrays_sanitize(w->name, bytes, n);
+    forget_lost_graph(x, bytes, n);
     ibx_named_invalidate(x, bytes, n);
     const int unknown = ibx_named_handlers_invalidate(x, bytes, n);
     note_launched(x, bytes, n);

@@ -16,13 +16,11 @@
 
 #include <stdlib.h>
 
-#define TO_DEVICE     1 /* enum cudaMemcpyKind */
-#define FROM_DEVICE   2
-#define NO_SYNC       1u /* cudaUserObjectNoDestructorSync */
-#define MOVES         1u /* cudaGraphUserObjectMove */
-#define EDGES_VERSION 13000
+#define TO_DEVICE   1 /* enum cudaMemcpyKind */
+#define FROM_DEVICE 2
+#define NO_SYNC     1u /* cudaUserObjectNoDestructorSync */
+#define MOVES       1u /* cudaGraphUserObjectMove */
 
-#define CAPTURE_ACTIVE   1  /* enum cudaStreamCaptureStatus */
 #define SET_DEPENDENCIES 1u /* cudaStreamSetCaptureDependencies */
 
 struct host_node {
@@ -361,68 +359,17 @@ static int get_copy(struct extension_request *e)
 
 /* ------------------------------------------------------------------------------- in a capture */
 
-/* The graph into which a stream is being captured, and the nodes before its next node. Before CUDA
- * 13 these functions have no argument for data of edges, and the first one has another name. */
-struct captured {
-    bool edges; /* from CUDA 13 on */
-    void *graph, *const *behind;
-    size_t count;
-};
-
-static bool get_captured(void *stream, struct captured *c)
-{
-    int (*info)(void *of, int *status, unsigned long long *id, void **graph, void *const **behind,
-                const void **edges, size_t *count) = NULL;
-    int (*info_before)(void *of, int *status, unsigned long long *id, void **graph,
-                       void *const **behind, size_t *count) = NULL;
-    int (*version)(int *found) = NULL;
-    int found = 0, status = 0, rc;
-    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
-    *(void **)&info = ibx_back_end_runtime("cudaStreamGetCaptureInfo");
-    *(void **)&info_before = ibx_back_end_runtime("cudaStreamGetCaptureInfo_v2");
-    if (!version || version(&found))
-        return false;
-    c->edges = found >= EDGES_VERSION;
-    if (!(c->edges ? (void *)info : (void *)info_before))
-        return false;
-    rc = c->edges ? info(stream, &status, NULL, &c->graph, &c->behind, NULL, &c->count)
-                  : info_before(stream, &status, NULL, &c->graph, &c->behind, &c->count);
-    return !rc && status == CAPTURE_ACTIVE && c->graph;
-}
-
-/* Makes the stream's next work depend on that node. */
-static int go_on_behind(void *stream, const struct captured *c, void *node)
-{
-    int (*update)(void *of, void **nodes, const void *edges, size_t count, unsigned flags) = NULL;
-    int (*update_before)(void *of, void **nodes, size_t count, unsigned flags) = NULL;
-    void *function = ibx_back_end_runtime("cudaStreamUpdateCaptureDependencies");
-    memcpy(&update, &function, sizeof(update));
-    memcpy(&update_before, &function, sizeof(update_before));
-    if (!function)
-        return CUDA_NOT_SUPPORTED;
-    return c->edges ? update(stream, &node, NULL, 1, SET_DEPENDENCIES)
-                    : update_before(stream, &node, 1, SET_DEPENDENCIES);
-}
-
 /* Adds the pair to the graph that the stream is captured into. */
 static int add_captured(const struct extension_request *e, void *stream, void *pair)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, void *child) = NULL;
-    struct captured c = {.count = 0};
+    struct extension_captured c = {.count = 0};
     void *node = NULL;
-    if (!get_captured(stream, &c))
+    if (!ibx_extension_captured(stream, &c))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
     const int rc = add(&node, c.graph, c.behind, c.count, pair);
-    return rc ? rc : go_on_behind(stream, &c, node);
-}
-
-/* The nodes that CUDA says the next one comes behind are in its own memory, until the next call
- * that adds work to the stream: no other thread of the client may make one. */
-static bool has_alone(const struct extension_request *e, const void *stream)
-{
-    return !ibx_handles_has(e->x, IBX_HANDLE_STREAM, (uintptr_t)stream) ||
-           ibx_handles_use_alone(e->x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    return rc ? rc : ibx_extension_come_behind(stream, &c, &node, 1, SET_DEPENDENCIES);
 }
 
 static int capture_copy(struct extension_request *e)
@@ -438,7 +385,7 @@ static int capture_copy(struct extension_request *e)
     int rc = make_pair(e, &r, &a, &pair);
     if (rc)
         return rc;
-    if (has_alone(e, stream)) {
+    if (ibx_extension_has_alone(e, stream)) {
         ibx_captures_graphs_hold(e->x);
         rc = add_captured(e, stream, pair);
         ibx_captures_graphs_let_go(e->x);
@@ -486,9 +433,9 @@ void ibx_extension_node_calls_end(void *graph, uint64_t object)
 
 void ibx_extension_capture_calls(struct extension_request *e, void *stream, void *repeated)
 {
-    struct captured c = {.count = 0};
+    struct extension_captured c = {.count = 0};
     ibx_captures_graphs_hold(e->x);
-    graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
+    graph_calls(ibx_extension_captured(stream, &c) ? c.graph : NULL, repeated);
     ibx_captures_graphs_let_go(e->x);
 }
 

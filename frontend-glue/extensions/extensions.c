@@ -246,6 +246,7 @@ int ibx_extension_run(struct gpu_session *x, const struct ibx_request *q, struct
                                                    ibx_graph_extensions,
                                                    ibx_node_extensions,
                                                    ibx_copy_extensions,
+                                                   ibx_capture_extensions,
                                                    ibx_ipc_extensions,
                                                    ibx_variable_extensions,
                                                    ibx_pool_extensions,

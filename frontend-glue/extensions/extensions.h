@@ -8,6 +8,7 @@
  *   driver_textures.c  textures that only the driver makes
  *   graphs.c, nodes.c, node_parameters.c  graphs
  *   copies.c         copies between host and device in graphs
+ *   captures.c       the graph of a capture, while the program asks for it
  *   ipc.c            memory and events of other processes
  *   opened_handles.c the same, if each program has a process of its own
  *   passed_descriptors.c  descriptors by which CUDA shares pools among processes
@@ -71,11 +72,11 @@ extern const struct extension_call ibx_array_extensions[IBX_EXT_REQUESTS],
     ibx_graph_extensions[IBX_EXT_REQUESTS], ibx_node_extensions[IBX_EXT_REQUESTS],
     ibx_ipc_extensions[IBX_EXT_REQUESTS], ibx_variable_extensions[IBX_EXT_REQUESTS],
     ibx_pool_extensions[IBX_EXT_REQUESTS], ibx_query_extensions[IBX_EXT_REQUESTS],
-    ibx_copy_extensions[IBX_EXT_REQUESTS], ibx_host_map_extensions[IBX_EXT_REQUESTS],
-    ibx_node_parameter_extensions[IBX_EXT_REQUESTS], ibx_virtual_extensions[IBX_EXT_REQUESTS],
-    ibx_tensor_extensions[IBX_EXT_REQUESTS], ibx_compile_extensions[IBX_EXT_REQUESTS],
-    ibx_link_extensions[IBX_EXT_REQUESTS], ibx_value_extensions[IBX_EXT_REQUESTS],
-    ibx_table_extensions[IBX_EXT_REQUESTS];
+    ibx_copy_extensions[IBX_EXT_REQUESTS], ibx_capture_extensions[IBX_EXT_REQUESTS],
+    ibx_host_map_extensions[IBX_EXT_REQUESTS], ibx_node_parameter_extensions[IBX_EXT_REQUESTS],
+    ibx_virtual_extensions[IBX_EXT_REQUESTS], ibx_tensor_extensions[IBX_EXT_REQUESTS],
+    ibx_compile_extensions[IBX_EXT_REQUESTS], ibx_link_extensions[IBX_EXT_REQUESTS],
+    ibx_value_extensions[IBX_EXT_REQUESTS], ibx_table_extensions[IBX_EXT_REQUESTS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))
@@ -138,7 +139,8 @@ static inline bool mine(const struct extension_request *e, const void *memory, s
 
 static inline bool is_node(const struct extension_request *e, const void *node)
 {
-    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
+    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node) &&
+           ibx_captures_has_graph(e->x, ibx_handles_graph_of(e->x, (uintptr_t)node, true));
 }
 
 /* Whether the driver can be asked about memory. Makes the thread's context if this is its first

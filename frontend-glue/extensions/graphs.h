@@ -7,7 +7,8 @@
 
 static inline bool is_graph(const struct extension_request *e, const void *graph)
 {
-    return ibx_handles_know(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+    return ibx_handles_know(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph) &&
+           ibx_captures_has_graph(e->x, ibx_handles_outermost(e->x, (uintptr_t)graph));
 }
 
 static inline bool is_exec(const struct extension_request *e, const void *exec)
@@ -52,6 +53,28 @@ void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
                                   const struct ibx_cuda_memcpy3d *copy);
 void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec, const void *node,
                                  const struct ibx_cuda_memcpy3d *copy);
+
+/* captures.c */
+
+/* What CUDA tells of a capture. `edges` NULL: they are plain, or the runtime does not tell. */
+struct extension_captured {
+    bool edges_known; /* the runtime's functions have data of edges */
+    int status;
+    unsigned long long id;
+    void *graph, *const *behind;
+    const void *edges;
+    size_t count;
+};
+/* False: the stream is in no active capture, or the runtime does not tell. To be called while
+ * nobody of the tenant ends a capture (ibx_captures_graphs_hold()). */
+bool ibx_extension_captured(void *stream, struct extension_captured *c);
+/* Makes the stream's next work depend on these nodes: cudaStreamUpdateCaptureDependencies. */
+int ibx_extension_come_behind(void *stream, const struct extension_captured *c, void *const *nodes,
+                              size_t count, unsigned flags);
+/* The nodes that CUDA says the next one comes behind are in its own memory, until the next call
+ * that adds work to the stream: no other thread of the client may make one. False: one does for too
+ * long. */
+bool ibx_extension_has_alone(const struct extension_request *e, const void *stream);
 
 /* graphs.c */
 

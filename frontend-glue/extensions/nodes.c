@@ -415,7 +415,7 @@ static int add_moved(struct extension_request *e)
     const bool there = ibx_extension_get_place(e, &p);
     struct moved m = {.type = CHILD_NODE, .graph = pointer(&e->in), .ownership = MOVE};
     if (!there || !whole(e) || !is_graph(e, m.graph) ||
-        ibx_handles_is_within(e->x, (uintptr_t)m.graph) ||
+        ibx_handles_must_stay(e->x, (uintptr_t)m.graph) ||
         ibx_handles_contains(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph))
         return CUDA_INVALID_VALUE;
     p.depth = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)m.graph).depth;
@@ -477,7 +477,9 @@ static int destroy_node(struct extension_request *e)
     const uint64_t value = (uintptr_t)node;
     if (!whole(e) || !is_node(e, node))
         return CUDA_INVALID_VALUE;
-    if (is_of_type(node, CONDITIONAL_NODE))
+    /* CUDA permits no removal while a stream is captured into the graph. */
+    if (is_of_type(node, CONDITIONAL_NODE) ||
+        ibx_handles_is_captured(e->x, ibx_handles_graph_of(e->x, value, false)))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, give_back);
     const bool calls = is_of_type(node, HOST_NODE);

@@ -5,11 +5,12 @@
 
 #include <stdlib.h>
 
-/* Whether it is given back by itself: it is the client's, and does not end with another one. */
+/* Whether it is given back by itself: it is the client's, and does not end with another one or with
+ * a capture. */
 static bool goes_alone(const struct handle *h, uint64_t client)
 {
     return client && h->client == client && !ibx_handle_is_of_all(h->kind) &&
-           !(h->of && h->kind != IBX_HANDLE_EXEC);
+           !(h->of && h->kind != IBX_HANDLE_EXEC) && !h->into;
 }
 
 /* Whether to take the handle now. `graphs`: takes graphs and executable graphs, of all contexts. A

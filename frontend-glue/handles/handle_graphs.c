@@ -116,3 +116,42 @@ void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other)
     pthread_mutex_unlock(&ibx_handles_lock);
     ibx_handles_within(x, graph, other);
 }
+
+/* ---------------------------------------------------------------- graphs of captures */
+
+void ibx_handles_capture_begins(uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_of_any(IBX_HANDLE_GRAPH, graph);
+    if (h)
+        h->into = true;
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+void ibx_handles_capture_over(uint64_t graph, bool made)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_of_any(IBX_HANDLE_GRAPH, graph);
+    const bool was = h && h->into;
+    if (was)
+        h->into = false;
+    if (was && !made) {
+        ibx_handle_forget_parts(IBX_HANDLE_GRAPH, graph);
+        ibx_handle_drop(h);
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+}
+
+bool ibx_handles_is_captured(struct gpu_session *x, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *h = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    const bool is = h && h->into;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+bool ibx_handles_must_stay(struct gpu_session *x, uint64_t graph)
+{
+    return ibx_handles_is_captured(x, graph) || ibx_handles_is_within(x, graph);
+}

@@ -45,6 +45,7 @@ struct handle {
     unsigned depth;     /* of a graph: graphs within each other in it */
     uint64_t weight;    /* as how many it counts */
     uint64_t plain_at;  /* of a graph: see ibx_handles_graph_plain(); 0: not known */
+    bool into;          /* of a graph: a stream is captured into it, and CUDA may end it */
     uint64_t nodes;     /* of a graph: 1, and the weights of its nodes, with those in them */
     uint64_t stream;    /* selected for a library's handle */
     uint64_t object;    /* of a node: see ibx_handles_set_object(); 0: none */

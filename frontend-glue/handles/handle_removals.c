@@ -54,7 +54,7 @@ bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint6
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
     const bool may = !found || !(is_others(x, found) || found->captured ||
-                                 (kind == IBX_HANDLE_GRAPH && found->of));
+                                 (kind == IBX_HANDLE_GRAPH && (found->of || found->into)));
     pthread_mutex_unlock(&ibx_handles_lock);
     return may;
 }

@@ -268,7 +268,7 @@ static void renew(struct handle *h, const struct handle *made)
     ibx_handle_forget_nodes(h);
     ibx_handle_forget_use(h);
     ibx_handle_forget_destroy(h);
-    h->theirs = h->captured = false;
+    h->theirs = h->captured = h->into = false;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);

@@ -141,6 +141,15 @@ bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint
  * with it; whether a graph is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
+/* A stream is captured into the graph from now on: the client may name it, and must not destroy it.
+ * over(): the capture is over, and the graph is the client's if it is `made`; if not, CUDA has
+ * destroyed it, or is about to, and it is forgotten. It waits for nobody, so the caller has it
+ * alone or knows that nobody can. is_captured(): whether a stream is captured into it. must_stay():
+ * whether it is, or is within another graph. */
+void ibx_handles_capture_begins(uint64_t graph);
+void ibx_handles_capture_over(uint64_t graph, bool made);
+bool ibx_handles_is_captured(struct gpu_session *x, uint64_t graph);
+bool ibx_handles_must_stay(struct gpu_session *x, uint64_t graph);
 /* As ibx_handles_within(), for a graph that is moved: it is not in the executable graphs that
  * `other` has already. */
 void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other);

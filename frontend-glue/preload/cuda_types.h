@@ -28,6 +28,7 @@
 #define CUDA_FILE_NOT_FOUND        301
 #define CUDA_INVALID_HANDLE        400
 #define CUDA_ILLEGAL_STATE         401
+#define CUDA_LOSSY_QUERY           402
 #define CUDA_SYMBOL_NOT_FOUND      500
 #define CUDA_NOT_READY             600
 #define CUDA_ALREADY_REGISTERED    712

@@ -31,6 +31,7 @@ bool ibx_extension_keeps_graphs(unsigned number)
     case IBX_EXT_STREAM_FLAGS:
     case IBX_EXT_STREAM_DEVICE:
     case IBX_EXT_IS_CAPTURING:
+    case IBX_EXT_CAPTURE_INFO:
     case IBX_EXT_HOST_OPEN:
     case IBX_EXT_HOST_ADD:
     case IBX_EXT_HOST_ASK:

@@ -174,6 +174,8 @@ enum ibx_extension {
     IBX_EXT_VIRTUAL_IMPORT,      /* cuMemImportFromShareableHandle */
     IBX_EXT_HOST_MAP_AT,         /* shared memory at an address of the program's, for kernels */
     IBX_EXT_EXEC_REFRESH,        /* cudaGraphExecUpdate; its call may return before it is run */
+    IBX_EXT_CAPTURE_INFO,        /* cudaStreamGetCaptureInfo, of an active capture */
+    IBX_EXT_CAPTURE_UPDATE,      /* cudaStreamUpdateCaptureDependencies, with plain edges */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 
@@ -228,6 +230,8 @@ enum ibx_extension_tensor_map {
 
 #define IBX_EXT_LISTED        32u  /* handles or numbers in one reply, after their total number */
 #define IBX_EXT_BEHIND        64u  /* dependencies of a new node, at most */
+#define IBX_EXT_TOLD          15u  /* nodes in one reply to CAPTURE_INFO, after their number */
+#define IBX_EXT_EDGE          8u   /* bytes of an edge's data */
 #define IBX_EXT_ACCESSES      64u  /* devices that may use a node's memory, at most */
 #define IBX_EXT_GRAPHS_DEEP   128u /* graphs within each other, at most */
 #define IBX_EXT_OUT_MAX       (8 + 8 * IBX_EXT_LISTED) /* bytes of a reply after the exit code */

@@ -90,6 +90,19 @@ int capture_info(void *stream, int *status, void **graph, void *const **last, st
     return again ? again : same == id ? 0 : -1;
 }
 
+// How many nodes of that type are in a graph, without those in graphs within it.
+std::size_t count_of(void *graph, int wanted)
+{
+    void *nodes[64];
+    std::size_t count = 64, found = 0;
+    int type = 0;
+    if (run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nodes, &count))
+        return 99;
+    for (std::size_t i = 0; i < count; i++)
+        found += !run("cudaGraphNodeGetType", nodes[i], &type) && type == wanted;
+    return found;
+}
+
 bool node_by_node(char *device, void *stream)
 {
     void *graph = nullptr, *node = nullptr, *branch = nullptr, *bodies[2], *inner[2];
@@ -296,13 +309,12 @@ bool while_captured(char *device, void *stream)
     REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
     REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
     REQUIRE(graph && count == 0); // nothing is in it yet
-    int asked = 0;                // by a thread that ends the capture by its call
+    int asked = 9;                // by another thread
     std::thread([&] {
-        void *other = nullptr;
         int is = 9;
-        asked = capture_info(stream, &is, &other, nullptr, nullptr);
+        asked = capture_info(stream, &is, &again, nullptr, nullptr);
     }).join();
-    REQUIRE(asked == 801);
+    REQUIRE(asked == 0 && again == graph);
     REQUIRE(cudaMemsetAsync(device, 'a', 20, stream) == 0);
     REQUIRE(capture_info(stream, &status, nullptr, nullptr, nullptr) == 0 && status == 1);
     REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && again == graph);
@@ -312,6 +324,7 @@ bool while_captured(char *device, void *stream)
                  "cudaStreamUpdateCaptureDependencies", stream, &branch, nullptr, 1, 1) == 0));
     REQUIRE(cudaMemsetAsync(device + 5, 'c', 2, stream) == 0);
     REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    REQUIRE(count_of(graph, 4) == 0 && count_of(graph, 2) == 2); // what was captured: no graphs
     REQUIRE(runs(graph, stream) && device_has(device, "bbbbbccbbbaaaaaaaaaa", 20));
     REQUIRE(run("cudaGraphDestroy", graph) == 0);
     // Without a part behind it.
@@ -343,6 +356,7 @@ bool memory_while_captured(char *device, void *stream)
         REQUIRE(cudaMemcpyAsync(device, memory, 20, 3, stream) == 0);
         REQUIRE(run("cudaFreeAsync", memory, stream) == 0);
         REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+        REQUIRE(what == 'n' || (count_of(graph, 4) == 0 && count_of(graph, 10) == 2));
         REQUIRE(cudaGetLastError() == 0 && runs(graph, stream));
         return HOLDS(device_has(device, std::string(20, what).c_str(), 20));
     };
@@ -411,13 +425,14 @@ bool forked(char *device, void *stream)
                  "cudaStreamUpdateCaptureDependencies", stream, &branch, nullptr, 1, 1) == 0));
     REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && count == 1);
     REQUIRE(*last == branch);
-    REQUIRE(cudaMemsetAsync(device + 9, 'd', 1, f.other) == 0);
+    REQUIRE(cudaMemsetAsync(device + 18, 'd', 1, f.other) == 0);
     REQUIRE(cudaStreamWaitEvent(f.third, f.early, 0) == 0); // recorded before the questions
     REQUIRE(cudaMemsetAsync(device, 'e', 1, f.third) == 0);
     REQUIRE(f.follow(stream, f.third, f.late) && f.follow(stream, f.other, f.early));
     REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
     REQUIRE(device_has(device, "....................", 20) && number_of(f.other, &same) == -1);
-    REQUIRE(runs(graph, stream) && device_has(device, "eaaaabbbcdccccccccaa", 20));
+    REQUIRE(count_of(graph, 4) == 0 && runs(graph, stream));
+    REQUIRE(device_has(device, "eaaaabbbccccccccccda", 20));
     return HOLDS(run("cudaGraphDestroy", graph) == 0 && f.ends());
 }
 
@@ -469,17 +484,24 @@ bool joined_by_nodes(char *device, void *stream)
     REQUIRE(f.follow(f.other, stream, f.early)); // there is no work yet
     REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
     REQUIRE(cudaMemsetAsync(device, 'f', 20, f.other) == 0);
-    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && count == 1);
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && count == 0);
+    REQUIRE(capture_info(f.other, &status, &graph, &last, &count) == 0 && count == 1);
     void *const node = *last;
     REQUIRE((run<void *, void *const *, const void *, std::size_t, unsigned>(
                  "cudaStreamUpdateCaptureDependencies", stream, &node, nullptr, 1, 1) == 0));
     REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
     REQUIRE(runs(graph, stream) && device_has(device, "ffffffffffffffffffff", 20));
     REQUIRE(run("cudaGraphDestroy", graph) == 0);
-    // Without a question nothing is joined for the program.
-    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && f.follow(f.other, stream, f.early));
-    REQUIRE(cudaMemsetAsync(device, 'g', 20, f.other) == 0);
-    REQUIRE(fails(run("cudaStreamEndCapture", stream, &again), 904));
+    // Nothing else is joined for the program, neither by a question.
+    for (bool asks : {false, true}) {
+        REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && f.follow(f.other, stream, f.early));
+        REQUIRE(cudaMemsetAsync(device, 'g', 20, f.other) == 0);
+        if (asks)
+            REQUIRE(capture_info(f.other, &status, &graph, &last, &count) == 0 && graph);
+        REQUIRE(fails(run("cudaStreamEndCapture", stream, &again), 904) && !again);
+    }
+    REQUIRE(fails(add_set(&again, graph, nullptr, 0, device, 'g'), 1)); // it has ended
+    REQUIRE(fails(run("cudaGraphDestroy", graph), 1));
     return HOLDS(device_has(device, "ffffffffffffffffffff", 20) && f.ends());
 }
 

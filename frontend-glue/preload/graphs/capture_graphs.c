@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs that a program names while a stream is captured into them. Each capture of GVirtuS makes
- * one graph, which exists only when the capture has ended. So when the program asks for the graph,
- * or gives one, the capture ends, what was captured becomes a child node of the program's graph,
- * and a new capture of the stream begins:
+ * Graphs that a program names while a stream is captured into them. If it asks for the graph, CUDA
+ * tells it at the back end (capture_questions.c), and the capture stays whole.
+ *
+ * Otherwise, if the back end is older or the program gives the graph, the capture is split: it
+ * ends, what was captured becomes a child node of the program's graph, and a new capture of the
+ * stream begins:
  *
  *   begin ... info ... update ... end     the program's calls
  *   [ part  ]     [ part             ]    captures; each is a child graph after the last nodes
@@ -21,9 +23,18 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define ADD_DEPENDENCIES 0u /* flags of cudaStreamUpdateCaptureDependencies */
 #define SET_DEPENDENCIES 1u
+
+/* Who knows the graph of a capture. */
+enum captured_graph {
+    GRAPH_NOT_ASKED,
+    GRAPH_OF_CUDA,  /* the one into which CUDA captures: the capture stays whole */
+    GRAPH_OF_PARTS, /* one of this library's or the program's, which gets the parts of the capture
+                     */
+};
 
 /* The capture of a stream. Only the thread that captures uses it; the list has a lock. */
 struct capture {
@@ -36,11 +47,13 @@ struct capture {
     unsigned long long id;    /* that the program is told */
     struct ibx_forks *forks;
     void *graph; /* the graph that is captured into; NULL: the program has not asked for it */
-    bool given;  /* the program gave the graph */
-    bool over;   /* the capture was split, and could not be begun again */
+    enum captured_graph whose;
+    bool given;         /* the program gave the graph */
+    bool over;          /* the capture was split, and could not be begun again */
     atomic_bool spoilt; /* another thread has invalidated it, which only its own can tell CUDA */
     size_t count;
     void *last[IBX_EXT_BEHIND]; /* nodes on which the next part depends */
+    struct ibx_told *told;      /* GRAPH_OF_CUDA: by stream; protected by the lock of ranges */
 };
 
 static struct capture *all; /* protected by the lock of ranges */
@@ -86,6 +99,10 @@ static void add(struct capture *c)
 static void release(struct capture *c)
 {
     ibx_frontend_forks_end(c ? c->forks : NULL);
+    for (struct ibx_told *t = c ? c->told : NULL, *next; t; t = next) {
+        next = t->next;
+        free(t);
+    }
     free(c);
 }
 
@@ -194,9 +211,18 @@ static int end_capture(const struct capture *c, void *stream, void **graph)
     const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
     if (ibx_call_ends_capture(rc))
         ibx_frontend_capture_gone();
-    if (!rc)
+    if (!rc && !(c && c->whose == GRAPH_OF_CUDA)) /* that one is known already */
         ibx_frontend_graph_made(*graph);
     return rc;
+}
+
+/* A capture has ended without a graph: neither has the program the one that it has asked for. */
+static void lose_graph(const struct capture *c)
+{
+    if (c && c->graph && c->whose == GRAPH_OF_CUDA)
+        ibx_frontend_graph_lost(c->graph);
+    else if (c && c->graph && !c->given)
+        cudaGraphDestroy(c->graph);
 }
 
 /* Whether a graph of `count` nodes allocates memory or frees it. */
@@ -262,6 +288,7 @@ static int cut(struct capture *c)
     const bool over = ibx_call_ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
+    c->whose = GRAPH_OF_PARTS;
     if (!rc)
         rc = add_part(c, part);
     return over ? go_on(c, rc) : rc;
@@ -296,6 +323,7 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
         return rc;
     c->id = ibx_frontend_capture_of_graph(graph, c->id);
     c->graph = graph;
+    c->whose = GRAPH_OF_PARTS;
     c->given = true;
     c->count = count;
     if (count)
@@ -316,14 +344,14 @@ int cudaStreamEndCapture(void *stream, void **graph)
     const bool over = left || ibx_call_ends_capture(rc);
     if (over)
         c = find(stream, true);
-    if (!rc && c && c->graph)
+    if (!rc && c && c->graph && c->whose == GRAPH_OF_PARTS)
         rc = add_part(c, part);
     if (!rc && nobodys)
         cudaGraphDestroy(part);
     if (over && graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
-    if (over && rc && c && c->graph && !c->given)
-        cudaGraphDestroy(c->graph);
+    if (over && rc)
+        lose_graph(c);
     if (over && c && c->alone && stream == CUDA_STREAM_PER_THREAD) /* captured work has not run */
         ibx_frontend_stream_rests(stream);
     if (over && !rc && c && !nobodys)
@@ -351,8 +379,7 @@ int ibx_frontend_stream_destroy(void *stream)
     }
     if (!rc && ibx_frontend_capturing())
         ibx_frontend_forks_stream_gone(stream);
-    if (c && c->graph && !c->given)
-        cudaGraphDestroy(c->graph);
+    lose_graph(c);
     drop(c);
     return rc;
 }
@@ -397,6 +424,48 @@ static unsigned long long only_id(void)
     return id;
 }
 
+/* Notes what CUDA has told of a stream; what it has told before is replaced in place, as the
+ * program has it until the next call. */
+static const struct ibx_told *note_told(struct capture *c, struct ibx_told *t)
+{
+    ibx_frontend_ranges_lock();
+    struct ibx_told *known = c->told;
+    while (known && known->stream != t->stream)
+        known = known->next;
+    t->next = known ? known->next : c->told;
+    if (known)
+        *known = *t;
+    else
+        c->told = t;
+    const bool first = c->whose == GRAPH_NOT_ASKED;
+    c->whose = GRAPH_OF_CUDA;
+    c->graph = t->graph;
+    ibx_frontend_ranges_unlock();
+    if (first)
+        ibx_frontend_graph_made(t->graph);
+    if (known)
+        free(t);
+    return known ? known : t;
+}
+
+/* Asks CUDA. False: the capture is to be split. Else *rc is a CUDA error. */
+static bool ask(struct capture *c, void *stream, const struct ibx_told **told, int *rc)
+{
+    struct ibx_told *t = c->whose == GRAPH_OF_PARTS ? NULL : calloc(1, sizeof(*t));
+    if (!t)
+        return false;
+    t->stream = stream;
+    const bool known = ibx_frontend_capture_ask(stream, t, rc);
+    if (known && !*rc) {
+        *told = note_told(c, t);
+        return true;
+    }
+    free(t);
+    if (!known && c->whose == GRAPH_OF_CUDA)
+        *rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    return known || c->whose == GRAPH_OF_CUDA;
+}
+
 /* Of the last nodes. */
 static const uint8_t plain_edges[IBX_EXT_BEHIND * IBX_EDGE_BYTES];
 
@@ -411,8 +480,11 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     const unsigned long long number = c ? c->id : joined && id ? only_id() : 0;
     if (joined && (asks || (id && !number)))
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    if (!rc && c && asks)
+    const struct ibx_told *told = NULL;
+    if (!rc && c && asks && !ask(c, stream, &told, &rc))
         rc = cut(c);
+    if (!rc && told && behind && !edges && ibx_frontend_told_data(told))
+        rc = ibx_frontend_fail(CUDA_LOSSY_QUERY);
     if (rc)
         return rc;
     *status = now;
@@ -422,12 +494,13 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
         return CUDA_SUCCESS;
     if (graph)
         *graph = c->graph;
+    const size_t n = told ? told->count : c->count;
     if (behind)
-        *behind = c->last;
+        *behind = told ? told->behind : c->last;
     if (edges) /* as many as nodes: programs that name `edges` read them */
-        *edges = c->count ? plain_edges : NULL;
+        *edges = !n ? NULL : told ? told->edges : plain_edges;
     if (count)
-        *count = c->count;
+        *count = n;
     return CUDA_SUCCESS;
 }
 
@@ -479,7 +552,11 @@ int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, con
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!ibx_frontend_edges_are_known(edges, count))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    const int rc = cut(c);
+    const struct ibx_told *told = NULL;
+    int rc = CUDA_SUCCESS;
+    if (ask(c, stream, &told, &rc))
+        return rc ? rc : ibx_frontend_capture_come_behind(stream, c->graph, nodes, count, flags);
+    rc = cut(c);
     if (rc)
         return rc;
     size_t before = c->count;

@@ -308,6 +308,16 @@ int cudaGraphDestroy(void *graph)
     return rc;
 }
 
+void ibx_frontend_graph_lost(void *graph)
+{
+    struct launched *launched;
+    ibx_frontend_graph_gone(graph);
+    ibx_frontend_capture_graph_gone(graph);
+    struct holding *taken = ibx_frontend_objects_take(graph, &launched);
+    if (taken)
+        ibx_frontend_objects_gone(taken, launched, true);
+}
+
 int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
     struct extension_request e;

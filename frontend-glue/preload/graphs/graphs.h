@@ -11,6 +11,7 @@
  *   host_calls.c     cudaLaunchHostFunc and callbacks
  *   captured_work.c  what is captured in another way than GVirtuS would
  *   capture_graphs.c captures, and the graphs that a program names during one
+ *   capture_questions.c  questions about the graph of a capture, to CUDA
  *   capture_numbers.c  the numbers of captures into one graph
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
@@ -24,6 +25,26 @@
 void ibx_frontend_captures_reset(void);
 /* cudaStreamDestroy, which also ends a capture of the stream. */
 int ibx_frontend_stream_destroy(void *stream);
+
+/* -------------------------------------------------------------------------- capture_questions.c */
+
+/* What CUDA says of a stream that is captured: the graph, and the nodes behind which the stream's
+ * next work comes, with the data of the edges from these. */
+struct ibx_told {
+    struct ibx_told *next; /* of another stream of the capture */
+    const void *stream;
+    void *graph;
+    size_t count;
+    void *behind[IBX_EXT_BEHIND];
+    uint8_t edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
+};
+/* False: the back end cannot tell. Else *rc is a CUDA error. data(): whether an edge is not plain.
+ */
+bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc);
+bool ibx_frontend_told_data(const struct ibx_told *t);
+/* cudaStreamUpdateCaptureDependencies with nodes of the capture's graph. Returns a CUDA error. */
+int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
+                                     size_t count, unsigned flags);
 
 /* ---------------------------------------------------------------------------- capture_numbers.c */
 
@@ -46,6 +67,8 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
+/* CUDA has destroyed the graph of a capture: forgets what is known of it. */
+void ibx_frontend_graph_lost(void *graph);
 /* Launches a graph of this library's with one copy, which function `number` makes, and does not
  * wait for it. The function gets what `copy` has taken. */
 struct ibx_launch_copy;

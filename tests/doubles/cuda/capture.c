@@ -202,12 +202,36 @@ EXPORT bool ibx_double_joined(const void *stream)
     return joined;
 }
 
-/* Something of the stream's was captured. */
-EXPORT void ibx_double_captured(const void *stream)
+/* Something of the stream's was captured, as that node. */
+EXPORT void ibx_double_captured(const void *stream, void *node)
 {
     pthread_mutex_lock(&mutex);
-    capture_streams_work(stream);
+    capture_streams_node(stream, node);
     pthread_mutex_unlock(&mutex);
+}
+
+EXPORT size_t ibx_double_captured_behind(const void *stream, void **behind)
+{
+    pthread_mutex_lock(&mutex);
+    const size_t count = capture_streams_behind(stream, behind);
+    pthread_mutex_unlock(&mutex);
+    return count;
+}
+
+EXPORT void ibx_double_captured_set(const void *stream, void *const *nodes, size_t count, bool adds)
+{
+    pthread_mutex_lock(&mutex);
+    capture_streams_set(stream, nodes, count, adds);
+    pthread_mutex_unlock(&mutex);
+}
+
+/* The number of the capture of the runtime's double. */
+EXPORT uint64_t ibx_double_runtime_id(void)
+{
+    pthread_mutex_lock(&mutex);
+    const uint64_t id = of_runtime.id;
+    pthread_mutex_unlock(&mutex);
+    return id;
 }
 
 EXPORT bool ibx_double_unjoined(void)

@@ -2,7 +2,8 @@
 /*
  * The streams in the capture of the runtime's double. Each counts what it does; a stream that waits
  * for an event knows of what came before that. At the end the first one must know of all, or CUDA
- * refuses that. Called under the lock.
+ * refuses that. Each has the nodes behind which its next one comes, as an event has those of its
+ * stream; a node that the program makes these knows of what came before it. Called under the lock.
  */
 #include "tests/doubles/cuda/internal.h"
 
@@ -11,9 +12,12 @@
 
 #define STREAMS 8u
 #define EVENTS  64u
+#define NODES   64u
 
 struct known {
     unsigned of[STREAMS]; /* of what each stream has done */
+    void *behind[NODES];  /* nodes */
+    size_t count;
 };
 
 static struct {
@@ -26,6 +30,11 @@ static struct {
     unsigned capture;  /* in which it was recorded */
     struct known known;
 } events[EVENTS];
+
+static struct {
+    const void *node; /* NULL: a free place */
+    struct known known;
+} nodes[NODES]; /* that were captured */
 
 static unsigned captures; /* so far */
 
@@ -40,8 +49,49 @@ static unsigned place_of(const void *stream)
 void capture_streams_reset(void *stream)
 {
     memset(streams, 0, sizeof(streams));
+    memset(nodes, 0, sizeof(nodes));
     streams[0].stream = stream;
     captures++;
+}
+
+static void add_behind(struct known *k, void *node)
+{
+    size_t i = 0;
+    while (i < k->count && k->behind[i] != node)
+        i++;
+    if (i == NODES)
+        abort();
+    k->behind[i] = node;
+    k->count += i == k->count;
+}
+
+/* What is known by what comes behind `from`, too. */
+static void learn(struct known *k, const struct known *from)
+{
+    for (unsigned i = 0; i < STREAMS; i++)
+        if (k->of[i] < from->of[i])
+            k->of[i] = from->of[i];
+}
+
+static struct known *known_to(const void *node)
+{
+    unsigned i = 0;
+    while (i < NODES && nodes[i].node && nodes[i].node != node)
+        i++;
+    if (i == NODES)
+        abort();
+    return nodes[i].node ? &nodes[i].known : NULL;
+}
+
+static void note_node(const void *node, const struct known *known)
+{
+    unsigned i = 0;
+    while (i < NODES && nodes[i].node)
+        i++;
+    if (i == NODES)
+        abort();
+    nodes[i].node = node;
+    nodes[i].known = *known;
 }
 
 bool capture_has(const void *stream)
@@ -54,6 +104,43 @@ void capture_streams_work(const void *stream)
     const unsigned i = place_of(stream);
     if (stream && i < STREAMS)
         streams[i].known.of[i]++;
+}
+
+void capture_streams_node(const void *stream, void *node)
+{
+    const unsigned i = place_of(stream);
+    if (!stream || i == STREAMS)
+        return;
+    streams[i].known.of[i]++;
+    streams[i].known.behind[0] = node;
+    streams[i].known.count = 1;
+    note_node(node, &streams[i].known);
+}
+
+size_t capture_streams_behind(const void *stream, void **behind)
+{
+    const unsigned i = place_of(stream);
+    if (!stream || i == STREAMS)
+        return 0;
+    memcpy(behind, streams[i].known.behind, streams[i].known.count * sizeof(*behind));
+    return streams[i].known.count;
+}
+
+/* A node that the program has added to the graph comes behind nodes of the capture, of which this
+ * double does not know: but who names it, has asked, and its stream has joined by that. */
+void capture_streams_set(const void *stream, void *const *made, size_t count, bool adds)
+{
+    const unsigned i = place_of(stream);
+    if (!stream || i == STREAMS)
+        return;
+    struct known *k = &streams[i].known;
+    k->count = adds ? k->count : 0;
+    for (size_t n = 0; n < count; n++) {
+        const struct known *known = known_to(made[n]);
+        if (known)
+            learn(k, known);
+        add_behind(k, made[n]);
+    }
 }
 
 void capture_forgets(const void *event)
@@ -96,9 +183,9 @@ int capture_joins(const void *stream, const void *event, bool *lost)
     if (i == STREAMS)
         abort();
     streams[i].stream = stream;
-    for (unsigned k = 0; k < STREAMS; k++)
-        if (streams[i].known.of[k] < events[e].known.of[k])
-            streams[i].known.of[k] = events[e].known.of[k];
+    learn(&streams[i].known, &events[e].known);
+    for (size_t n = 0; n < events[e].known.count; n++)
+        add_behind(&streams[i].known, events[e].known.behind[n]);
     streams[i].known.of[i]++;
     return SUCCESS;
 }

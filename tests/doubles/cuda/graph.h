@@ -155,9 +155,10 @@ static inline struct graph_node *graph_add(void *handle, int type, void *const *
 
 /* graphs.c. captured(): the graph into which the stream is captured; NULL: it is not captured. */
 struct double_graph *graph_captured(void *stream);
-/* The node behind which the next one comes in the capture, in memory that is freed as soon as there
- * is a next one, or the capture has ended. */
-void *const *capture_tell(void *last);
+/* The nodes behind which the stream's next one comes in the capture, and how many. tell(): these,
+ * in memory that is freed as soon as there is a next one, or the capture has ended. */
+size_t capture_behind(const void *stream, void **behind);
+void *const *capture_tell(void *const *behind, size_t count);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 

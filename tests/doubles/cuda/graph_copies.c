@@ -188,17 +188,25 @@ EXPORT void ibx_double_as_capture_is_told(void (*call)(void))
     as_told = call;
 }
 
-/* What is captured comes behind the node that was added last. */
+/* Edges are plain. */
 EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                     void *const **behind, const void **edges, size_t *count)
 {
+    static const uint8_t plain[GRAPH_BEHIND * IBX_EXT_EDGE];
+    uint64_t (*number)(void) = NULL;
+    void *nodes[GRAPH_BEHIND];
     struct double_graph *captured = graph_captured(stream);
-    *status = captured != NULL;
-    if (id || edges || !captured)
-        return returns(id || edges ? INVALID_VALUE : 0);
+    *(void **)&number = driver_function("ibx_double_runtime_id");
+    *status = captured ? 1 + capture_is_lost(stream) : 0;
+    if (*status != 1)
+        return returns(0);
     *graph = captured;
-    *count = captured->count != 0;
-    *behind = capture_tell(captured->count ? &captured->nodes[captured->count - 1] : NULL);
+    *count = capture_behind(stream, nodes);
+    *behind = capture_tell(nodes, *count);
+    if (id)
+        *id = number();
+    if (edges)
+        *edges = plain;
     void (*const call)(void) = as_told;
     as_told = NULL;
     if (call)
@@ -209,8 +217,13 @@ EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long lon
 EXPORT int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
                                                size_t count, unsigned flags)
 {
+    void (*set)(const void *stream, void *const *nodes, size_t count, bool adds) = NULL;
     const struct double_graph *captured = graph_captured(stream);
-    const bool last = captured && count == 1 && !edges && flags == 1 &&
-                      *nodes == &captured->nodes[captured->count - 1];
-    return returns(last ? 0 : INVALID_VALUE);
+    for (size_t i = 0; i < count; i++)
+        if (!captured || node_of(nodes[i])->graph != captured)
+            return returns(INVALID_VALUE);
+    *(void **)&set = driver_function("ibx_double_captured_set");
+    if (captured && !edges && flags < 2)
+        set(stream, nodes, count, !flags);
+    return returns(captured && !edges && flags < 2 ? 0 : INVALID_VALUE);
 }

@@ -251,3 +251,28 @@ EXPORT int cudaDeviceGraphMemTrim(int device)
 {
     return returns(device ? 101 : 0);
 }
+
+EXPORT int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to,
+                                    const void *edges, size_t count)
+{
+    graph_of(graph);
+    if (edges || count != 1 || node_of(*to)->count == GRAPH_BEHIND)
+        return returns(INVALID_VALUE);
+    struct graph_node *node = node_of(*to);
+    node->behind[node->count++] = node_of(*from)->index;
+    return returns(0);
+}
+
+EXPORT int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
+                                       const void *edges, size_t count)
+{
+    graph_of(graph);
+    struct graph_node *node = node_of(*to);
+    for (unsigned i = 0; !edges && count == 1 && i < node->count; i++) {
+        if (node->behind[i] != node_of(*from)->index)
+            continue;
+        node->behind[i] = node->behind[--node->count];
+        return returns(0);
+    }
+    return returns(INVALID_VALUE);
+}

@@ -88,10 +88,17 @@ void graph_discard(void *handle)
 
 static void **told_behind; /* what capture_tell() has returned last */
 
-void *const *capture_tell(void *last)
+size_t capture_behind(const void *stream, void **behind)
 {
-    void **made = malloc(sizeof(*made));
-    *made = last;
+    size_t (*get)(const void *stream, void **behind) = NULL;
+    *(void **)&get = driver_function("ibx_double_captured_behind");
+    return get(stream, behind);
+}
+
+void *const *capture_tell(void *const *behind, size_t count)
+{
+    void **made = malloc((count + 1) * sizeof(*made));
+    memcpy(made, behind, count * sizeof(*made));
     pthread_mutex_lock(&mutex);
     free(told_behind);
     told_behind = made;
@@ -110,20 +117,20 @@ static bool has_joined(const void *stream)
 static struct graph_node *captured(void *stream, int type)
 {
     struct graph_node *node = NULL;
-    void (*tell)(const void *stream) = NULL;
+    void (*tell)(const void *stream, void *node) = NULL;
+    void *behind[GRAPH_BEHIND];
     const bool joined = has_joined(stream);
+    const size_t count = capture_behind(stream, behind);
     pthread_mutex_lock(&mutex);
     if (capture.stream && (joined || stream == capture.stream)) {
         free(told_behind);
         told_behind = NULL;
-        struct double_graph *graph = capture.graph;
-        void *last = graph->count ? &graph->nodes[graph->count - 1] : NULL;
-        node = graph_add(graph, type, &last, last ? 1 : 0);
+        node = graph_add(capture.graph, type, behind, count);
     }
     pthread_mutex_unlock(&mutex);
     *(void **)&tell = driver_function("ibx_double_captured");
     if (node)
-        tell(stream);
+        tell(stream, node);
     return node;
 }
 
@@ -670,29 +677,4 @@ EXPORT int cudaGraphGetEdges(void *handle, void **from, void **to, void *edges, 
         *count +=
             graph_of(handle)->nodes[i].type == NODE_NONE ? 0 : graph_of(handle)->nodes[i].count;
     return returns(0);
-}
-
-EXPORT int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to,
-                                    const void *edges, size_t count)
-{
-    graph_of(graph);
-    if (edges || count != 1 || node_of(*to)->count == GRAPH_BEHIND)
-        return returns(INVALID_VALUE);
-    struct graph_node *node = node_of(*to);
-    node->behind[node->count++] = node_of(*from)->index;
-    return returns(0);
-}
-
-EXPORT int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
-                                       const void *edges, size_t count)
-{
-    graph_of(graph);
-    struct graph_node *node = node_of(*to);
-    for (unsigned i = 0; !edges && count == 1 && i < node->count; i++) {
-        if (node->behind[i] != node_of(*from)->index)
-            continue;
-        node->behind[i] = node->behind[--node->count];
-        return returns(0);
-    }
-    return returns(INVALID_VALUE);
 }

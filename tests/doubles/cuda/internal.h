@@ -182,6 +182,11 @@ void capture_streams_reset(void *stream);
 bool capture_has(const void *stream);
 /* Something was captured in the stream, which is in it. */
 void capture_streams_work(const void *stream);
+/* That became a node. behind(): the nodes behind which the stream's next one comes, and how many;
+ * `behind` has room for 64. set(): cudaStreamUpdateCaptureDependencies. */
+void capture_streams_node(const void *stream, void *node);
+size_t capture_streams_behind(const void *stream, void **behind);
+void capture_streams_set(const void *stream, void *const *made, size_t count, bool adds);
 /* An event is recorded in a stream, and a stream waits for one: that joins it to the capture. It
  * returns an error, and sets *lost if the capture is invalid then. */
 void capture_records(const void *stream, const void *event);

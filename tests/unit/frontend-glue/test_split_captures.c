@@ -1,267 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The captures of a process as the preload keeps them: which end with a thread or a stream, whose
- * graph the program gets, and to whom they forbid unsafe calls. */
-#include "frontend-glue/preload/graphs/graphs.h"
-#include "frontend-glue/preload/memory/memory.h"
-#include "frontend-glue/preload/preload.h"
-#include "frontend-glue/preload/streams/streams.h"
-#include "tests/fixtures/in_child.h"
-
-#include <pthread.h>
-#include <string.h>
-
-/* ------------------------------------------------------------ replaced functions of other files */
-
-static int captures_now;   /* that are counted as under way */
-static int of_threads_now; /* ... of streams of threads */
-static struct {
-    int begin, end, destroy, mode; /* what GVirtuS's functions return; the calling thread's mode */
-    bool captured;                 /* what CUDA says of any stream */
-    int split, go_on;              /* what the streams that have joined say */
-    const void *joins;             /* the stream that has joined */
-    bool memory;                   /* whether a captured node allocates memory */
-} is;
-static struct {
-    unsigned asked, rests, stays, destroyed, parts, begun, forked, joined, moved;
-    const void *last_destroyed;
-    size_t behind; /* so many nodes the last part came */
-} was;
-static char made[16]; /* graphs: parts of captures */
-static char own[16];  /* ... and those that this library makes to name them */
-static unsigned parts, owns;
-static unsigned long long (*forbidding)(unsigned long long last, void **stream);
-
-static int next_begin(void *stream, int mode)
-{
-    (void)stream, (void)mode;
-    was.begun++;
-    return is.begin;
-}
-
-static int next_end(void *stream, void **graph)
-{
-    (void)stream;
-    *graph = is.end ? NULL : &made[parts++ % sizeof(made)];
-    return is.end;
-}
-
-static int next_destroy(void *stream)
-{
-    (void)stream;
-    return is.destroy;
-}
-
-void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
-{
-    (void)found;
-    return !strcmp(symbol, "cudaStreamBeginCapture") ? (void *)next_begin
-           : !strcmp(symbol, "cudaStreamEndCapture") ? (void *)next_end
-                                                     : (void *)next_destroy;
-}
-
-bool ibx_frontend_first_begins(void)
-{
-    return true;
-}
-void ibx_frontend_first_is_over(void) {}
-
-int ibx_frontend_fail(int code)
-{
-    return code;
-}
-
-void ibx_frontend_capture_begins(void)
-{
-    captures_now++;
-}
-void ibx_frontend_capture_gone(void)
-{
-    captures_now--;
-}
-bool ibx_frontend_capturing(void)
-{
-    return captures_now > 0;
-}
-int ibx_frontend_capture_mode(void)
-{
-    return is.mode;
-}
-bool ibx_frontend_captures(void *stream)
-{
-    (void)stream;
-    return false;
-}
-void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
-                                                             void **stream))
-{
-    forbidding = next;
-}
-void ibx_frontend_thread_capture_begins(bool rested)
-{
-    (void)rested;
-    of_threads_now++;
-}
-void ibx_frontend_thread_capture_ends(bool rested)
-{
-    (void)rested;
-    of_threads_now--;
-}
-
-bool ibx_frontend_edges_are_known(const void *edges, size_t count)
-{
-    (void)edges, (void)count;
-    return true;
-}
-void ibx_frontend_managed_rests(void) {}
-void ibx_frontend_objects_made(const void *graph)
-{
-    (void)graph;
-}
-void ibx_frontend_objects_stream_gone(const void *stream)
-{
-    (void)stream;
-}
-int ibx_frontend_stream_ask(void *stream)
-{
-    (void)stream;
-    was.asked++;
-    return 0;
-}
-bool ibx_frontend_stream_gone(const void *stream, struct range *range)
-{
-    (void)stream, (void)range;
-    return true;
-}
-void ibx_frontend_stream_stays(const struct range *range)
-{
-    (void)range;
-    was.stays++;
-}
-void ibx_frontend_stream_rests(const void *stream)
-{
-    (void)stream;
-    was.rests++;
-}
-void ibx_frontend_stream_used(const void *stream)
-{
-    (void)stream;
-}
-
-int cudaStreamIsCapturing(void *stream, int *status)
-{
-    (void)stream;
-    *status = is.captured;
-    return 0;
-}
-int cudaGraphCreate(void **graph, unsigned flags)
-{
-    (void)flags;
-    *graph = &own[owns++ % sizeof(own)];
-    return 0;
-}
-int cudaGraphDestroy(void *graph)
-{
-    was.destroyed++;
-    was.last_destroyed = graph;
-    return 0;
-}
-int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
-{
-    (void)graph;
-    if (nodes)
-        *nodes = NULL;
-    *count = 1;
-    return 0;
-}
-bool ibx_frontend_captured_memory(void)
-{
-    return true;
-}
-int cudaGraphNodeGetType(void *node, int *type)
-{
-    (void)node;
-    *type = is.memory ? IBX_FRONTEND_NODE_ALLOCATION : IBX_FRONTEND_NODE_EMPTY;
-    return 0;
-}
-int ibx_frontend_graph_move(void **node, void *graph, void *const *behind, size_t count,
-                            void *child)
-{
-    (void)graph, (void)behind, (void)count;
-    was.moved++;
-    *node = child;
-    return 0;
-}
-int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
-                               void *child)
-{
-    (void)graph, (void)behind;
-    was.behind = count;
-    was.parts++;
-    *node = child;
-    return 0;
-}
-
-static void *dependency; /* of any node */
-
-int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
-{
-    (void)node, (void)edges;
-    nodes[0] = dependency;
-    *count = dependency != NULL;
-    return 0;
-}
-
-/* What has joined the only capture. */
-struct ibx_forks {
-    const void *stream;
-} forks;
-
-uint64_t ibx_frontend_thread_number(void)
-{
-    return (uint64_t)pthread_self();
-}
-struct ibx_forks *ibx_frontend_forks_begin(const void *stream)
-{
-    forks.stream = stream;
-    return &forks;
-}
-void ibx_frontend_forks_end(struct ibx_forks *f)
-{
-    (void)f;
-}
-void ibx_frontend_forks_lose_root(struct ibx_forks *f)
-{
-    (void)f;
-}
-const struct ibx_forks *ibx_frontend_forks_of(const void *stream)
-{
-    return stream == is.joins ? &forks : NULL;
-}
-bool ibx_frontend_forks_any(const struct ibx_forks *f)
-{
-    return f && is.joins;
-}
-int ibx_frontend_forks_split(struct ibx_forks *f)
-{
-    (void)f;
-    return is.split;
-}
-int ibx_frontend_forks_go_on(struct ibx_forks *f)
-{
-    (void)f;
-    was.forked++;
-    return is.go_on;
-}
-int ibx_frontend_forks_join(struct ibx_forks *f)
-{
-    (void)f;
-    was.joined++;
-    return 0;
-}
-void ibx_frontend_forks_stream_gone(const void *stream)
-{
-    (void)stream;
-}
+ * graph the program gets, and to whom they forbid unsafe calls. Those of which the back end tells
+ * the graph stay whole, others are split. */
+#include "tests/unit/frontend-glue/fake_captures.h"
 
 /* ------------------------------------------------------------ steps */
 
@@ -592,6 +333,95 @@ static void a_child_captures_nothing(NO_STATE)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
+static int asks_of(void *of, void **graph, void *const **behind, const void **edges, size_t *count)
+{
+    unsigned long long id;
+    int status;
+    return cudaStreamGetCaptureInfo_v3(of, &status, &id, graph, behind, edges, count);
+}
+
+/* CUDA tells the graph: the capture stays whole, and ends with that graph. */
+static void a_question_leaves_a_capture_whole(NO_STATE)
+{
+    char other;
+    void *graph = NULL, *again = NULL, *node = NULL;
+    void *const *behind, *const *of_other;
+    const void *edges;
+    size_t count;
+    is.tells = true;
+    is.behind = 3;
+    is.joins = &other;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks_of(&stream, &graph, &behind, &edges, &count), 0);
+    assert_true(graph && count == 3 && edges);
+    assert_int_equal(asks_of(&other, &again, &of_other, NULL, &count), 0);
+    assert_ptr_equal(again, graph);
+    assert_ptr_equal(behind[2], &stream + 2); /* as before: each stream has its own */
+    assert_ptr_equal(of_other[2], &other + 2);
+    is.behind = 0;
+    assert_int_equal(asks_of(&stream, NULL, NULL, &edges, &count), 0);
+    assert_true(count == 0 && !edges);
+    assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&stream, &node, NULL, 1, 1), 0);
+    assert_int_equal(was.updated, 1);
+    assert_ptr_equal(ends_in(&stream, 0), graph);
+    assert_true(was.begun == 1 && !was.parts && !was.destroyed && !was.lost);
+}
+
+/* A caller without room for the data of edges is told that there is some. */
+static void data_of_edges_is_not_lost(NO_STATE)
+{
+    void *graph, *const *behind;
+    const void *edges;
+    size_t count;
+    is.tells = true;
+    is.behind = 1;
+    is.edge = 1;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks_of(&stream, &graph, &behind, NULL, &count), CUDA_LOSSY_QUERY);
+    assert_int_equal(asks_of(&stream, &graph, &behind, &edges, &count), 0);
+    assert_int_equal(*(const uint8_t *)edges, 1);
+    ends_in(&stream, 0);
+}
+
+/* The graph ends with the capture, for which no request is made. */
+static void a_lost_graph_is_forgotten(NO_STATE)
+{
+    void *graph;
+    is.tells = true;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks(&graph), 0);
+    is.end = CUDA_CAPTURE_UNSUPPORTED + 1;
+    assert_null(ends_in(&stream, is.end));
+    assert_true(was.lost == 1 && !was.destroyed && was.last_destroyed == graph);
+    is.end = 0;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks(&graph), 0);
+    assert_int_equal(ibx_frontend_stream_destroy(&stream), 0);
+    assert_true(was.lost == 2 && !was.destroyed && was.last_destroyed == graph);
+}
+
+/* A capture of which CUDA has told the graph is never split, and one that was split stays so. */
+static void a_capture_is_whole_or_split(NO_STATE)
+{
+    void *graph;
+    is.tells = true;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    is.told = CUDA_INVALID_VALUE;
+    assert_int_equal(asks(&graph), CUDA_INVALID_VALUE);
+    is.told = 0;
+    assert_int_equal(asks(&graph), 0);
+    is.tells = false;
+    assert_int_equal(asks(&graph), CUDA_NOT_SUPPORTED);
+    assert_true(was.begun == 1 && !was.parts);
+    ends_in(&stream, 0);
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks(&graph), 0);
+    is.tells = true;
+    assert_int_equal(asks(&graph), 0);
+    assert_true(was.begun == 4 && was.parts == 2);
+    assert_ptr_equal(ends_in(&stream, 0), graph);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -610,6 +440,10 @@ int main(void)
         TEST(a_part_that_allocates_moves),
         TEST(whom_it_forbids_unsafe_calls),
         TEST(a_child_captures_nothing),
+        TEST(a_question_leaves_a_capture_whole),
+        TEST(data_of_edges_is_not_lost),
+        TEST(a_lost_graph_is_forgotten),
+        TEST(a_capture_is_whole_or_split),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Questions about the graph of a capture that CUDA answers at the back end: which graph it is, and
+ * behind which nodes the next work of a stream comes. The capture stays as it is, and the program
+ * may add nodes to that graph.
+ */
+#include "frontend-glue/preload/graphs/graphs.h"
+#include "frontend-glue/preload/preload.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE_BYTES (16 + IBX_EXT_TOLD * (8 + IBX_EXT_EDGE))
+_Static_assert(PAGE_BYTES <= IBX_EXT_OUT_MAX, "a page of nodes fits into a reply");
+
+/* Reads the nodes from number `from` on. False: the back end cannot tell. */
+static bool ask_page(void *stream, size_t from, struct ibx_told *t, int *rc)
+{
+    struct extension_request e;
+    uint8_t bytes[PAGE_BYTES] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_request_begin(&e, IBX_EXT_CAPTURE_INFO, "cudaStreamGetCaptureInfo");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u16(&e.body, (uint16_t)from);
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), rc))
+        return false;
+    if (*rc)
+        return true;
+    ibx_get_u32(&r);
+    t->count = ibx_get_u32(&r);
+    t->graph = (void *)(uintptr_t)ibx_get_u64(&r);
+    for (size_t i = from; i < from + IBX_EXT_TOLD && i < t->count && i < IBX_EXT_BEHIND; i++) {
+        t->behind[i] = (void *)(uintptr_t)ibx_get_u64(&r);
+        memcpy(t->edges + i * IBX_EXT_EDGE, ibx_get_bytes(&r, IBX_EXT_EDGE), IBX_EXT_EDGE);
+    }
+    return true;
+}
+
+bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc)
+{
+    size_t from = 0;
+    do {
+        if (!ask_page(stream, from, t, rc))
+            return false;
+        from += IBX_EXT_TOLD;
+    } while (!*rc && from < t->count && t->count <= IBX_EXT_BEHIND);
+    if (!*rc && t->count > IBX_EXT_BEHIND)
+        *rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    return true;
+}
+
+bool ibx_frontend_told_data(const struct ibx_told *t)
+{
+    size_t i = 0;
+    while (i < t->count * IBX_EXT_EDGE && !t->edges[i])
+        i++;
+    return i < t->count * IBX_EXT_EDGE;
+}
+
+int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
+                                     size_t count, unsigned flags)
+{
+    struct extension_request e;
+    if (count > IBX_EXT_BEHIND)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    ibx_frontend_request_begin(&e, IBX_EXT_CAPTURE_UPDATE, "cudaStreamUpdateCaptureDependencies");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u32(&e.body, flags);
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    ibx_put_u16(&e.body, (uint16_t)count);
+    for (size_t i = 0; i < count; i++)
+        ibx_put_u64(&e.body, (uintptr_t)nodes[i]);
+    return ibx_frontend_request_make(&e, NULL, 0);
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The graph of a capture that a client asks for: what it may do with it until the capture ends, and
+ * what is left then. */
+#include "tests/fixtures/extensions.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#define UNJOINED 904
+
+struct told {
+    uint32_t status, count;
+    uint64_t graph, behind[IBX_EXT_TOLD];
+};
+
+static int ask(struct client *c, void *stream, uint16_t from, struct told *t)
+{
+    uint8_t bytes[16], out[IBX_EXT_OUT_MAX];
+    size_t n = 0;
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_INFO);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    ibx_put_u16(&w, from);
+    const int rc = ext_answer(c, &w, out, &n);
+    if (rc)
+        return rc;
+    struct ibx_reader r = ibx_reader_of(out, n);
+    *t = (struct told){.status = ibx_get_u32(&r)};
+    t->count = ibx_get_u32(&r);
+    t->graph = ibx_get_u64(&r);
+    for (unsigned i = 0; i < IBX_EXT_TOLD; i++) {
+        t->behind[i] = ibx_get_u64(&r);
+        assert_int_equal(ibx_get_u64(&r), 0); /* a plain edge */
+    }
+    assert_true(!r.failed && !ibx_reader_left(&r));
+    return 0;
+}
+
+static int come_behind(struct client *c, void *stream, uint32_t flags, uint64_t graph,
+                       const uint64_t *nodes, uint16_t count)
+{
+    uint8_t bytes[8 * IBX_EXT_BEHIND + 64];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_UPDATE);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    ibx_put_u32(&w, flags);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, count);
+    for (unsigned i = 0; i < count; i++)
+        ibx_put_u64(&w, nodes[i]);
+    return ext_run(c, &w, NULL);
+}
+
+static int fill(struct client *c, void *stream)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
+    ibx_put_u64(&w, c->memory);
+    ibx_put_u32(&w, 1);
+    ibx_put_u64(&w, 8);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    return ext_run(c, &w, NULL);
+}
+
+static void *begins(struct client *c)
+{
+    void *stream = ext_stream_make(c);
+    ext_capture_begin(c, stream);
+    assert_int_equal(fill(c, stream), 0);
+    return stream;
+}
+
+static void handler(struct client *c, enum captures_use use, void *stream)
+{
+    struct ibx_writer first = ibx_writer_of(c->x.requests.first, sizeof(c->x.requests.first));
+    ibx_put_u64(&first, (uintptr_t)stream);
+    c->x.requests.length = 8;
+    c->x.handler.captures = use;
+    ibx_captures_run(&c->x);
+}
+
+static void answers(struct client *c, int rc)
+{
+    ibx_captures_ran(&c->x);
+    ibx_captures_answered(&c->x, rc);
+    ibx_handles_let_go(&c->x);
+}
+
+static bool knows(struct client *c, enum ibx_handle_kind kind, uint64_t value)
+{
+    const bool is = ibx_handles_has(&c->x, kind, value);
+    ibx_handles_let_go(&c->x);
+    return is;
+}
+
+/* The client adds nodes; what was captured and what it has added are one graph, which it has at the
+ * end, with the nodes that it knows. All of it counts. */
+static void test_adds_nodes(void **state)
+{
+    (void)state;
+    struct told t;
+    uint64_t node = 0;
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(t.status == 1 && t.count == 1 && t.graph && t.behind[0] && !t.behind[1]);
+    const uint64_t first = t.behind[0], graph = t.graph;
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &node), 0);
+    assert_int_equal(come_behind(&alice, stream, 0, graph, &node, 1), 0); /* adds it */
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(t.count == 2 && t.graph == graph);
+    assert_true(t.behind[0] == first && t.behind[1] == node);
+    assert_int_equal(ask(&alice, stream, 1, &t), 0);
+    assert_true(t.count == 2 && t.behind[0] == node && !t.behind[1]);
+    assert_int_equal(ask(&alice, stream, 9, &t), 0);
+    assert_true(t.count == 2 && !t.behind[0]);
+    assert_int_equal(come_behind(&alice, stream, 1, graph, &node, 1), 0); /* sets it */
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(t.count == 1 && t.behind[0] == node);
+    assert_int_equal(fill(&alice, stream), 0);
+    assert_true(ext_capture_end(&alice, stream) == graph);
+    assert_true(ibx_graph_measure(&alice.x, graph));
+    ibx_handles_let_go(&alice.x);
+    assert_int_equal(ext_nodes_count(&alice, graph), 3);
+    assert_true(knows(&alice, IBX_HANDLE_NODE, first) && knows(&alice, IBX_HANDLE_NODE, node));
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before + 4);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), 0);
+    ext_graph_destroy(&alice, graph);
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* CUDA has the graph until the end of the capture. Nobody destroys it or a node of it, moves it
+ * into another graph, or names it in another tenant; and nothing else than its nodes is behind it.
+ */
+static void test_stays_in_the_capture(void **state)
+{
+    (void)state;
+    struct told t;
+    uint8_t bytes[64];
+    void *stream = begins(&alice), *idle = ext_stream_make(&alice);
+    assert_int_equal(ask(&bob, stream, 0, &t), CUDA_INVALID_HANDLE);
+    assert_int_equal(ask(&alice, idle, 0, &t), CUDA_NOT_SUPPORTED);
+    assert_int_equal(ask(&alice, NULL, 0, &t), CUDA_NOT_SUPPORTED);
+    assert_int_equal(ask(&alice, IBX_CUDA_STREAM_PER_THREAD, 0, &t), CUDA_NOT_SUPPORTED);
+    assert_int_equal(ask(&alice, (void *)0x123450, 0, &t), CUDA_INVALID_HANDLE);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, t.graph, NULL),
+                     CUDA_INVALID_VALUE);
+    assert_false(ibx_handles_may_end(&alice.x, IBX_HANDLE_GRAPH, t.graph)); /* GVirtuS's handler */
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, t.behind[0], NULL),
+                     CUDA_NOT_SUPPORTED);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_MOVED);
+    ibx_put_u64(&w, alice.graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, t.graph);
+    assert_int_equal(ext_run(&alice, &w, NULL), CUDA_INVALID_VALUE);
+    assert_false(knows(&bob, IBX_HANDLE_GRAPH, t.graph));
+    assert_int_equal(come_behind(&alice, stream, 1, alice.graph, &alice.node, 1),
+                     CUDA_INVALID_VALUE);
+    assert_int_equal(come_behind(&alice, stream, 1, t.graph, &alice.node, 1), CUDA_INVALID_VALUE);
+    assert_int_equal(come_behind(&alice, stream, 2, t.graph, t.behind, 1), CUDA_INVALID_VALUE);
+    assert_int_equal(come_behind(&alice, idle, 1, t.graph, t.behind, 1), CUDA_INVALID_VALUE);
+    assert_int_equal(come_behind(&bob, stream, 1, t.graph, t.behind, 1), CUDA_INVALID_HANDLE);
+    ext_graph_destroy(&alice, ext_capture_end(&alice, stream));
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)idle);
+}
+
+/* Each dependency that a request adds counts, as those do that come by events. */
+static void test_dependencies_have_a_limit(void **state)
+{
+    (void)state;
+    struct told t;
+    uint64_t nodes[4];
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    for (unsigned i = 0; i < 4; i++)
+        nodes[i] = t.behind[0];
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 6);
+    assert_int_equal(come_behind(&alice, stream, 0, t.graph, nodes, 4), 0);
+    assert_int_equal(come_behind(&alice, stream, 0, t.graph, nodes, 4), CUDA_MEMORY_ALLOCATION);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    ext_graph_destroy(&alice, ext_capture_end(&alice, stream));
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* A capture that ends without a graph takes what the client was told with it. */
+static void test_ends_without_a_graph(void **state)
+{
+    (void)state;
+    int (*end)(void *stream, void **graph) = NULL;
+    struct told t;
+    void *graph = NULL, *stream = begins(&alice), *other = ext_stream_make(&alice), *event;
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_int_equal(app->event_create(&event, 0), 0);
+    assert_int_equal(app->event_record(event, stream), 0);
+    assert_int_equal(app->stream_wait_event(other, event, 0), 0);
+    handler(&alice, CAPTURES_ENDED, stream);
+    assert_int_equal(end(stream, &graph), UNJOINED);
+    answers(&alice, UNJOINED);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(knows(&alice, IBX_HANDLE_NODE, t.behind[0]));
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before);
+    ext_event_destroy(event);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)other);
+}
+
+/* CUDA may destroy the graph of a capture that was invalidated: no request gets to it any more. */
+static void test_is_invalidated(void **state)
+{
+    (void)state;
+    int (*end)(void *stream, void **graph) = NULL;
+    struct told t;
+    uint64_t node;
+    void *graph = NULL, *stream = begins(&alice);
+    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_TYPE, t.behind[0], &node),
+                     CUDA_INVALID_VALUE);
+    assert_int_equal(ext_memset_add(&alice, t.graph, alice.memory, &node), CUDA_INVALID_VALUE);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    assert_int_equal(ask(&alice, stream, 0, &t), CUDA_NOT_SUPPORTED);
+    handler(&alice, CAPTURES_ENDED, stream);
+    assert_int_equal(end(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
+    answers(&alice, IBX_CALL_CAPTURE_INVALIDATED);
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* So does the stream, and the session that has begun the capture. */
+static void test_ends_with_its_stream_or_session(void **state)
+{
+    void (*destroyed)(void *stream) = NULL;
+    struct told t;
+    (void)state;
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    handler(&alice, CAPTURES_DROPPED, stream);
+    destroyed(stream);
+    answers(&alice, 0);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    ibx_captures_end(&alice.x);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(knows(&alice, IBX_HANDLE_NODE, t.behind[0]));
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_adds_nodes),
+        cmocka_unit_test(test_stays_in_the_capture),
+        cmocka_unit_test(test_dependencies_have_a_limit),
+        cmocka_unit_test(test_ends_without_a_graph),
+        cmocka_unit_test(test_is_invalidated),
+        cmocka_unit_test(test_ends_with_its_stream_or_session),
+    };
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
+}
