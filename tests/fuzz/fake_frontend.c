@@ -585,6 +585,11 @@ bool ibx_frontend_planes_are_short(const struct ibx_cuda_memcpy3d *bytes)
     (void)bytes;
     return false;
 }
+int ibx_frontend_planes_within(const struct ibx_cuda_memcpy3d *bytes)
+{
+    const int rc = ibx_frontend_side_within(&bytes->from, &bytes->from_at, bytes, true);
+    return rc ? rc : ibx_frontend_side_within(&bytes->to, &bytes->to_at, bytes, true);
+}
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
 {
     (void)address, (void)device, (void)flags;

@@ -43,7 +43,7 @@ bool planes_beyond_memory()
     Address memory = 0;
     std::vector<char> bytes(2 * page, 'b');
     REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * page) == 0);
-    for (std::size_t depth : {1, 2}) {
+    for (const std::size_t depth : {1u, 2u}) {
         const auto copy = [&](auto change) {
             DriverPlanes p;
             p.from.type = HOST_SIDE, p.from.host = bytes.data(), p.from.pitch = 40;

@@ -545,6 +545,7 @@ bool lied_to()
                  "cudaMallocArray", &array, channel, 16, 4, 0) == 0));
     Planes rows = copy_of(nullptr, memory + page - 64, page, H2D);
     rows.to = {};
+    rows.from.y = 2;
     rows.to_array = array;
     rows.extent = {16, 2, 1};
     REQUIRE(run<const Planes *>("cudaMemcpy3D", &rows) == 0);
