@@ -21,6 +21,15 @@ bool ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uin
     return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
 }
 
+bool ibx_capture_is_still(struct gpu_session *x, uint64_t stream, uint64_t id)
+{
+    int status;
+    uint64_t now;
+    if (!id || !ibx_capture_status(x, stream, &status, &now))
+        return !id;
+    return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
+}
+
 bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
 {
     int status = 0;

@@ -19,6 +19,11 @@ pthread_rwlock_t *ibx_captures_graphs_lock(const struct gpu_session *x);
  * tell, before CUDA 11.3. */
 bool ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id);
 
+/* Whether the stream is still in capture `id`. Another thread may have ended that since, and begun
+ * another one in that stream, or in a new stream with the same handle. An invalidated capture
+ * counts as the same: it is of no use to anybody. */
+bool ibx_capture_is_still(struct gpu_session *x, uint64_t stream, uint64_t id);
+
 /* CUDA's number of a capture, its graph, and how many nodes the next one comes behind. */
 struct ibx_capture_known {
     uint64_t id;

@@ -349,53 +349,58 @@ static struct ibx_captured *entry_with(const struct gpu_session *x, uint64_t gra
     return NULL;
 }
 
+/* The capture of which a client was told this graph. False: there is none. */
+static bool find_told(const struct gpu_session *x, uint64_t graph, struct ibx_captured *told)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_captured *c = entry_with(x, graph);
+    if (c)
+        *told = *c;
+    pthread_mutex_unlock(&lock);
+    return c;
+}
+
+/* The stream is a bare address, too: nobody destroys it while CUDA is asked. */
 bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
 {
     struct ibx_capture_known now = {.graph = NULL};
-    struct ibx_captured told = {.stream = 0};
-    if (!graph || !ibx_captures_any())
+    struct ibx_captured told;
+    if (!graph || !ibx_captures_any() || !find_told(x, graph, &told))
+        return true;
+    ibx_captures_graphs_hold(x);
+    const bool has =
+        !find_told(x, graph, &told) || (ibx_capture_get(x, told.stream, &now) && now.id == told.id);
+    ibx_captures_graphs_let_go(x);
+    if (has)
         return true;
     pthread_mutex_lock(&lock);
-    struct ibx_captured *c = entry_with(x, graph);
-    if (c)
-        told = *c;
-    pthread_mutex_unlock(&lock);
-    if (!told.stream || (ibx_capture_get(x, told.stream, &now) && now.id == told.id))
-        return true;
-    pthread_mutex_lock(&lock);
-    c = entry_with(x, graph);
-    if (c && c->id == told.id)
+    struct ibx_captured *c = entry_of(x, told.id);
+    if (c && c->graph == graph)
         c->graph = 0;
     pthread_mutex_unlock(&lock);
     ibx_handles_capture_over(graph, false);
     return false;
 }
 
+/* Locked. The stream of one capture of the session; 0: there are no more. */
+static uint64_t any_stream(const struct gpu_session *x)
+{
+    unsigned i = 0;
+    while (i < x->capturing.room && !x->capturing.list[i].stream)
+        i++;
+    return x->capturing.begun && i < x->capturing.room ? x->capturing.list[i].stream : 0;
+}
+
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 {
     pthread_mutex_lock(&lock);
     const unsigned count = x->capturing.begun;
-    unsigned i = 0;
-    while (i < x->capturing.room && !x->capturing.list[i].stream)
-        i++;
-    const uint64_t stream = i < x->capturing.room ? x->capturing.list[i].stream : 0;
+    const uint64_t stream = any_stream(x);
     pthread_mutex_unlock(&lock);
     *id = 0;
     if (count != 1 || !stream)
         return count;
     return ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
-}
-
-/* Whether the stream is still in capture `id`. Another thread may have ended that since, and begun
- * another one in that stream, or in a new stream with the same handle. An invalidated capture
- * counts as the same: it is of no use to anybody. */
-static bool is_still(struct gpu_session *x, uint64_t stream, uint64_t id)
-{
-    int status;
-    uint64_t now;
-    if (!id || !ibx_capture_status(x, stream, &status, &now))
-        return !id;
-    return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
 }
 
 static bool stream_blocks(void *stream)
@@ -487,13 +492,13 @@ static uint64_t told_graph(struct gpu_session *x, uint64_t stream)
 
 /* The capture of the stream may end. Its graph, if a client was told that, is the request's alone
  * until the end: other requests name its nodes. A question may come before the lock. */
-static void end_graphs_begin(struct gpu_session *x)
+static void end_graphs_begin(struct gpu_session *x, uint64_t stream)
 {
-    for (uint64_t graph = told_graph(x, stream_of(x)), now;; graph = now) {
+    for (uint64_t graph = told_graph(x, stream), now;; graph = now) {
         if (graph)
             ibx_handles_change(x, IBX_HANDLE_GRAPH, graph);
         pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
-        now = told_graph(x, stream_of(x));
+        now = told_graph(x, stream);
         if (now == graph)
             return;
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
@@ -546,7 +551,7 @@ void ibx_captures_run(struct gpu_session *x)
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
     x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
     if (x->handler.ends_graphs)
-        end_graphs_begin(x);
+        end_graphs_begin(x, stream_of(x));
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
@@ -625,14 +630,22 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
     x->handler.captures_run = CAPTURES_UNUSED;
 }
 
-/* Takes one capture of the session out of the list; false: there are no more. */
-static bool take(struct gpu_session *x, struct ibx_captured *taken)
+static uint64_t next_to_end(const struct gpu_session *x)
+{
+    pthread_mutex_lock(&lock);
+    const uint64_t stream = any_stream(x);
+    pthread_mutex_unlock(&lock);
+    return stream;
+}
+
+/* Takes the capture in that stream out of the list; false: another session has ended it. */
+static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *taken)
 {
     unsigned i = 0;
     pthread_mutex_lock(&lock);
-    while (i < x->capturing.room && !x->capturing.list[i].stream)
+    while (i < x->capturing.room && x->capturing.list[i].stream != stream)
         i++;
-    const bool any = x->capturing.begun && i < x->capturing.room;
+    const bool any = i < x->capturing.room;
     if (any) {
         *taken = x->capturing.list[i];
         forget_one(x, &x->capturing.list[i]);
@@ -652,15 +665,15 @@ static void end_in_cuda(struct gpu_session *x)
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
     int (*destroy)(uint64_t graph) = NULL;
     struct ibx_captured c;
-    while (take(x, &c)) {
+    for (uint64_t stream; (stream = next_to_end(x));) {
         uint64_t graph = 0;
         *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
         *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
-        const bool there = c.stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
-                           ibx_handles_know(x, IBX_HANDLE_STREAM, c.stream);
-        pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
-        if (end_capture && there && is_still(x, c.stream, c.id))
-            end_capture(c.stream, &graph);
+        const bool there = stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+                           ibx_handles_know(x, IBX_HANDLE_STREAM, stream);
+        end_graphs_begin(x, stream); /* other sessions of the client's may go on */
+        if (take(x, stream, &c) && end_capture && there && ibx_capture_is_still(x, stream, c.id))
+            end_capture(stream, &graph);
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
         if (graph && destroy)
             destroy(graph);

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The graph of a capture that a client asks for: what it may do with it until the capture ends, and
  * what is left then. */
+#include "frontend-glue/clients/capture_graphs.h"
 #include "tests/fixtures/extensions.h"
+#include "tests/fixtures/thread_state.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define UNJOINED 904
@@ -257,6 +263,111 @@ static void test_ends_with_its_stream_or_session(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
+/* ------------------------------------------------- what another thread of the client does */
+
+static struct client other; /* another session of alice's */
+static struct {
+    void (*does)(void);
+    void *stream;
+    bool armed;
+    pthread_t thread;
+    _Atomic pid_t id;
+    atomic_bool over;
+} ender;
+
+static void *run_it(void *unused)
+{
+    (void)unused;
+    atomic_store(&ender.id, gettid());
+    ender.does();
+    atomic_store(&ender.over, true);
+    return NULL;
+}
+
+/* Returns when the other thread has done it, or waits. */
+static void go_meanwhile(void)
+{
+    ender.armed = false;
+    atomic_store(&ender.over, false);
+    atomic_store(&ender.id, 0);
+    assert_int_equal(pthread_create(&ender.thread, NULL, run_it, NULL), 0);
+    while (!atomic_load(&ender.over) &&
+           !(atomic_load(&ender.id) && thread_state(getpid(), atomic_load(&ender.id)) == 'S'))
+        sched_yield();
+}
+
+bool __real_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c);
+bool __wrap_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c);
+bool __wrap_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c)
+{
+    if (ender.armed) {
+        go_meanwhile();
+        assert_false(atomic_load(&ender.over)); /* else CUDA gets a stream that is gone */
+    }
+    return __real_ibx_capture_get(x, stream, c);
+}
+
+static void make_other(void)
+{
+    other.x.s = session;
+    other.x.options.mode = IBX_GPU_ON;
+    other.x.replies.shape = IBX_REPLY_TIMED;
+    other.x.isolation = alice.x.isolation;
+}
+
+static void session_ends(void)
+{
+    ibx_captures_end(&alice.x);
+}
+
+static void stream_ends(void)
+{
+    void (*destroyed)(void *stream) = NULL;
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    handler(&alice, CAPTURES_DROPPED, ender.stream);
+    destroyed(ender.stream);
+    answers(&alice, 0);
+}
+
+/* A session that ends, ends its capture, which destroys the graph: not while a request of another
+ * session has the graph. */
+static void test_session_ends_during_a_request(void **state)
+{
+    struct told t;
+    (void)state;
+    make_other();
+    ender.does = session_ends;
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(ibx_handles_know(&other.x, IBX_HANDLE_GRAPH, t.graph));
+    go_meanwhile();
+    const bool over = atomic_load(&ender.over);
+    ibx_handles_let_go(&other.x);
+    assert_int_equal(pthread_join(ender.thread, NULL), 0);
+    assert_false(over);
+    assert_false(knows(&other, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* A handler of GVirtuS's names the graph. While CUDA is asked whether its stream is still being
+ * captured, nobody destroys the stream. */
+static void test_stream_ends_during_a_check(void **state)
+{
+    struct told t;
+    (void)state;
+    make_other();
+    ender.does = stream_ends;
+    ender.stream = begins(&alice);
+    assert_int_equal(ask(&alice, ender.stream, 0, &t), 0);
+    ender.armed = true;
+    assert_true(ibx_captures_has_graph(&other.x, t.graph));
+    assert_int_equal(pthread_join(ender.thread, NULL), 0);
+    assert_false(knows(&other, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)ender.stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +377,8 @@ int main(void)
         cmocka_unit_test(test_ends_without_a_graph),
         cmocka_unit_test(test_is_invalidated),
         cmocka_unit_test(test_ends_with_its_stream_or_session),
+        cmocka_unit_test(test_session_ends_during_a_request),
+        cmocka_unit_test(test_stream_ends_during_a_check),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
