@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from guest_vm import ask_qmp
-from harness import LIMIT, alive, equal, free_port, process_state, run_all, until
+from harness import LIMIT, Skip, alive, equal, free_port, process_state, run_all, until
 
 import migrate_scene as tool
 from migrate_scene import Vm, case, qemu_with, stops_at
@@ -61,6 +61,27 @@ def a_clone_that_is_ended_before_it_has_a_vm_leaves_no_qemu(scene):
         else:
             equal(ask_qmp(own, "query-status")[0]["running"], True)
             ask_qmp(own, "quit")
+
+
+@case
+def what_others_put_in_the_place_of_this_hosts_caches_is_not_used(scene):
+    """/dev/shm is everybody's."""
+    parent, folder = Vm(scene), scene.path("folder")
+    tool.succeeds(scene, "freeze", *parent.qmp, folder)
+    server = scene.start("serve", "--json", "--set=insecure=yes", "--listen=tcp://127.0.0.1:0",
+                         folder)
+    uri = json.loads(server.stdout.readline())["serving"]["uri"]
+    for made in ("ln -s /tmp", "touch", "mkdir -m 0755"):
+        said = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /dev/shm || exit 77; "
+             f'{made} "/dev/shm/ibx-snapshots-$(id -u)"; exec "$@"', "sh", scene.program, "clone",
+             "--set=insecure=yes", "--qmp", scene.path("child"), uri],
+            capture_output=True, text=True, check=False)
+        if said.returncode == 77 or said.stderr.startswith("unshare:"):
+            raise Skip("needs a mount namespace")
+        equal(said.returncode, 1)
+        assert f"/dev/shm/ibx-snapshots-{os.geteuid()} is " in said.stderr, said.stderr
+        assert "remove it, or serve --cache into a folder of your own" in said.stderr, said.stderr
 
 
 @case

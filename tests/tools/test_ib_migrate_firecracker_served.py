@@ -244,21 +244,6 @@ def without_a_key_it_says_whom_it_serves(scene):
         equal(server.wait(LIMIT), 0)
 
 
-@test
-def what_others_put_in_the_place_of_this_hosts_caches_is_not_used(scene):
-    """/dev/shm is everybody's."""
-    _, uri = offered(scene, snapshot(scene, 64))
-    for made in ("ln -s /tmp", "touch", "mkdir -m 0755"):
-        said = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /dev/shm || exit 77; "
-             f'{made} "/dev/shm/ibx-snapshots-$(id -u)"; exec "$@"', "sh", scene.program, "clone",
-             "--qmp", scene.path("qmp"), uri], capture_output=True, text=True, check=False)
-        if said.returncode == 77 or said.stderr.startswith("unshare:"):
-            raise Skip("needs a mount namespace")
-        assert f"/dev/shm/ibx-snapshots-{os.geteuid()} is " in said.stderr, said.stderr
-        assert "remove it, or serve --cache into a folder of your own" in said.stderr, said.stderr
-
-
 def lose_both(server, tool, meanwhile=lambda: None):
     """The server first, then the handler; the next handler finds no server."""
     server.kill()
