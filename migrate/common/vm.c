@@ -206,6 +206,25 @@ static bool end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
            !ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
 }
 
+/* While no migration of ours runs: what makes QEMU refuse the setting is another client's, or a
+ * save. Whether one had no RAM, and was ended. */
+static bool save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns)
+{
+    const uint64_t enough = ibx_deadline_in_ms(LIBVIRT_MS);
+    bool ended = false;
+    json_t *how;
+    while ((how = ibx_settings_save_ram(before)) &&
+           ibx_qmp_execute(qmp, "migrate-set-capabilities", how, NULL, deadline_ns, NULL) ==
+               -EREMOTEIO &&
+           end_without_ram(qmp, deadline_ns)) {
+        ended = true;
+        if (ibx_now_ns() >= enough)
+            break;
+        usleep(LOOK_MS * 1000);
+    }
+    return ended;
+}
+
 /* Another client's migration may be under way, which must not be ended here: the VM would run here,
  * while it may run at the other end of that migration. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err)
@@ -218,8 +237,7 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
 
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, struct ibx_error *err)
 {
-    if (rc != -EREMOTEIO || !ibx_settings_omit_ram(before) ||
-        !end_without_ram(qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
+    if (rc != -EREMOTEIO || !save_ram(qmp, before, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
         return ibx_vm_not_begun(rc, err);
     return ibx_error_set(err, rc,
                          "another client of QEMU (libvirt, for example) began to migrate or save "
@@ -484,18 +502,6 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
             why.message, text ? text : "");
     free(text);
     return 0;
-}
-
-/* Our migration is over: what makes QEMU refuse the setting is another client's, or a save. */
-static void save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns)
-{
-    const uint64_t enough = ibx_deadline_in_ms(LIBVIRT_MS);
-    json_t *how;
-    while ((how = ibx_settings_save_ram(before)) &&
-           ibx_qmp_execute(qmp, "migrate-set-capabilities", how, NULL, deadline_ns, NULL) ==
-               -EREMOTEIO &&
-           end_without_ram(qmp, deadline_ns) && ibx_now_ns() < enough)
-        usleep(LOOK_MS * 1000);
 }
 
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,

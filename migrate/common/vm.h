@@ -106,7 +106,8 @@ int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int th
  * `err` that this migration did not begin. Returns `rc`. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err);
 /* The same after the settings were changed, with what they were. Another client's migration, or
- * save, that began after that has no RAM if this tool has set x-ignore-shared: it is ended. */
+ * save, that began after that has no RAM if this tool has set x-ignore-shared: it is ended, and
+ * that setting is off again. */
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before,
                            struct ibx_error *err);
 /* What QEMU's own migration is to be. */

@@ -194,6 +194,7 @@ static void test_has_its_ram_before_it_runs(NO_STATE)
 
 #define REFUSED(id)                                                                                \
     "{\"error\": {\"class\": \"GenericError\", \"desc\": \"migrates\"}, \"id\": " #id "}\r\n"
+#define SET_OFF      "\"x-ignore-shared\",\"state\":false"
 #define OFF_BEFORE   "{\"capabilities\": {\"x-ignore-shared\": false}}"
 #define NO_MIGRATION "{\"return\": [], \"id\": 2}\r\n"
 #define WITHOUT_RAM(id)                                                                            \
@@ -257,10 +258,26 @@ static void test_does_not_begin(NO_STATE)
     const int rc = migrate_without_ram(
         SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
                {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
-               {"closefd", READY(6), 0}, {"query-migrate-capabilities", WITHOUT_RAM(7), 0},
-               {"query-migrate", STATUS("active", 8), 0}, {"migrate_cancel", READY(9), 0}),
+               {"closefd", READY(6), 0}, {SET_OFF, REFUSED(7), 0},
+               {"query-migrate-capabilities", WITHOUT_RAM(8), 0},
+               {"query-migrate", STATUS("active", 9), 0}, {"migrate_cancel", READY(10), 0},
+               {SET_OFF, READY(11), 0}),
         before);
     says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, "both were given up");
+    done();
+    json_decref(before);
+}
+
+/* QEMU has taken the setting and refused to migrate: what another client saves next has RAM. */
+static void test_does_not_begin_and_leaves_ram_in(NO_STATE)
+{
+    json_t *before = json_loads(OFF_BEFORE, 0, NULL);
+    const int rc = migrate_without_ram(
+        SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+               {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
+               {"closefd", READY(6), 0}, {SET_OFF, READY(7), 0}),
+        before);
+    says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, "did not begin");
     done();
     json_decref(before);
 }
@@ -302,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_begins_without_a_setting_that_is_on),
         cmocka_unit_test(test_begins_with_ram),
         cmocka_unit_test(test_does_not_begin),
+        cmocka_unit_test(test_does_not_begin_and_leaves_ram_in),
         cmocka_unit_test(test_names_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
