@@ -21,15 +21,15 @@
 static int ended(const struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
-    const bool may = record->state == IBX_JOURNAL_NOT_YET || record->state == IBX_JOURNAL_MAY_RUN;
     return ibx_error_set(
         err, -ESRCH,
-        may ? "the QEMU (process %d) of this migration has ended: unless it runs at the source, as "
-              "ib-migrate status there says, ib-migrate rollback there continues the VM from where "
-              "it was stopped%s"
-            : "the QEMU (process %d) of this migration has ended, and the VM with it: ib-migrate "
+        ibx_journal_ran_here(record)
+            ? "the QEMU (process %d) of this migration has ended, and the VM with it: ib-migrate "
               "rollback at the source continues the VM from where it was "
-              "stopped" IBX_JOURNAL_UNLESS_DONE "%s",
+              "stopped" IBX_JOURNAL_UNLESS_DONE "%s"
+            : "the QEMU (process %d) of this migration has ended: unless it runs at the source, as "
+              "ib-migrate status there says, ib-migrate rollback there continues the VM from where "
+              "it was stopped%s",
         (int)record->pid, ibx_journal_restarts_if(record));
 }
 

@@ -30,19 +30,14 @@ static bool waits_for_source(const struct ibx_record *record)
     return record->state == IBX_JOURNAL_COMPLETE || record->state == IBX_JOURNAL_SHUT_DOWN;
 }
 
-/* Destination: whether the VM may run at the source, for all that is known here. */
-static bool may_run_at_source(const struct ibx_record *record)
-{
-    return record->state == IBX_JOURNAL_NOT_YET || record->state == IBX_JOURNAL_MAY_RUN;
-}
-
 /* Whether recover can do nothing more for the VM: its QEMU has ended at the destination, where it
  * ran, before all pages were there, or libvirt has saved it at the source without its memory. */
 static bool is_lost(const struct ibx_record *record)
 {
     if (record->source)
         return ibx_journal_lost_there(record) || ibx_journal_without_ram(record);
-    return !waits_for_source(record) && !may_run_at_source(record) && ibx_journal_qemu_gone(record);
+    return !waits_for_source(record) && ibx_journal_ran_here(record) &&
+           ibx_journal_qemu_gone(record);
 }
 
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)

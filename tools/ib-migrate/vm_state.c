@@ -55,7 +55,7 @@ static void describe_arrived(const struct ibx_record *record, const char *vm, ch
         !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
     snprintf(end, sizeof(end), "%s", record->vm_status);
     ibx_text_sanitize(end);
-    const bool ran = record->state == IBX_JOURNAL_RUNNING;
+    const bool ran = ibx_journal_ran_here(record);
     snprintf(
         sentence, size,
         "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
