@@ -112,11 +112,12 @@ static void check_silence(struct tcp *tcp, uint64_t all, uint64_t now)
 }
 
 /* Whether more of the peer has come since it was noted. Where a part of a frame has been lost, the
- * peer's CHECKs are taken for the rest of it, and tell nothing: that is a trickle. */
+ * peer's CHECKs are taken for the rest of it, and tell nothing: that is a trickle. `parts` becomes
+ * less when a CHECK is whole of which a part was noted. */
 static bool hears(struct tcp *tcp, uint64_t frames, uint64_t parts)
 {
-    const bool more =
-        frames != tcp->heard || parts - tcp->heard_parts > TRICKLE * (tcp->lane_count + 1);
+    const int64_t trickle = (int64_t)TRICKLE * (tcp->lane_count + 1);
+    const bool more = frames != tcp->heard || (int64_t)(parts - tcp->heard_parts) > trickle;
     if (more) {
         tcp->heard = frames;
         tcp->heard_parts = parts;

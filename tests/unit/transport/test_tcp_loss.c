@@ -234,6 +234,29 @@ static void test_a_trickle_is_no_sign(void **state)
     assert_true(asked >= 8);
 }
 
+/* A frame comes when a part of a CHECK has, which is no part of a frame any more when the rest of
+ * it has come: that is no sign either. */
+static void test_the_rest_of_a_check_is_no_sign(void **state)
+{
+    const struct ibx_tcp_frame frame = check(0, false, IBX_TCP_FRAME_BYTES);
+    uint8_t bytes[IBX_TCP_FRAME_BYTES];
+    (void)state;
+    server_reads();
+    ibx_tcp_frame_put(&frame, bytes);
+    send_raw(0, bytes, sizeof(bytes) - 1);
+    end_settle(&server);
+    assert_int_equal(server.tcp->lanes[0].stage_have, sizeof(bytes) - 1);
+    send_frame(1, placed(IBX_TCP_PAD, 0, 1));
+    send_raw(1, "", 1);
+    end_settle(&server);
+    stopped_ns = ibx_now_ns() - ahead_ns;
+    checks_in(100000);
+    assert_in_range(checks_in(40000), 16, 20);
+    send_raw(0, bytes + sizeof(bytes) - 1, 1);
+    assert_in_range(checks_in(40000), 16, 20);
+    assert_int_equal(server.tcp->checks, 1);
+}
+
 /* A client may be stopped for any time, amid a copy, too. Its own limit ends a swallowed one. */
 static void test_a_server_waits_for_a_stopped_client(void **state)
 {
@@ -421,6 +444,7 @@ int main(void)
         PLACED(test_who_waits_asks),
         PLACED(test_how_often_it_asks),
         PLACED(test_a_trickle_is_no_sign),
+        PLACED(test_the_rest_of_a_check_is_no_sign),
         PLACED(test_a_server_waits_for_a_stopped_client),
         PLACED(test_a_part_of_a_frame_is_told),
         PLACED(test_what_has_come_is_read_first),
