@@ -177,7 +177,7 @@ def killed_tools_are_recovered_from(scene):
     _, err = sender.communicate()
     # The loss of a page connection or of the link, whichever is noticed first; said once.
     lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
-    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
+    assert lost and not any(line.startswith("ib-migrate: reconnecting") for line in lost), err
     err = fails(scene, "rollback --yes", *source.qmp)
     assert "the VM is there" in err and "not rolled back" in err, err
     says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
