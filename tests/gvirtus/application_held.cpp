@@ -220,6 +220,22 @@ bool short_ones_soon(Scene &s)
     return HOLDS(took < many * std::chrono::milliseconds(100));
 }
 
+// A stream is waited for once, also if copies in one that has no work come between.
+bool once_beside_another(Scene &s)
+{
+    constexpr int many = 10;
+    auto *copy_rows = preloaded<CopyRows>("cudaMemcpy2DAsync");
+    void *idle = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&idle, 1) == 0 && s.close());
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < many; i++)
+        for (void *stream : {s.stream, idle})
+            REQUIRE(copy_rows(s.device, pitch, s.allocated, pitch, width, rows, H2D, stream) == 0);
+    const auto took = std::chrono::steady_clock::now() - began;
+    REQUIRE(s.open() && cudaStreamDestroy(idle) == 0);
+    return HOLDS(took < many / 2 * std::chrono::milliseconds(100));
+}
+
 } // namespace gates
 } // namespace
 
@@ -231,6 +247,7 @@ bool copies_behind_gates()
     REQUIRE(gates::behind_events(s));
     REQUIRE(gates::rows_behind_events(s));
     REQUIRE(gates::short_ones_soon(s));
+    REQUIRE(gates::once_beside_another(s));
     return HOLDS(cudaGetLastError() == 0);
 }
 

@@ -343,9 +343,11 @@ static bool goes_on(void *stream, unsigned ms, int *rc)
         ibx_thread_release_cancel(cancel);
         *rc = cudaStreamQuery(stream);
     }
-    if (waits || *rc != CUDA_NOT_READY) {
+    if (*rc == CUDA_NOT_READY && waits) {
         vain.stream = stream;
-        vain.ms = *rc == CUDA_NOT_READY ? ms : 0;
+        vain.ms = ms;
+    } else if (*rc != CUDA_NOT_READY && vain.stream == stream) {
+        vain.ms = 0;
     }
     return *rc;
 }
