@@ -231,7 +231,7 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_LISTED        32u  /* handles or numbers in one reply, after their total number */
 #define IBX_EXT_BEHIND        64u  /* dependencies of a new node, at most */
 #define IBX_EXT_TOLD          15u  /* nodes in one reply to CAPTURE_INFO, after their number */
-#define IBX_EXT_EDGE          8u   /* bytes of an edge's data */
+#define IBX_EXT_EDGE          8u   /* bytes of an edge's data; all 0: a plain edge */
 #define IBX_EXT_ACCESSES      64u  /* devices that may use a node's memory, at most */
 #define IBX_EXT_GRAPHS_DEEP   128u /* graphs within each other, at most */
 #define IBX_EXT_OUT_MAX       (8 + 8 * IBX_EXT_LISTED) /* bytes of a reply after the exit code */

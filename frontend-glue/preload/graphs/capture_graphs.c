@@ -467,7 +467,7 @@ static bool ask(struct capture *c, void *stream, const struct ibx_told **told, i
 }
 
 /* Of the last nodes. */
-static const uint8_t plain_edges[IBX_EXT_BEHIND * IBX_EDGE_BYTES];
+static const uint8_t plain_edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
 
 /* `asks`: the caller wants more than the status and the number of the capture. */
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph,

@@ -509,7 +509,7 @@ static int get_neighbours(const char *call, const void *node, int behind, void *
     if (!nodes || *count > found)
         *count = found;
     if (nodes && edges)
-        memset(edges, 0, *count * IBX_EDGE_BYTES);
+        memset(edges, 0, *count * IBX_EXT_EDGE);
     free(all);
     return CUDA_SUCCESS;
 }
@@ -552,7 +552,7 @@ int cudaGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_
     if (!from || *count > found)
         *count = found;
     if (from && edges)
-        memset(edges, 0, *count * IBX_EDGE_BYTES);
+        memset(edges, 0, *count * IBX_EXT_EDGE);
     return CUDA_SUCCESS;
 }
 
@@ -586,9 +586,9 @@ enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdg
  * ask for it. Plain edges are stricter, so they can replace these. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count)
 {
-    static const uint8_t none[IBX_EDGE_BYTES - EDGE_RESERVED] = {0};
+    static const uint8_t none[IBX_EXT_EDGE - EDGE_RESERVED] = {0};
     const uint8_t *edge = edges;
-    for (size_t i = 0; edge && i < count; i++, edge += IBX_EDGE_BYTES)
+    for (size_t i = 0; edge && i < count; i++, edge += IBX_EXT_EDGE)
         if (edge[EDGE_FROM_PORT] > 2 || edge[EDGE_TO_PORT] || edge[EDGE_TYPE] > 1 ||
             memcmp(edge + EDGE_RESERVED, none, sizeof(none)) != 0)
             return false;

@@ -63,8 +63,6 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* ------------------------------------------------------------------------------------- graphs.c */
 
-#define IBX_EDGE_BYTES 8u /* of an edge's data; 0 is a plain edge */
-
 /* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
 /* CUDA has destroyed the graph of a capture: forgets what is known of it. */

@@ -381,12 +381,12 @@ static void test_edges(NO_STATE)
 /* From port, to port, type, reserved. */
 static void test_kinds_of_edges(NO_STATE)
 {
-    static const uint8_t edges[][IBX_EDGE_BYTES] = {
+    static const uint8_t edges[][IBX_EXT_EDGE] = {
         {0}, {2, 0, 1}, {3}, {0, 1}, {0, 0, 2}, {0, 0, 0, 1}, {0, 0, 0, 0, 0, 0, 0, 1}};
     void *const ends[2] = {OLD, OLD};
     for (size_t i = 0; i < sizeof(edges) / sizeof(edges[0]); i++) {
-        uint8_t both[2][IBX_EDGE_BYTES] = {{0}};
-        memcpy(both[1], edges[i], IBX_EDGE_BYTES);
+        uint8_t both[2][IBX_EXT_EDGE] = {{0}};
+        memcpy(both[1], edges[i], IBX_EXT_EDGE);
         gpu.orders = 0;
         assert_int_equal(cudaGraphAddDependencies_v2(GRAPH, ends, ends, both, 2),
                          i < 2 ? 0 : CUDA_NOT_SUPPORTED);

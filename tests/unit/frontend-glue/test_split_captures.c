@@ -209,7 +209,7 @@ static void edges_have_data(NO_STATE)
     assert_int_equal(
         cudaStreamGetCaptureInfo_v3(&stream, &status, &id, &graph, &behind, &edges, &count), 0);
     assert_int_equal(count, 1);
-    const uint8_t plain[IBX_EDGE_BYTES] = {0};
+    const uint8_t plain[IBX_EXT_EDGE] = {0};
     assert_non_null(edges);
     assert_memory_equal(edges, plain, sizeof(plain));
     ends_in(&stream, 0);
