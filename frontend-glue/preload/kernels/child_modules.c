@@ -381,17 +381,15 @@ struct registrations {
     __typeof__(&__cudaRegisterFatBinary) first;
     __typeof__(&__cudaRegisterFunction) function;
     __typeof__(&__cudaRegisterVar) variable;
-    void (*last)(void **handle);
+    __typeof__(&__cudaRegisterFatBinaryEnd) last;
 };
 
 static struct registrations find_registrations(void)
 {
-    static _Atomic(void *) last_known;
-    struct registrations r = {.first = NEXT(__cudaRegisterFatBinary),
-                              .function = NEXT(__cudaRegisterFunction),
-                              .variable = NEXT(__cudaRegisterVar)};
-    *(void **)&r.last = ibx_frontend_next(&last_known, "__cudaRegisterFatBinaryEnd");
-    return r;
+    return (struct registrations){.first = NEXT(__cudaRegisterFatBinary),
+                                  .function = NEXT(__cudaRegisterFunction),
+                                  .variable = NEXT(__cudaRegisterVar),
+                                  .last = NEXT(__cudaRegisterFatBinaryEnd)};
 }
 
 /* Registers with GVirtuS what the module has. Returns its handle; NULL: GVirtuS refuses it. */

@@ -146,8 +146,6 @@ static struct library *read_image(const void *code, int *rc)
 /* Registers the library as nvcc's code does. Locked. False: GVirtuS does not accept the image. */
 static bool register_locked(struct library *l)
 {
-    static _Atomic(void *) found;
-    void (*last)(void **module);
     l->module = ibx_frontend_register_module(&l->wrapper);
     if (!l->module)
         return false;
@@ -161,9 +159,7 @@ static bool register_locked(struct library *l)
             __cudaRegisterFunction(l->module, (char *)p, p->name, p->name, -1, NULL, NULL, NULL,
                                    NULL, NULL);
     }
-    *(void **)&last = ibx_frontend_next(&found, "__cudaRegisterFatBinaryEnd");
-    if (last)
-        last(l->module);
+    __cudaRegisterFatBinaryEnd(l->module);
     return true;
 }
 
