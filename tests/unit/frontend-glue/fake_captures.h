@@ -29,7 +29,8 @@ static struct {
     uint8_t edge;                  /* ... whose edges begin with this byte */
 } is;
 static struct {
-    unsigned asked, rests, stays, destroyed, parts, begun, forked, joined, moved, lost, updated;
+    unsigned asked, rests, stays, destroyed, parts, begun, forked, joined, moved, lost, updated,
+        noted;
     const void *last_destroyed;
     size_t behind; /* so many nodes the last part came */
 } was;
@@ -123,6 +124,7 @@ void ibx_frontend_managed_rests(void) {}
 void ibx_frontend_objects_made(const void *graph)
 {
     (void)graph;
+    was.noted++;
 }
 void ibx_frontend_objects_stream_gone(const void *stream)
 {

@@ -365,9 +365,11 @@ static void a_question_leaves_a_capture_whole(NO_STATE)
     assert_int_equal(was.updated, 1);
     assert_ptr_equal(ends_in(&stream, 0), graph);
     assert_true(was.begun == 1 && !was.parts && !was.destroyed && !was.lost);
+    assert_int_equal(was.noted, 1); /* what is known of the graph stays after the first question */
 }
 
-/* A caller without room for the data of edges is told that there is some. */
+/* A caller that asks for the nodes, without room for the data of edges, is told that there is some.
+ */
 static void data_of_edges_is_not_lost(NO_STATE)
 {
     void *graph, *const *behind;
@@ -378,6 +380,7 @@ static void data_of_edges_is_not_lost(NO_STATE)
     is.edge = 1;
     captures_in(&stream, CUDA_CAPTURE_GLOBAL);
     assert_int_equal(asks_of(&stream, &graph, &behind, NULL, &count), CUDA_LOSSY_QUERY);
+    assert_int_equal(asks_of(&stream, &graph, NULL, NULL, &count), 0);
     assert_int_equal(asks_of(&stream, &graph, &behind, &edges, &count), 0);
     assert_int_equal(*(const uint8_t *)edges, 1);
     ends_in(&stream, 0);
