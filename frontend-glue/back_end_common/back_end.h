@@ -206,6 +206,7 @@ struct gvirtus_handler {
     enum captures_use captures_run;           /* runs: until it has answered */
     bool ends_capture;                        /* runs: until it has returned */
     bool ends_graphs;                         /* ... may end a capture's graph: captures.c */
+    uint64_t ended_graph;                     /* ... has, and has not answered; 0: none */
     unsigned captures_before;                 /* as it began: ibx_captures_over_so_far() */
     enum registrations_use registrations;     /* about to run */
     enum registrations_use registrations_run; /* runs: until ibx_registrations_end() */

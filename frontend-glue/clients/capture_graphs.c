@@ -10,6 +10,15 @@ struct ibx_captured_work *ibx_captures_work(const struct gpu_session *x)
     return tenant ? ibx_tenant_captured(tenant) : &of_nobody;
 }
 
+bool ibx_capture_would_block(struct gpu_session *x, uint64_t stream)
+{
+    int (*get)(void *of, unsigned *flags) = NULL;
+    unsigned flags = 0;
+    if (stream && ibx_back_end_have_cuda(x))
+        *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
+    return get && !get((void *)(uintptr_t)stream, &flags) && !(flags & IBX_STREAM_NON_BLOCKING);
+}
+
 bool ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id)
 {
     int (*get)(void *of, int *found, uint64_t *number, void **graph, void **behind, size_t *count) =

@@ -15,6 +15,9 @@ struct ibx_captured_work *ibx_captures_work(const struct gpu_session *x);
 /* Its lock: who ends a capture has it alone. */
 pthread_rwlock_t *ibx_captures_graphs_lock(const struct gpu_session *x);
 
+/* Whether the stream waits for the legacy one, as a capture of it does. */
+bool ibx_capture_would_block(struct gpu_session *x, uint64_t stream);
+
 /* The status of a capture, and, if it is active, CUDA's number of it. False: the driver does not
  * tell, before CUDA 11.3. */
 bool ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id);

@@ -307,21 +307,24 @@ static void part(struct gpu_session *x)
     x->capturing.room = 0;
 }
 
-/* Locked. The entry of that capture, which a session of the tenant has begun; NULL: there is
- * none. */
-static struct ibx_captured *entry_of(const struct gpu_session *x, uint64_t id)
+/* Locked. The entry of a capture that a session of the tenant has begun: the one with that number,
+ * or, if `id` is 0, of which a client was told that graph. NULL: there is none. */
+static struct ibx_captured *entry_of(const struct gpu_session *x, uint64_t id, uint64_t graph)
 {
-    for (struct gpu_session *of = id ? capturing : NULL; of; of = of->capturing.next)
-        for (unsigned i = 0; i < of->capturing.room; i++)
-            if (of->isolation.tenant == x->isolation.tenant && of->capturing.list[i].id == id)
-                return &of->capturing.list[i];
+    for (struct gpu_session *of = id || graph ? capturing : NULL; of; of = of->capturing.next)
+        for (unsigned i = 0; i < of->capturing.room; i++) {
+            struct ibx_captured *c = &of->capturing.list[i];
+            if (of->isolation.tenant == x->isolation.tenant &&
+                (id ? c->id == id : c->graph == graph))
+                return c;
+        }
     return NULL;
 }
 
 int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
 {
     pthread_mutex_lock(&lock);
-    const struct ibx_captured *c = entry_of(x, id);
+    const struct ibx_captured *c = entry_of(x, id, 0);
     const bool there = c, told = c && c->graph == graph;
     pthread_mutex_unlock(&lock);
     if (told || !there)
@@ -330,7 +333,7 @@ int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
         return CUDA_MEMORY_ALLOCATION;
     ibx_handles_capture_begins(graph);
     pthread_mutex_lock(&lock);
-    struct ibx_captured *now = entry_of(x, id);
+    struct ibx_captured *now = entry_of(x, id, 0);
     if (now)
         now->graph = graph;
     pthread_mutex_unlock(&lock);
@@ -339,21 +342,11 @@ int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
     return now ? 0 : CUDA_NOT_SUPPORTED;
 }
 
-/* Locked. The entry of the capture of which a client was told this graph; NULL: there is none. */
-static struct ibx_captured *entry_with(const struct gpu_session *x, uint64_t graph)
-{
-    for (struct gpu_session *of = capturing; of; of = of->capturing.next)
-        for (unsigned i = 0; i < of->capturing.room; i++)
-            if (of->isolation.tenant == x->isolation.tenant && of->capturing.list[i].graph == graph)
-                return &of->capturing.list[i];
-    return NULL;
-}
-
 /* The capture of which a client was told this graph. False: there is none. */
 static bool find_told(const struct gpu_session *x, uint64_t graph, struct ibx_captured *told)
 {
     pthread_mutex_lock(&lock);
-    const struct ibx_captured *c = entry_with(x, graph);
+    const struct ibx_captured *c = entry_of(x, 0, graph);
     if (c)
         *told = *c;
     pthread_mutex_unlock(&lock);
@@ -374,7 +367,7 @@ bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
     if (has)
         return true;
     pthread_mutex_lock(&lock);
-    struct ibx_captured *c = entry_of(x, told.id);
+    struct ibx_captured *c = entry_of(x, told.id, 0);
     if (c && c->graph == graph)
         c->graph = 0;
     pthread_mutex_unlock(&lock);
@@ -403,25 +396,10 @@ bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
     return ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
 }
 
-static bool stream_blocks(void *stream)
-{
-    int (*get)(void *of, unsigned *flags) = NULL;
-    unsigned flags = 0;
-    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
-    return get && !get(stream, &flags) && !(flags & IBX_STREAM_NON_BLOCKING);
-}
-
-/* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
-static bool is_blocking(struct gpu_session *x)
-{
-    void *stream = (void *)(uintptr_t)stream_of(x);
-    return stream && ibx_back_end_have_cuda(x) && stream_blocks(stream);
-}
-
 /* A client that captures already does not queue behind waits, which wait for that capture. */
 static void begin(struct gpu_session *x)
 {
-    const bool blocking_one = is_blocking(x);
+    const bool blocking_one = ibx_capture_would_block(x, stream_of(x));
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&lock);
@@ -477,28 +455,55 @@ static void end(struct gpu_session *x, unsigned most)
 
 /* ----------------------------------------------------------------- handlers of GVirtuS's */
 
-/* The graph of the capture that this stream has begun, as far as a client was told it. */
-static uint64_t told_graph(struct gpu_session *x, uint64_t stream)
+/* Locked. The entry of the capture that this stream has begun; NULL: there is none. */
+static struct ibx_captured *entry_in(struct gpu_session *x, uint64_t stream)
 {
-    uint64_t graph = 0;
+    struct gpu_session *whose = holder_of(x, stream);
+    for (unsigned i = 0; whose && i < whose->capturing.room; i++)
+        if (whose->capturing.list[i].stream == stream && whose->capturing.list[i].id)
+            return &whose->capturing.list[i];
+    return NULL;
+}
+
+/* The graph of the capture that this stream has begun, as far as a client was told it. `take`: the
+ * capture does not have it any more. */
+static uint64_t told_graph(struct gpu_session *x, uint64_t stream, bool take)
+{
     pthread_mutex_lock(&lock);
-    const struct gpu_session *whose = holder_of(x, stream);
-    for (unsigned i = 0; whose && i < whose->capturing.room && !graph; i++)
-        if (whose->capturing.list[i].stream == stream)
-            graph = whose->capturing.list[i].graph;
+    struct ibx_captured *c = entry_in(x, stream);
+    const uint64_t graph = c ? c->graph : 0;
+    if (c && take)
+        c->graph = 0;
     pthread_mutex_unlock(&lock);
     return graph;
+}
+
+/* The graph that the request has taken: its handler has ended the capture, and made the graph or
+ * lost it; or it goes back to the capture, if that is still there. */
+static void graph_answered(struct gpu_session *x, bool is_over, bool made)
+{
+    const uint64_t graph = x->handler.ended_graph;
+    x->handler.ended_graph = 0;
+    if (!graph)
+        return;
+    pthread_mutex_lock(&lock);
+    struct ibx_captured *c = is_over ? NULL : entry_in(x, stream_of(x));
+    if (c)
+        c->graph = graph;
+    pthread_mutex_unlock(&lock);
+    if (!c)
+        ibx_handles_capture_over(graph, made);
 }
 
 /* The capture of the stream may end. Its graph, if a client was told that, is the request's alone
  * until the end: other requests name its nodes. A question may come before the lock. */
 static void end_graphs_begin(struct gpu_session *x, uint64_t stream)
 {
-    for (uint64_t graph = told_graph(x, stream), now;; graph = now) {
+    for (uint64_t graph = told_graph(x, stream, false), now;; graph = now) {
         if (graph)
-            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph);
+            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph); /* after 10 s at any rate */
         pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
-        now = told_graph(x, stream);
+        now = told_graph(x, stream, false);
         if (now == graph)
             return;
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
@@ -566,8 +571,10 @@ void ibx_captures_ran(struct gpu_session *x)
 {
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings_over, 1);
-    if (x->handler.ends_graphs)
+    if (x->handler.ends_graphs) { /* the answer tells what has become of the graph */
+        x->handler.ended_graph = told_graph(x, stream_of(x), true);
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
+    }
     x->handler.ends_capture = x->handler.ends_graphs = false;
     if (x->handler.captures_run != CAPTURES_WAIT)
         return;
@@ -619,13 +626,12 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
     const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
-    const uint64_t graph = ran == CAPTURES_ENDED && !exit_code ? told_graph(x, stream) : 0;
-    if (graph)
-        ibx_handles_capture_over(graph, true);
+    const bool is_over = (ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
+                         (ran == CAPTURES_DROPPED && !exit_code);
+    graph_answered(x, is_over, ran == CAPTURES_ENDED && !exit_code);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
-    else if ((ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
-             (ran == CAPTURES_DROPPED && !exit_code))
+    else if (is_over)
         over(x, stream, exit_code);
     x->handler.captures_run = CAPTURES_UNUSED;
 }
@@ -684,6 +690,7 @@ static void end_in_cuda(struct gpu_session *x)
 void ibx_captures_end(struct gpu_session *x)
 {
     ibx_captures_ran(x);
+    graph_answered(x, false, false);
     end_in_cuda(x);
     pthread_mutex_lock(&lock);
     end(x, x->capturing.begun);

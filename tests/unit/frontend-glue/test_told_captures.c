@@ -273,6 +273,7 @@ static struct {
     pthread_t thread;
     _Atomic pid_t id;
     atomic_bool over;
+    unsigned asked; /* how often CUDA was asked about a stream */
 } ender;
 
 static void *run_it(void *unused)
@@ -300,6 +301,7 @@ bool __real_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_c
 bool __wrap_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c);
 bool __wrap_ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c)
 {
+    ender.asked++;
     if (ender.armed) {
         go_meanwhile();
         assert_false(atomic_load(&ender.over)); /* else CUDA gets a stream that is gone */
@@ -368,6 +370,102 @@ static void test_stream_ends_during_a_check(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)ender.stream);
 }
 
+/* GVirtuS's handler has ended the capture of another session's, and its answer is still to tell
+ * whether it has made a graph. */
+static void *ends_unanswered(struct told *t)
+{
+    int (*end)(void *stream, void **graph) = NULL;
+    void *graph = NULL, *stream = begins(&alice);
+    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
+    make_other();
+    assert_int_equal(ask(&alice, stream, 0, t), 0);
+    handler(&other, CAPTURES_ENDED, stream);
+    assert_int_equal(end(stream, &graph), 0);
+    assert_true((uintptr_t)graph == t->graph);
+    ibx_captures_ran(&other.x);
+    return stream;
+}
+
+/* Neither who names the graph until then loses it, nor the end of the session that has begun the
+ * capture. */
+static void test_is_named_before_the_answer(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct told t;
+        void *stream = ends_unanswered(&t);
+        if (i)
+            ibx_captures_end(&alice.x);
+        else
+            assert_true(ibx_captures_has_graph(&alice.x, t.graph));
+        answers(&other, 0);
+        assert_true(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+        assert_true(knows(&alice, IBX_HANDLE_NODE, t.behind[0]));
+        assert_false(ibx_captures_any());
+        ext_graph_destroy(&alice, t.graph);
+        ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    }
+}
+
+/* Nobody gets the graph if its session ends before. */
+static void test_is_never_answered(void **state)
+{
+    struct told t;
+    (void)state;
+    void *stream = ends_unanswered(&t);
+    ibx_captures_end(&other.x);
+    ibx_handles_let_go(&other.x);
+    assert_false(ibx_captures_has_graph(&alice.x, t.graph));
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    ibx_captures_end(&alice.x);
+    assert_false(ibx_captures_any());
+    ibx_back_end_undo("cudaGraphDestroy", t.graph);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* CUDA is not asked about a stream that is being destroyed. */
+static void test_is_named_after_its_stream(void **state)
+{
+    void (*destroyed)(void *stream) = NULL;
+    struct told t;
+    (void)state;
+    make_other();
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    handler(&alice, CAPTURES_DROPPED, stream);
+    destroyed(stream);
+    ibx_captures_ran(&alice.x);
+    const unsigned before = ender.asked;
+    ibx_captures_has_graph(&other.x, t.graph);
+    assert_int_equal(ender.asked, before);
+    answers(&alice, 0);
+    assert_false(knows(&other, IBX_HANDLE_GRAPH, t.graph));
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* A handler that has failed, and ended nothing, leaves the graph with the capture: who names it is
+ * told when that is invalidated. */
+static void test_stays_after_a_failure(void **state)
+{
+    struct told t;
+    (void)state;
+    make_other();
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    handler(&other, CAPTURES_ENDED, stream);
+    answers(&other, CUDA_INVALID_VALUE);
+    assert_true(ibx_captures_has_graph(&other.x, t.graph));
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, t.graph, NULL),
+                     CUDA_INVALID_VALUE);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    assert_false(ibx_captures_has_graph(&other.x, t.graph));
+    assert_false(knows(&other, IBX_HANDLE_GRAPH, t.graph));
+    ibx_captures_end(&alice.x);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +477,10 @@ int main(void)
         cmocka_unit_test(test_ends_with_its_stream_or_session),
         cmocka_unit_test(test_session_ends_during_a_request),
         cmocka_unit_test(test_stream_ends_during_a_check),
+        cmocka_unit_test(test_is_named_before_the_answer),
+        cmocka_unit_test(test_is_never_answered),
+        cmocka_unit_test(test_is_named_after_its_stream),
+        cmocka_unit_test(test_stays_after_a_failure),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
