@@ -164,6 +164,7 @@ static void test_stays_in_the_capture(void **state)
     assert_false(knows(&bob, IBX_HANDLE_GRAPH, t.graph));
     assert_int_equal(come_behind(&alice, stream, 1, alice.graph, &alice.node, 1),
                      CUDA_INVALID_VALUE);
+    assert_int_equal(come_behind(&alice, stream, 1, alice.graph, NULL, 0), CUDA_INVALID_VALUE);
     assert_int_equal(come_behind(&alice, stream, 1, t.graph, &alice.node, 1), CUDA_INVALID_VALUE);
     assert_int_equal(come_behind(&alice, stream, 2, t.graph, t.behind, 1), CUDA_INVALID_VALUE);
     assert_int_equal(come_behind(&alice, idle, 1, t.graph, t.behind, 1), CUDA_INVALID_VALUE);
