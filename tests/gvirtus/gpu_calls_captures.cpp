@@ -61,6 +61,7 @@ bool copies_in_captures()
     REQUIRE(remote.to_device_async(device, bytes.data(), 4096, other) == 0);
     remote.capture(0);
     REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(remote.stream_synchronize(other) == 0);
     REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) == 0);
     return HOLDS(back == bytes);
 }
