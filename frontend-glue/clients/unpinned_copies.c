@@ -29,11 +29,12 @@ struct ibx_unpinned_stream {
     uint8_t *chunk;
     struct part_of_copy *first, **end;
     unsigned count;
-    unsigned before; /* as a copy began: ibx_captures_over_so_far() */
-    bool adding;     /* the session adds a copy */
-    bool moving;     /* the first part is being copied */
-    bool lost;       /* its context may be gone, or it is captured */
-    bool graphs;     /* may have the chunk: it is never given back */
+    unsigned promised; /* parts of the copy that is being added which are not in the list yet */
+    unsigned before;   /* as a copy began: ibx_captures_over_so_far() */
+    bool adding;       /* the session adds a copy */
+    bool moving;       /* the first part is being copied */
+    bool lost;         /* its context may be gone, or it is captured */
+    bool graphs;       /* may have the chunk: it is never given back */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -149,13 +150,15 @@ static struct ibx_unpinned_stream *enter(const struct gpu_session *x, const void
     return all = made;
 }
 
-/* Locked. */
-static unsigned count_parts(void)
+/* Locked. Whether the tenant may have so many parts more. If there are several tenants, none gets
+ * more than half of what the others have left, so that there is always room for another one. */
+static bool has_room(const struct ibx_tenant *tenant, uint64_t parts)
 {
-    unsigned count = 0;
+    unsigned own = 0, others = 0;
     for (const struct ibx_unpinned_stream *l = all; l; l = l->next)
-        count += l->count;
-    return count;
+        *(l->tenant == tenant ? &own : &others) += l->count + l->promised;
+    const uint64_t want = own + parts;
+    return (ibx_tenants_several() ? 2 * want : want) + others < IBX_UNPINNED_PARTS;
 }
 
 struct ibx_unpinned_stream *ibx_unpinned_begin(struct gpu_session *x, void *stream, uint64_t bytes)
@@ -168,9 +171,10 @@ struct ibx_unpinned_stream *ibx_unpinned_begin(struct gpu_session *x, void *stre
     const uint64_t parts = (bytes + IBX_PINNED_CHUNK - 1) / IBX_PINNED_CHUNK;
     pthread_mutex_lock(&lock);
     struct ibx_unpinned_stream *l =
-        count_parts() + parts < IBX_UNPINNED_PARTS ? enter(x, stream, context) : NULL;
+        has_room(x->isolation.tenant, parts) ? enter(x, stream, context) : NULL;
     if (l) {
         l->adding = true;
+        l->promised = (unsigned)parts + 1; /* the last one says that the chunk is free */
         l->before = ibx_captures_over_so_far(x);
     }
     pthread_mutex_unlock(&lock);
@@ -213,6 +217,7 @@ static int add(struct ibx_unpinned_stream *l, void *stream, const struct part_of
     *l->end = p;
     l->end = &p->next;
     l->count++;
+    l->promised -= l->promised > 0;
     pthread_mutex_unlock(&lock);
     const int rc = launch(stream, call, (void *)l->id);
     if (rc) {
@@ -257,6 +262,7 @@ int ibx_unpinned_add(struct gpu_session *x, struct ibx_unpinned_stream *behind, 
     behind->graphs = behind->graphs || captured || over;
     behind->lost = behind->lost || captured;
     behind->adding = false;
+    behind->promised = 0;
     drop_if_over(behind);
     pthread_mutex_unlock(&lock);
     return rc;

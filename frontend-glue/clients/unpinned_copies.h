@@ -8,9 +8,10 @@
  * One chunk is enough for all copies of a stream, which come one after the other.
  *
  * A session may have IBX_UNPINNED_STREAMS such streams at a time, and all sessions of the process
- * together IBX_UNPINNED_PARTS functions that were not called yet. CUDA takes 56 copies with such
- * functions between them in a stream that waits (H200, driver 580); the next one waits, and with it
- * all calls that other threads make in the context, so that nobody can end the first wait.
+ * together IBX_UNPINNED_PARTS functions that were not called yet, of which each of several tenants
+ * gets half of what the others leave. CUDA takes 56 copies with such functions between them in a
+ * stream that waits (H200, driver 580); the next one waits, and with it all calls that other
+ * threads make in the context, so that nobody can end the first wait.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_UNPINNED_COPIES_H
 #define IBX_FRONTEND_GLUE_CLIENTS_UNPINNED_COPIES_H

@@ -145,6 +145,47 @@ static void lose_together(struct gpu_session *x)
         ibx_unpinned_add(&earlier, before, memory, &(struct ibx_gpu_copy){.stream = stream}, false);
 }
 
+static atomic_uint at_once; /* sessions that began the longest copy before any of these was added */
+
+static void begin_at_once(struct gpu_session *x)
+{
+    static struct gpu_session sessions[3];
+    struct ibx_unpinned_stream *begun[3];
+    at_once = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        sessions[i] = (struct gpu_session){.cuda = x->cuda};
+        begun[i] = ibx_unpinned_begin(&sessions[i], stream,
+                                      (IBX_UNPINNED_PARTS - 1) * (uint64_t)IBX_PINNED_CHUNK);
+        at_once += begun[i] != NULL;
+    }
+    for (unsigned i = 0; i < 3; i++)
+        if (begun[i])
+            ibx_unpinned_add(&sessions[i], begun[i], memory,
+                             &(struct ibx_gpu_copy){.stream = stream}, false);
+}
+
+#define TENANTS 3
+static atomic_uint taken_by[TENANTS]; /* copies of one part that each tenant could leave */
+
+/* One tenant after the other leaves as many copies as it may. */
+static void take_all(struct gpu_session *x)
+{
+    static const char *const names[TENANTS] = {"alice", "bob", "carol"};
+    static struct gpu_session sessions[TENANTS];
+    const struct ibx_tenant_limits limits = {.share = 100};
+    const struct ibx_gpu_copy one = {.stream = stream, .device = device, .width = 1, .height = 1};
+    for (unsigned i = 0; i < TENANTS; i++)
+        sessions[i] = (struct gpu_session){
+            .cuda = x->cuda, .isolation.tenant = ibx_tenant_get(names[i], &limits, CHUNKS)};
+    for (unsigned i = 0; i < TENANTS; i++) {
+        struct ibx_unpinned_stream *begun;
+        while (taken_by[i] < IBX_UNPINNED_PARTS &&
+               (begun = ibx_unpinned_begin(&sessions[i], stream, 1)) &&
+               !ibx_unpinned_add(&sessions[i], begun, memory, &one, false))
+            taken_by[i]++;
+    }
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
@@ -156,6 +197,10 @@ static void handle(const char *name)
         lose_chunks(ibx_copies_of(pair.server));
     if (!strcmp(name, "together"))
         lose_together(ibx_copies_of(pair.server));
+    if (!strcmp(name, "crowd"))
+        begin_at_once(ibx_copies_of(pair.server));
+    if (!strcmp(name, "tenants"))
+        take_all(ibx_copies_of(pair.server));
 }
 
 static void limit_pins(size_t most)
@@ -377,6 +422,31 @@ static void test_limits(void **state)
     assert_int_equal(beside, IBX_UNPINNED_STREAMS - 1);
 }
 
+/* Sessions that add copies at the same time have no more parts together than one of them may. */
+static void test_limit_at_once(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    copy(true, BYTES); /* in a context */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    expect_code("crowd", &nothing, HANDLED);
+    assert_int_equal(at_once, 1);
+}
+
+/* None of several tenants takes what the others need. */
+static void test_tenants_share(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    copy(true, BYTES); /* in a context */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    hold();
+    expect_code("tenants", &nothing, HANDLED);
+    release();
+    for (unsigned i = 0, left = IBX_UNPINNED_PARTS - 1; i < TENANTS; left -= taken_by[i++])
+        assert_int_equal(taken_by[i], left / 2);
+}
+
 /* A tenant loses only so many chunks, whatever its graphs have. */
 static void test_captured_often(void **state)
 {
@@ -447,11 +517,11 @@ static void test_idle_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_to_the_device),    TEST(test_from_the_device),  TEST(test_several_in_a_stream),
-        TEST(test_session_ends),     TEST(test_client_is_killed), TEST(test_context_goes),
-        TEST(test_captured),         TEST(test_chunk_is_in_use),  TEST(test_limits),
-        TEST(test_refused),          TEST(test_idle_stream),      TEST(test_captured_often),
-        TEST(test_captured_at_once),
+        TEST(test_to_the_device),  TEST(test_from_the_device),  TEST(test_several_in_a_stream),
+        TEST(test_session_ends),   TEST(test_client_is_killed), TEST(test_context_goes),
+        TEST(test_captured),       TEST(test_chunk_is_in_use),  TEST(test_limits),
+        TEST(test_limit_at_once),  TEST(test_refused),          TEST(test_idle_stream),
+        TEST(test_captured_often), TEST(test_captured_at_once), TEST(test_tenants_share),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
