@@ -586,11 +586,13 @@ size_t ibx_functions_next_over(char *name)
     return n;
 }
 
-/* Removes the module's name: handlers then refuse the request before they copy invalid strings. */
+/* Removes the module's name: handlers then copy no invalid strings. That of a fat binary would take
+ * what follows for the wrapper, which nobody has checked: so it finds too few bytes there. */
 static void refuse(uint8_t *body, size_t n)
 {
-    if (n >= 16)
-        memset(body + 8, 0, 8);
+    ibx_body_set_number(body, n, 8, 8, 0);
+    ibx_body_set_number(body, n, 24, 8, INT64_MAX);
+    ibx_body_set_number(body, n, 32, 8, 1);
 }
 
 /* Whether handlers take it as a string: they do not read the second length. */
@@ -606,16 +608,14 @@ static bool begins(const char *name, const char *with)
     return !strncmp(name, with, strlen(with));
 }
 
-/* Reads what follows the module of a variable: its address, and its names for the client and in the
- * module. */
+/* Reads what follows the module of a variable: its address, its name there, and the module's. */
 static bool names_variable(struct ibx_reader *r, uint8_t *body)
 {
     size_t n;
     return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
 }
 
-/* Locked. Whether the handler may get the registration. *room becomes false if there is no room for
- * it. */
+/* Locked. Whether the handler may get the registration. *room: false if there is no room. */
 static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
                       uint64_t kept, bool *room)
 {

@@ -139,7 +139,12 @@ static uint64_t kernel_in(const char *name, uint8_t *body, size_t n)
 static void name_kernel(unsigned client, const char *name, uint8_t *body, size_t n)
 {
     const uint64_t before = kernel_in(name, body, n);
+    uint64_t kept;
+    const bool fitted = ibx_fat_binary_fits(body, n, &kept);
     ibx_functions_name(&users[client], name, body, n, 0);
+    /* What the handler finds is what was checked. */
+    require(!fitted || strcmp(name, "cudaRegisterFatBinary") ||
+            ibx_fat_binary_fits(body, n, &kept));
     const uint64_t now = kernel_in(name, body, n);
     if (now && now != before)
         kernels[client] = now;

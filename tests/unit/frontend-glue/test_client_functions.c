@@ -464,6 +464,31 @@ static void registrations_count_for_the_tenant(void **state)
     assert_true(n > 20 && n < 1000);
 }
 
+/* If a fat binary is refused, the handler skips the two lengths of its name only. It must not take
+ * the name itself for a fat binary, which nobody has checked. */
+static void names_hide_no_fat_binary(void **state)
+{
+    struct ibx_functions_user user = {.client = 210};
+    uint8_t hidden[64] = {0};
+    struct request q = {0};
+    (void)state;
+    struct ibx_writer name = ibx_writer_of(hidden, sizeof(hidden));
+    ibx_put_u32(&name, 0x466243b1); /* the wrapper's magic number */
+    ibx_put_u32(&name, 1);
+    ibx_put_u64(&name, sizeof(hidden) - 24);
+    ibx_put_u64(&name, sizeof(hidden) - 24);
+    hidden[sizeof(hidden) - 1] = 'x'; /* not the end of a string */
+    struct ibx_writer w = ibx_writer_of(q.bytes, sizeof(q.bytes));
+    ibx_put_u64(&w, sizeof(hidden));
+    ibx_put_u64(&w, sizeof(hidden));
+    ibx_put_bytes(&w, hidden, sizeof(hidden));
+    assert_true(ibx_functions_name(&user, "cudaRegisterFatBinary", q.bytes, w.length, 0));
+    assert_true(is_refused(&q));
+    struct ibx_reader r = ibx_reader_of(q.bytes + 24, 16);
+    const uint64_t length = ibx_get_u64(&r), present = ibx_get_u64(&r);
+    assert_true(length > sizeof(q.bytes) && present);
+}
+
 /* The client's next module to end is this one. */
 static void expect_removal(const char *given)
 {
@@ -541,6 +566,7 @@ int main(void)
         cmocka_unit_test(module_in_use_is_removed_later),
         cmocka_unit_test(a_client_of_very_many_modules),
         cmocka_unit_test(registrations_count_for_the_tenant),
+        cmocka_unit_test(names_hide_no_fat_binary),
         cmocka_unit_test(modules_of_ended),
     };
     for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)
