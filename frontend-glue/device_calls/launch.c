@@ -316,8 +316,9 @@ int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n)
     return rc;
 }
 
-/* Whether GVirtuS's handler, which makes pointers to all that the kernel takes, would read beyond
- * the request, or does not know the kernel's layout. */
+/* Whether the request lacks arguments, or GVirtuS's handler does not know the kernel's layout. The
+ * handler knows layouts by the names of kernels only, of all clients: it may take the kernel for
+ * one with fewer parameters, and give CUDA pointers that nobody has set for the others. */
 static bool brings_less(struct gpu_session *x, uint64_t function, size_t bytes)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -328,8 +329,7 @@ static bool brings_less(struct gpu_session *x, uint64_t function, size_t bytes)
     const struct launch_function *f = function_of(x, function, false);
     if (!f && !before)
         cuda.get_error();
-    if (!f || !parameters_of(f->kernel, &end) ||
-        (end <= KNOWN_MAX && (end <= bytes || (bytes && end <= PACKED_MAX))))
+    if (!f || !parameters_of(f->kernel, &end) || (end <= KNOWN_MAX && end <= bytes))
         return false;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
@@ -348,9 +348,10 @@ int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n
         return 0;
     const uint64_t function = ibx_get_u64(&r);
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
-    /* The handler takes NULL for the arguments if their length is 0, whatever follows it. */
-    const bool some = ibx_body_number(body, n, HEAD - 8, 8);
-    const bool less = name && n >= HEAD && brings_less(x, function, some ? n - HEAD : 0);
+    /* The handler takes NULL for the arguments if their length is 0, whatever follows it. Nobody
+     * else sends another length than that of the arguments. */
+    const bool whole = n >= HEAD && ibx_body_number(body, n, HEAD - 8, 8) == n - HEAD;
+    const bool less = name && n >= HEAD && brings_less(x, function, whole ? n - HEAD : 0);
     if (less && cuda.refuse) /* so that the thread's last error is set by CUDA */
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
     ibx_functions_let_go(&x->launches.user);

@@ -295,6 +295,12 @@ bool launches_with_too_little()
     std::memset(&none.bytes[48], 0, 8);
     REQUIRE(remote.call("cudaLaunchKernel", none) == 1 && remote.get_last_error() == 1);
     REQUIRE(remote.handled() == handled);
+    // Some are there. The handler may know another kernel of that name, which has only these.
+    REQUIRE(refused(100, 8) && refused(100, 111));
+    Body other_length = body(100, 112, Body());
+    std::memset(&other_length.bytes[48], 1, 1);
+    REQUIRE(remote.call("cudaLaunchKernel", other_length) == 1 && remote.get_last_error() == 1);
+    REQUIRE(remote.handled() == handled);
     for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
     REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
