@@ -20,18 +20,20 @@ static const struct limit {
     const char *name;
     unsigned at, bytes;
     uint64_t most, instead; /* `instead` replaces larger numbers, and those below 0 */
+    uint64_t least;         /* ... and smaller ones */
 } limits[] = {
-    {"cublasLtMatmulAlgoGetHeuristic", 56, 4, HEURISTICS, 0},
-    {"cudnnBackendGetAttribute", 16, 8, INT32_MAX, 0},
-    {"cudnnBackendSetAttribute", 16, 8, INT32_MAX, 0},
-    {"cudnnGetConvolutionNdForwardOutputDim", 24, 4, DIMENSIONS, 0},
-    {"cudnnGetLastErrorString", 0, 8, STACK_BYTES, STACK_BYTES},
-    {"cudnnGetRNNDataDescriptor", 8, 4, REPLY_NUMBERS, 0},
-    {"cudnnGetTensorNdDescriptor", 8, 4, DIMENSIONS, 0},
-    {"nvmlDeviceGetName", 16, 4, NVML_TEXT, 0},
-    {"nvmlSystemGetDriverVersion", 0, 4, NVML_TEXT, 0},
+    {"cublasLtMatmulAlgoGetHeuristic", 56, 4, HEURISTICS, 0, 0},
+    {"cudnnBackendGetAttribute", 16, 8, INT32_MAX, 0, 0},
+    {"cudnnBackendSetAttribute", 16, 8, INT32_MAX, 0, 0},
+    {"cudnnGetConvolutionNdForwardOutputDim", 24, 4, DIMENSIONS, 0, 0},
+    /* The handler sends what is on the stack up to a NUL, which cuDNN writes if there is room. */
+    {"cudnnGetLastErrorString", 0, 8, STACK_BYTES, STACK_BYTES, 1},
+    {"cudnnGetRNNDataDescriptor", 8, 4, REPLY_NUMBERS, 0, 0},
+    {"cudnnGetTensorNdDescriptor", 8, 4, DIMENSIONS, 0, 0},
+    {"nvmlDeviceGetName", 16, 4, NVML_TEXT, 0, 0},
+    {"nvmlSystemGetDriverVersion", 0, 4, NVML_TEXT, 0, 0},
     /* Its `extra`: the handler has CUDA read what follows this number on the stack. */
-    {"cuLaunchKernel", 52, 8, 0, UINT64_MAX},
+    {"cuLaunchKernel", 52, 8, 0, UINT64_MAX, 0},
 };
 
 /* Where bodies have the numbers of vectors and matrices, i32 unless shown. */
@@ -106,7 +108,8 @@ static void sanitize_vector(const struct shape *s, uint8_t *body, size_t n, uint
 
 static void sanitize_number(const struct limit *l, uint8_t *body, size_t n)
 {
-    if (ibx_body_number(body, n, l->at, l->bytes) > l->most)
+    const uint64_t number = ibx_body_number(body, n, l->at, l->bytes);
+    if (number > l->most || number < l->least)
         ibx_body_set_number(body, n, l->at, l->bytes, l->instead);
 }
 
@@ -143,7 +146,7 @@ static uint64_t room_for(uint64_t longest)
 
 void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint64_t longest)
 {
-    static const struct limit random = {"curandGenerate", 8, 8, RANDOM_MOST, 0};
+    static const struct limit random = {"curandGenerate", 8, 8, RANDOM_MOST, 0, 0};
     const uint64_t room = room_for(longest > n ? longest : n);
     for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
         if (!strncmp(limits[i].name, name, NAME_KNOWN))

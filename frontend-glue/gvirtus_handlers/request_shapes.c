@@ -220,9 +220,11 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
     return (i == n || !bytes[i]) && watch->got + i <= NAME_MOST;
 }
 
-/* Names have at most NAME_KNOWN characters here, and may go on. */
+#define BARRED_KNOWN 39u
+
+/* Names have at most BARRED_KNOWN characters here, and may go on. */
 static const struct {
-    char name[NAME_KNOWN + 1]; /* with NUL up to the end */
+    char name[BARRED_KNOWN + 1]; /* with NUL up to the end */
     unsigned why;
 } barred[] = {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
@@ -235,6 +237,24 @@ static const struct {
     {"cudaGraphicsResourceSet", IBX_BARRED},
     {"cudaGraphicsUnmapResour", IBX_BARRED},
     {"cudaGraphicsUnregisterR", IBX_BARRED},
+    /* Their handlers pass on an address that they have not set: cuDNN writes what the request says,
+     * or the handler sends what is there, wherever an earlier request has left the stack pointing.
+     * None of them works. */
+    {"cudnnDeriveBNTensorDescriptor", IBX_BARRED},
+    {"cudnnGetAttnDescriptor", IBX_BARRED},
+    {"cudnnGetFoldedConvBackwardDataDescrip", IBX_BARRED},
+    {"cudnnGetFusedOpsVariantParamPackAttrib", IBX_BARRED},
+    {"cudnnGetMultiHeadAttnWeights", IBX_BARRED},
+    {"cudnnGetReductionIndicesSize", IBX_BARRED},
+    {"cudnnGetReductionWorkspaceSize", IBX_BARRED},
+    {"cudnnIm2Col", IBX_BARRED},
+    {"cudnnInitTransformDest", IBX_BARRED},
+    {"cudnnSetAttnDescriptor", IBX_BARRED},
+    {"cudnnSetCTCLossDescriptor", IBX_BARRED}, /* and ...Ex */
+    {"cudnnSetOpTensorDescriptor", IBX_BARRED},
+    {"cudnnSetSeqDataDescriptor", IBX_BARRED},
+    {"cudnnSetTensorNdDescriptorEx", IBX_BARRED},
+    {"cudnnSetTensorTransformDescriptor", IBX_BARRED},
     {"cudnnGetCallback", IBX_BARRED}, /* its handler sets a callback, which it has not got */
     {"cudnnSetCallback", IBX_BARRED}, /* its handler has cuDNN call an address of the client's */
     /* Their handlers pass on addresses of structs. Without cufftXtMemcpy they are of no use. */
@@ -269,11 +289,12 @@ static const struct {
 unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
                            uint8_t **last)
 {
-    const size_t from = watch->got, until = n < NAME_KNOWN ? from + n : NAME_KNOWN;
-    if (!n || from >= NAME_KNOWN)
+    const size_t from = watch->got, until = n < BARRED_KNOWN ? from + n : BARRED_KNOWN;
+    if (!n || from >= BARRED_KNOWN)
         return 0;
     for (size_t i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
-        if (barred[i].name[from] != (char)bytes[0] || (until < NAME_KNOWN && barred[i].name[until]))
+        if (barred[i].name[from] != (char)bytes[0] ||
+            (until < BARRED_KNOWN && barred[i].name[until]))
             continue; /* as for nearly all bytes: GVirtuS reads names one by one */
         *last = ibx_request_ends_name(watch, bytes, n, barred[i].name);
         if (*last)

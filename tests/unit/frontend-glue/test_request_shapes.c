@@ -415,6 +415,50 @@ static void barred(void **state)
     }
 }
 
+/* Handlers of cuDNN that pass on an address which they have not set, in whatever pieces GVirtuS
+ * reads their names; and others whose names begin likewise. */
+static void barred_without_an_address(void **state)
+{
+    static const char *const names[] = {"cudnnDeriveBNTensorDescriptor",
+                                        "cudnnGetAttnDescriptor",
+                                        "cudnnGetFoldedConvBackwardDataDescriptors",
+                                        "cudnnGetFusedOpsVariantParamPackAttribute",
+                                        "cudnnGetMultiHeadAttnWeights",
+                                        "cudnnGetReductionIndicesSize",
+                                        "cudnnGetReductionWorkspaceSize",
+                                        "cudnnIm2Col",
+                                        "cudnnInitTransformDest",
+                                        "cudnnSetAttnDescriptor",
+                                        "cudnnSetCTCLossDescriptor",
+                                        "cudnnSetCTCLossDescriptorEx",
+                                        "cudnnSetOpTensorDescriptor",
+                                        "cudnnSetSeqDataDescriptor",
+                                        "cudnnSetTensorNdDescriptorEx",
+                                        "cudnnSetTensorTransformDescriptor"};
+    static const char *const others[] = {
+        "cudnnSetTensorNdDescriptor", "cudnnGetMultiHeadAttnBuffers", "cudnnGetOpTensorDescriptor",
+        "cudnnGetFusedOpsConstParamPackAttribute", "cudnnGetReduceTensorDescriptor"};
+    const unsigned count = sizeof(names) / sizeof(names[0]);
+    (void)state;
+    for (unsigned i = 0; i < count + sizeof(others) / sizeof(others[0]); i++) {
+        const char *name = i < count ? names[i] : others[i - count];
+        const size_t size = strlen(name) + 1;
+        for (size_t step = 1; step <= size; step++) {
+            struct ibx_request_watch watch;
+            uint8_t bytes[64], *last;
+            unsigned found = 0;
+            memcpy(bytes, name, size);
+            ibx_request_watch_init(&watch);
+            for (size_t at = 0; at < size; at += step) {
+                const size_t n = size - at < step ? size - at : step;
+                found |= ibx_shapes_barred(&watch, bytes + at, n, &last);
+                ibx_request_note_read(&watch, bytes + at, n);
+            }
+            assert_int_equal(found, i < count ? IBX_BARRED : 0);
+        }
+    }
+}
+
 /* Whether all pieces of the bytes may belong to a name, in whatever pieces GVirtuS reads it. */
 static bool may_be_name(const uint8_t *bytes, size_t size, size_t piece)
 {
@@ -455,10 +499,12 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads),    cmocka_unit_test(planes),  cmocka_unit_test(planes_and_more),
-        cmocka_unit_test(strings),     cmocka_unit_test(nulls),   cmocka_unit_test(truncated),
-        cmocka_unit_test(barred),      cmocka_unit_test(names),   cmocka_unit_test(capture_modes),
-        cmocka_unit_test(driver_rows), cmocka_unit_test(volumes),
+        cmocka_unit_test(payloads),        cmocka_unit_test(planes),
+        cmocka_unit_test(planes_and_more), cmocka_unit_test(strings),
+        cmocka_unit_test(nulls),           cmocka_unit_test(truncated),
+        cmocka_unit_test(barred),          cmocka_unit_test(barred_without_an_address),
+        cmocka_unit_test(names),           cmocka_unit_test(capture_modes),
+        cmocka_unit_test(driver_rows),     cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
