@@ -493,7 +493,8 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
         i->copies = false;
     if (w->stage == IBX_REQUEST_LENGTH) {
         i->rest = ibx_library_rest_of(w->name);
-        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_sends_unset(w->name));
+        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_sends_unset(w->name) ||
+                              !ibx_shapes_answers_errors(w->name));
     }
     if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,

@@ -222,6 +222,13 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
 
 #define BARRED_KNOWN 39u
 
+/* Compilers and linkers say in logs what is wrong. */
+bool ibx_shapes_answers_errors(const char *name)
+{
+    return !strncmp(name, "cuLink", 6) || !strncmp(name, "cuModuleLoad", 12) ||
+           !strncmp(name, "nvrtc", 5) || !strncmp(name, "ibx", 3);
+}
+
 /* Names have at most BARRED_KNOWN characters here, and may go on. */
 static const struct {
     char name[BARRED_KNOWN + 1]; /* with NUL up to the end */

@@ -35,6 +35,10 @@ void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint
 void ibx_library_arrays_sanitize(const char *name, uint8_t *body, size_t n);
 bool ibx_library_sends_unset(const char *name);
 
+/* Whether what the handler sends with an error may mean something. All others send variables or
+ * memory of theirs that nothing has set then. */
+bool ibx_shapes_answers_errors(const char *name);
+
 /* What a handler sends behind that which its library has set, from its stack or its heap. */
 enum ibx_library_rest { IBX_REST_NONE, IBX_REST_OF_RESULTS, IBX_REST_OF_TEXT };
 

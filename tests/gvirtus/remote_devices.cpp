@@ -52,6 +52,13 @@ const Calls device_calls = {
                                                       : 0;
          return device == 0 || device == 1 ? f.answer(&value, sizeof(value)) : 101;
      }},
+    // Fails, and sends an address of its own, as G5's handler does.
+    {"cudaMallocManaged",
+     [](Frame &f) -> int {
+         const void *unset = &unset;
+         f.answer(&unset, sizeof(unset));
+         return 2;
+     }},
     {"cudaDeviceCanAccessPeer",
      [](Frame &f) -> int {
          f.get<std::uint64_t>();

@@ -33,6 +33,17 @@ Body array_of_bytes(std::uint64_t n)
     return extra(8).i32(8).i32(0).i32(0).i32(0).i32(1).u64(n).u64(0).u64(0).i32(0);
 }
 
+// What a handler sends with an error is an address of the back end's, or bytes of its heap.
+bool answers_with_errors()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    alice.remote.get_last_error();
+    REQUIRE(alice.remote.call("cudaMallocManaged", Body().u64(0).u64(64).i32(1)) == 2);
+    REQUIRE(alice.remote.out.size() == 16);
+    return zeros({alice.remote.out.begin() + 8, alice.remote.out.end()});
+}
+
 // Such a request is refused if it names another tenant's memory of pools, arrays, or queues of
 // functions.
 bool extension_requests()
@@ -415,6 +426,7 @@ bool extension_requests_counted()
 
 void check_tenants_requests()
 {
+    check("what comes with an error", answers_with_errors);
     check("extension requests", extension_requests);
     check("graphs", graphs_of_ours);
     check("bodies of conditional nodes", bodies_of_ours);

@@ -459,6 +459,21 @@ static void barred_without_an_address(void **state)
     }
 }
 
+/* With an error, only compilers and linkers have something to send. */
+static void answers_with_errors(void **state)
+{
+    static const char *const logs[] = {"cuModuleLoadDataEx", "cuLinkAddData",
+                                       "nvrtcCompileProgram"};
+    static const char *const unset[] = {"cudaMallocManaged", "cudaMemPoolGetAttribute",
+                                        "cudaStreamCreate",  "cuMemGetInfo",
+                                        "cuModuleGetGlobal", "cublasCreate_v2"};
+    (void)state;
+    for (unsigned i = 0; i < sizeof(logs) / sizeof(logs[0]); i++)
+        assert_true(ibx_shapes_answers_errors(logs[i]));
+    for (unsigned i = 0; i < sizeof(unset) / sizeof(unset[0]); i++)
+        assert_false(ibx_shapes_answers_errors(unset[i]));
+}
+
 /* Whether all pieces of the bytes may belong to a name, in whatever pieces GVirtuS reads it. */
 static bool may_be_name(const uint8_t *bytes, size_t size, size_t piece)
 {
@@ -499,12 +514,19 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads),        cmocka_unit_test(planes),
-        cmocka_unit_test(planes_and_more), cmocka_unit_test(strings),
-        cmocka_unit_test(nulls),           cmocka_unit_test(truncated),
-        cmocka_unit_test(barred),          cmocka_unit_test(barred_without_an_address),
-        cmocka_unit_test(names),           cmocka_unit_test(capture_modes),
-        cmocka_unit_test(driver_rows),     cmocka_unit_test(volumes),
+        cmocka_unit_test(payloads),
+        cmocka_unit_test(planes),
+        cmocka_unit_test(planes_and_more),
+        cmocka_unit_test(strings),
+        cmocka_unit_test(nulls),
+        cmocka_unit_test(truncated),
+        cmocka_unit_test(barred),
+        cmocka_unit_test(barred_without_an_address),
+        cmocka_unit_test(answers_with_errors),
+        cmocka_unit_test(names),
+        cmocka_unit_test(capture_modes),
+        cmocka_unit_test(driver_rows),
+        cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
