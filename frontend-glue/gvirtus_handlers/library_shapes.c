@@ -16,6 +16,8 @@
 #define NVML_TEXT     256u   /* NVML's longest has 96 */
 #define RANDOM_MOST   (UINT64_C(1) << 40)
 
+#define TRANSFORM_BYTES 20u /* of a request for a transform by cuFFT, at least */
+
 static const struct limit {
     const char *name;
     unsigned at, bytes;
@@ -138,6 +140,14 @@ static void sanitize_unaligned(const char *name, uint8_t *body, size_t n)
         ibx_body_set_number(body, n, 0, 8, 0);
 }
 
+/* A plan and two addresses of the device. If the second one is missing, the handler goes on with an
+ * address that it has not set. It gets no plan then, without which cuFFT refuses. */
+static void sanitize_transform(const char *name, uint8_t *body, size_t n)
+{
+    if (!strncmp(name, "cufftExec", 9) && n < TRANSFORM_BYTES)
+        ibx_body_set_number(body, n, 0, 4, UINT32_MAX);
+}
+
 static uint64_t room_for(uint64_t longest)
 {
     return longest > UINT64_MAX - BUFFER_BLOCK ? longest
@@ -161,4 +171,5 @@ void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint
         sanitize_random(name, body, n);
     }
     sanitize_unaligned(name, body, n);
+    sanitize_transform(name, body, n);
 }

@@ -275,6 +275,21 @@ static void lengths(void **state)
     assert_true(sanitized("cudnnGetLastErrorString", 0, 8, 1) == 1);
 }
 
+/* A transform without a place for its results gets no plan. */
+static void short_transforms(void **state)
+{
+    static const char *const names[] = {"cufftExecC2C", "cufftExecR2C", "cufftExecZ2D"};
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (size_t n = 0; n <= 24; n++) {
+            uint8_t body[24] = {1};
+            ibx_library_shapes_sanitize(names[i], body, n, 0);
+            assert_true(ibx_body_number(body, sizeof(body), 0, 4) ==
+                        (n < 4 || n >= 20 ? 1 : UINT32_MAX));
+        }
+    }
+}
+
 /* Of a request that ends early nothing behind its end is read, or changed. */
 static void short_vectors(void **state)
 {
@@ -353,10 +368,15 @@ static void random_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(load_options),  cmocka_unit_test(logs),
-        cmocka_unit_test(vectors),       cmocka_unit_test(random_numbers),
-        cmocka_unit_test(short_vectors), cmocka_unit_test(short_requests),
-        cmocka_unit_test(results),       cmocka_unit_test(scalars_that_are_not_aligned),
+        cmocka_unit_test(load_options),
+        cmocka_unit_test(logs),
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(random_numbers),
+        cmocka_unit_test(short_transforms),
+        cmocka_unit_test(short_vectors),
+        cmocka_unit_test(short_requests),
+        cmocka_unit_test(results),
+        cmocka_unit_test(scalars_that_are_not_aligned),
         cmocka_unit_test(lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
