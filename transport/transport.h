@@ -522,6 +522,9 @@ enum ibx_flags {
     IBX_URGENT = 1,   /* goes ahead of bulk work, on a lane of its own */
     IBX_SIGNALED = 2, /* ibx_send only: report an IBX_EVENT_SEND too */
     IBX_SPARING = 4,  /* ibx_send only: leaves the last credit to sends without this flag */
+    /* ibx_read, ibx_write only: the caller posts more before it polls, and all of it may be sent
+     * together, by the next ibx_poll() at the latest. */
+    IBX_MORE = 8,
 };
 
 /* READ copies remote to local, WRITE local to remote; any length, which is cut into chunks here. An

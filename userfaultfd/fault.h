@@ -52,6 +52,7 @@ struct ibx_fault_request {
     uint64_t cookie; /* comes back with the arrival */
     unsigned range;  /* index of the range in the config */
     bool urgent;     /* to be served before all that are not urgent */
+    bool more;       /* others may follow, and be sent with it, before the reader is polled */
     /* NULL, or the numbers of `page_count` scattered pages of the range, of which `page` is the
      * first; they fill the buffer in this order. Valid until the call returns. */
     const uint64_t *pages;

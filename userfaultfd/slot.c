@@ -117,6 +117,8 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
         .cookie = (uint64_t)slot->generation << 32 | (uint64_t)(slot - w->slots),
         .range = r->index,
         .urgent = slot - w->slots < (ptrdiff_t)SINGLE_SLOTS,
+        /* Of a stride: one after the other, and the worker polls when it has requested all. */
+        .more = wanted->cause == IBX_FAULT_BY_PREFETCH,
         .pages = wanted->scattered ? slot->list : NULL,
         .page_count = wanted->scattered ? wanted->pages : 0,
     };

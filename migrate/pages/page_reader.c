@@ -318,7 +318,7 @@ static struct fetch *fetch_take(struct ibx_page_reader *reader, bool urgent)
 /* Posts one READ for each region that the piece touches. READs that were posted before a failure
  * still complete; fetch->parts counts them. */
 static int read_piece(struct ibx_page_reader *reader, struct fetch *fetch,
-                      const struct piece *piece, struct ibx_mr *mr, bool urgent)
+                      const struct piece *piece, struct ibx_mr *mr, unsigned flags)
 {
     const struct region *r = &reader->regions[region_find(reader, piece->offset)];
     uint64_t at = piece->offset, end = at + piece->length;
@@ -327,7 +327,7 @@ static int read_piece(struct ibx_page_reader *reader, struct fetch *fetch,
         uint64_t stop = r->start + r->length < end ? r->start + r->length : end;
         rc = ibx_read(reader->conn, mr, piece->buffer + (at - piece->offset), &r->remote,
                       at - r->start, (size_t)(stop - at), (uint64_t)(fetch - reader->fetches),
-                      urgent ? IBX_URGENT : 0);
+                      flags);
         fetch->parts += !rc;
         at = stop;
     }
@@ -350,10 +350,11 @@ static uint32_t pieces_of(const struct ibx_fault_request *request)
 static int fetch_start(struct ibx_page_reader *reader, struct fetch *fetch,
                        const struct ibx_fault_request *request, struct ibx_mr *mr)
 {
+    const unsigned flags = (request->urgent ? IBX_URGENT : 0) | (request->more ? IBX_MORE : 0);
     int rc = 0;
     for (uint32_t i = 0; !rc && i < pieces_of(request); i++) {
         const struct piece piece = piece_of(request, i);
-        rc = read_piece(reader, fetch, &piece, mr, request->urgent);
+        rc = read_piece(reader, fetch, &piece, mr, flags);
     }
     if (rc && fetch->parts)
         fetch->status = rc;

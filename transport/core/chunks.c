@@ -145,6 +145,7 @@ static int give_chunk(struct ibx_conn *conn, struct op_queue *queue)
         .remote_address = op->remote,
         .remote_keys = op->keys,
         .length = op->left < conn->caps.chunk ? op->left : conn->caps.chunk,
+        .more = op->more,
         .op = op,
     };
     int rc = -EAGAIN;
@@ -262,6 +263,7 @@ static int post(struct ibx_conn *conn, enum ibx_rdma_kind kind, struct ibx_mr *m
     *op = (struct ibx_op){
         .kind = kind,
         .urgent = flags & IBX_URGENT,
+        .more = flags & IBX_MORE,
         .cookie = cookie,
         .mr = mr,
         .local = local,

@@ -41,7 +41,7 @@ enum conn_state { CONN_REQUESTED, CONN_ESTABLISHED, CONN_LOST, CONN_DRAINING, CO
 /* One READ or WRITE as posted, cut into chunks as the fabric takes them. */
 struct ibx_op {
     enum ibx_rdma_kind kind;
-    bool urgent;
+    bool urgent, more;
     int status; /* the first failure */
     uint64_t cookie;
     struct ibx_mr *mr;

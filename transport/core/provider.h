@@ -40,6 +40,7 @@ struct ibx_chunk {
     uint64_t remote_address;
     const uint64_t *remote_keys; /* IBX_RAILS_MAX of them */
     size_t length;               /* 1..caps.chunk bytes */
+    bool more;                   /* may wait for the next progress, as posts with IBX_MORE do */
 
     uint64_t cookie[2];     /* the provider's until the report */
     struct ibx_chunk *next; /* the provider's until the report */

@@ -99,8 +99,9 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk)
     post->chunk = chunk;
     post->zerocopy_sends = 0;
     ibx_tcp_lane_queue(&tcp->lanes[write ? chunk->lane : 0], &post->item);
-    /* Urgent work is sent at once, bulk by the next progress(). */
-    if (chunk->lane == 0)
+    /* Urgent work is sent at once, bulk by the next progress(), and so are posts that others
+     * follow: a system call for each would wake the peer for each. */
+    if (chunk->lane == 0 && !chunk->more)
         ibx_tcp_lane_push(&tcp->lanes[0]);
     return 0;
 }

@@ -371,6 +371,44 @@ static bool is_readable(int fd)
     return poll(&wait, 1, 0) > 0;
 }
 
+static bool await_readable(int fd)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    return poll(&wait, 1, (int)END_PATIENCE_MS) > 0;
+}
+
+/* Urgent work that more follows goes with it, in one write, and does not wake the peer before. */
+static void test_urgent_work_that_more_follows(void **state)
+{
+    (void)state;
+    enum { READS = 5, PAGE = 4096 };
+    struct ibx_chunk chunks[READS];
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    struct ibx_mr *mr = end_register(&server, NULL, READS * PAGE, BOTH);
+    struct ibx_mr *local = end_register(&client, NULL, READS * PAGE, 0);
+    drain(&server);
+    const int input = server.tcp->lanes[0].fd;
+    for (unsigned i = 0; i < READS; i++) {
+        chunks[i] = read_of(mr, local, PAGE);
+        chunks[i].lane = 0;
+        chunks[i].more = true;
+        assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunks[i]), 0);
+    }
+    assert_false(is_readable(input));
+    assert_true(ibx_provider_tcp.arm(client.tcp)); /* it may not sleep on that */
+    assert_true(end_await(&client, &server, READS));
+    for (unsigned i = 0; i < READS; i++)
+        assert_true(client.notes[i].kind == NOTE_CHUNK && !client.notes[i].status);
+    drain(&server);
+    chunks[0].more = false;
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunks[0]), 0);
+    assert_true(await_readable(input)); /* without a turn of the client */
+    assert_true(end_await(&client, &server, READS + 1));
+    end_deregister(&client, local);
+    end_deregister(&server, mr);
+    ends_close(&server, &client);
+}
+
 /* A sender whose socket is full sleeps until the socket accepts bytes again. */
 static void test_sleepers_are_woken_by_room(void **state)
 {
@@ -607,6 +645,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_credits_bound_the_sender),
         cmocka_unit_test(test_signaled_sends_are_reported_once),
         cmocka_unit_test(test_sleepers_are_woken_by_input),
+        cmocka_unit_test(test_urgent_work_that_more_follows),
         cmocka_unit_test(test_sleepers_are_woken_by_room),
         cmocka_unit_test(test_room_is_given_back_before_the_sleep),
         cmocka_unit_test(test_abort_is_noticed),
