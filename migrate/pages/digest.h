@@ -26,6 +26,7 @@
 #define IBX_MIGRATE_PAGES_DIGEST_H
 
 #include "migrate/pages/pages.h"
+#include "migrate/pages/ram_view.h"
 
 #include <stdatomic.h>
 
@@ -145,6 +146,10 @@ struct ibx_verifier;
 int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map *map,
                       const uint8_t key[IBX_DIGEST_KEY], unsigned threads,
                       struct ibx_verifier **verifier, struct ibx_error *err);
+/* Pages with data are read from now on where this view has them (NULL: from the files of guest RAM,
+ * as without this call). May be called while pages are compared. Not of a VM that is borrowed: its
+ * pages may become holes, which a look would fill. */
+void ibx_verifier_see(struct ibx_verifier *verifier, struct ibx_ram_view *view);
 /* To be called before the first DIGEST message, if `map` was made later than the page map that the
  * destination was sent. Then pages that have become holes are compared, as zeros, instead of being
  * an error. */

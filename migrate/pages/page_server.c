@@ -6,20 +6,19 @@
  * Registering goes on while a REGION waits for credit.
  */
 #include "migrate/pages/pages.h"
+#include "migrate/pages/ram_view.h"
 
 #include "common/state_machine.h"
 #include "common/clock.h"
 #include "common/thread.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,6 +75,7 @@ struct mapping {
 struct ibx_page_server {
     struct link *links;
     unsigned link_count;
+    struct ibx_ram_view *view;
     struct mapping *blocks;
     unsigned block_count;
     bool whole;       /* registration is free on all connections: blocks are exposed as wholes */
@@ -303,32 +303,13 @@ static int links_connect(struct ibx_page_server *server,
     return 0;
 }
 
-static int block_map(struct ibx_page_server *server, const struct ibx_guest_block *block,
-                     struct mapping *mapping, struct ibx_error *err)
+static void mapping_init(const struct ibx_page_server *server, const struct ibx_guest_block *block,
+                         struct mapping *mapping)
 {
-    int prot = PROT_READ;
-    if (block->fd < 0 || !block->size)
-        return ibx_error_set(err, -EINVAL, "memory backend %s is not shared: it cannot be exposed",
-                             block->id);
-    /* Some kernels pin shared memory only through a writable mapping (EFAULT otherwise). */
-    int flags = fcntl(block->fd, F_GETFL);
-    if (!server->whole && flags >= 0 && (flags & O_ACCMODE) == O_RDWR)
-        prot |= PROT_WRITE;
-    void *memory =
-        mmap(NULL, (size_t)block->size, prot, MAP_SHARED, block->fd, (off_t)block->offset);
-    if (memory == MAP_FAILED)
-        return ibx_error_set(err, -errno, "memory backend %s (%llu bytes) cannot be mapped: %s",
-                             block->id, (unsigned long long)block->size, strerror(errno));
-    madvise(memory, (size_t)block->size, MADV_DONTDUMP);
-    /* With this advice the kernel does not treat the pages as used again: the verifier reads them,
-     * too, and otherwise the unmapping at the end would move them to the list of active pages,
-     * which takes twice as long. */
-    madvise(memory, (size_t)block->size, MADV_SEQUENTIAL);
-    mapping->memory = memory;
+    mapping->memory = ibx_ram_view_bytes(server->view, server->block_count, 0);
     mapping->size = block->size;
     mapping->piece = block->page_size > IBX_EXPORT_PIECE ? block->page_size : IBX_EXPORT_PIECE;
     mapping->stretch = mapping->piece > IBX_EXPORT_STRETCH ? mapping->piece : IBX_EXPORT_STRETCH;
-    return 0;
 }
 
 static int blocks_map(struct ibx_page_server *server, const struct ibx_guest_ram *ram,
@@ -338,11 +319,12 @@ static int blocks_map(struct ibx_page_server *server, const struct ibx_guest_ram
     server->blocks = calloc(ram->count ? ram->count : 1, sizeof(*server->blocks));
     if (!server->blocks)
         return ibx_error_set(err, -ENOMEM, "no memory for %zu memory backends", ram->count);
+    int rc = ibx_ram_view_open(ram, !server->whole, &server->view, err);
+    if (rc)
+        return rc;
     for (; server->block_count < ram->count; server->block_count++) {
         struct mapping *mapping = &server->blocks[server->block_count];
-        int rc = block_map(server, &ram->blocks[server->block_count], mapping, err);
-        if (rc)
-            return rc;
+        mapping_init(server, &ram->blocks[server->block_count], mapping);
         mapping->first = pieces;
         pieces += (size_t)((mapping->size + mapping->piece - 1) / mapping->piece);
     }
@@ -540,6 +522,11 @@ const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *server
     return ibx_conn_path(server->links[0].conn);
 }
 
+struct ibx_ram_view *ibx_page_server_view(const struct ibx_page_server *server)
+{
+    return server->view;
+}
+
 const uint8_t *ibx_page_server_bytes(const struct ibx_page_server *server, unsigned block,
                                      uint64_t offset)
 {
@@ -586,8 +573,7 @@ void ibx_page_server_close(struct ibx_page_server *server)
         ibx_close(server->links[i].conn); /* and its registrations */
         free(server->links[i].mrs);
     }
-    for (unsigned i = 0; i < server->block_count; i++)
-        munmap(server->blocks[i].memory, (size_t)server->blocks[i].size);
+    ibx_ram_view_drop(server->view);
     if (server->event_fd >= 0)
         close(server->event_fd);
     pthread_cond_destroy(&server->closes);

@@ -123,6 +123,7 @@ unsigned ibx_page_links_default(void);
  * READ a hole, because that would allocate a page of the source's file.
  */
 struct ibx_page_server;
+struct ibx_ram_view;
 
 #define IBX_EXPORT_PIECE   (2ull << 20)
 #define IBX_EXPORT_STRETCH (64ull << 20)
@@ -188,9 +189,12 @@ const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *server
 /* The bytes at `offset` of a block, in this process's mapping of guest RAM; valid until close. */
 const uint8_t *ibx_page_server_bytes(const struct ibx_page_server *server, unsigned block,
                                      uint64_t offset);
+/* This process's mapping of guest RAM. A caller that uses it beyond close holds it. */
+struct ibx_ram_view *ibx_page_server_view(const struct ibx_page_server *server);
 /* CPU time of the threads since each has sent its last REGION, nanoseconds. */
 uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *server);
-/* Ends the threads and connections and unmaps the RAM. Accepts NULL. */
+/* Ends the threads and connections, and unmaps the RAM unless others hold its view. Accepts NULL.
+ */
 void ibx_page_server_close(struct ibx_page_server *server);
 
 /* ------------------------------------------------------------ page reader */

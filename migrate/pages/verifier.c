@@ -48,7 +48,8 @@ struct shared_range {
 struct verifier_thread {
     struct ibx_verifier *verifier;
     struct ibx_page_tagger *tagger;
-    uint8_t *bytes; /* BUFFER of them: pages, or a piece of a huge one */
+    uint8_t *bytes;            /* BUFFER of them: pages, or a piece of a huge one */
+    struct ibx_ram_view *view; /* held while it works; NULL: pages are read from files */
     pthread_t thread;
     struct shared_range shared; /* that this thread compares */
 };
@@ -62,6 +63,7 @@ struct ibx_verifier {
     unsigned started;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t more, shared_done;
+    struct ibx_ram_view *view; /* or NULL */
     struct job *head, **tail;
     bool closing;
     uint64_t queued; /* ranges not compared yet, including those at work */
@@ -98,27 +100,6 @@ struct counts {
     uint64_t compared, left_out;
 };
 
-/* Reads up to BUFFER bytes at byte `at` of a block. Guest RAM is read by pread(2), not mapped:
- * mapping would double the cost, mostly by unmapping at the end. Reading a hole does not fill it.
- */
-static int read_bytes(struct verifier_thread *t, unsigned block, uint64_t at, size_t bytes,
-                      struct ibx_error *err)
-{
-    const struct ibx_guest_block *from = &t->verifier->ram->blocks[block];
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t n =
-            pread(from->fd, t->bytes + done, bytes - done, (off_t)(from->offset + at + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return ibx_error_set(err, n ? -errno : -EIO,
-                                 "guest RAM %s cannot be read at byte 0x%" PRIx64 ": %s", from->id,
-                                 at + done, n ? strerror(errno) : "its file has become shorter");
-        done += (size_t)n;
-    }
-    return 0;
-}
-
 static int no_tag(struct ibx_error *err)
 {
     return ibx_error_set(err, -ENOMEM, NO_MEMORY);
@@ -131,10 +112,12 @@ static int tag_huge(struct verifier_thread *t, unsigned block, uint64_t at, uint
     bool good = ibx_page_tag_begin(t->tagger);
     for (uint64_t done = 0; good && done < size; done += BUFFER) {
         const size_t bytes = size - done < BUFFER ? (size_t)(size - done) : BUFFER;
-        const int rc = read_bytes(t, block, at + done, bytes, err);
+        const uint8_t *piece;
+        const int rc = ibx_ram_view_find(t->view, &t->verifier->ram->blocks[block], block,
+                                         at + done, bytes, t->bytes, &piece, err);
         if (rc)
             return rc;
-        good = ibx_page_tag_add(t->tagger, t->bytes, bytes);
+        good = ibx_page_tag_add(t->tagger, piece, bytes);
     }
     *tag = good ? ibx_page_tag_end(t->tagger) : 0;
     return *tag ? 0 : no_tag(err);
@@ -149,9 +132,11 @@ static int tag_pages(struct verifier_thread *t, uint64_t page, unsigned count, u
     const uint64_t at = (page - t->verifier->map->blocks[block].first) * size;
     if (size > BUFFER)
         return tag_huge(t, block, at, size, tags, err);
-    int rc = read_bytes(t, block, at, count * (size_t)size, err);
+    const uint8_t *pages;
+    int rc = ibx_ram_view_find(t->view, &t->verifier->ram->blocks[block], block, at,
+                               count * (size_t)size, t->bytes, &pages, err);
     for (unsigned i = 0; !rc && i < count; i++) {
-        tags[i] = ibx_page_tag(t->tagger, t->bytes + i * size, size);
+        tags[i] = ibx_page_tag(t->tagger, pages + i * size, size);
         if (!tags[i])
             rc = no_tag(err);
     }
@@ -415,6 +400,22 @@ static void foresee_next(struct verifier_thread *t)
     v->foreseen_count += done;
 }
 
+/* Does the next thing that is to be done, if any. With the lock held, released meanwhile. */
+static bool work(struct verifier_thread *t)
+{
+    struct ibx_verifier *v = t->verifier;
+    struct shared_range *shared = shared_find(v);
+    if (shared)
+        shared_work(t, shared);
+    else if (v->head)
+        compare_next(t);
+    else if (v->ahead < ibx_digest_ranges(v->map->pages))
+        foresee_next(t);
+    else
+        return false;
+    return true;
+}
+
 static void *verifier_main(void *argument)
 {
     struct verifier_thread *t = argument;
@@ -423,14 +424,10 @@ static void *verifier_main(void *argument)
     ibx_thread_give_way();
     pthread_mutex_lock(&v->lock);
     while (!v->closing) {
-        struct shared_range *shared = shared_find(v);
-        if (shared)
-            shared_work(t, shared);
-        else if (v->head)
-            compare_next(t);
-        else if (v->ahead < ibx_digest_ranges(v->map->pages))
-            foresee_next(t);
-        else
+        t->view = ibx_ram_view_hold(v->into_holes ? NULL : v->view); /* a touch fills a hole */
+        const bool worked = work(t);
+        ibx_ram_view_drop(t->view);
+        if (!worked)
             ibx_thread_wait(&v->more, &v->lock);
     }
     pthread_mutex_unlock(&v->lock);
@@ -494,6 +491,15 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     else
         *out = v;
     return rc;
+}
+
+void ibx_verifier_see(struct ibx_verifier *v, struct ibx_ram_view *view)
+{
+    pthread_mutex_lock(&v->lock);
+    struct ibx_ram_view *before = v->view;
+    v->view = ibx_ram_view_hold(view);
+    pthread_mutex_unlock(&v->lock);
+    ibx_ram_view_drop(before);
 }
 
 void ibx_verifier_look_into_holes(struct ibx_verifier *v)
@@ -679,6 +685,7 @@ void ibx_verifier_close(struct ibx_verifier *v)
         ibx_page_tagger_destroy(v->threads[i].tagger);
         free(v->threads[i].bytes);
     }
+    ibx_ram_view_drop(v->view);
     free(v->agreed);
     free(v->missed);
     free(v->waiting);

@@ -597,6 +597,8 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
         return rc;
     ibx_source_await_longer(s);
     s->interrupts = 0;
+    if (s->verifier)
+        ibx_verifier_see(s->verifier, NULL); /* a thread of the link unmaps it */
     if (ibx_source_link_send(&s->link, IBX_MIGRATE_CONFIRM, err))
         ibx_source_link_close(&s->link);
     else

@@ -22,6 +22,8 @@ static int open_verifier(struct source *s, struct ibx_error *err)
         ibx_verifier_compare_parts(s->verifier);
     if (!rc && s->stop_map.looked_again)
         ibx_verifier_look_into_holes(s->verifier);
+    if (!rc && !s->status.record.borrow && s->link.pages)
+        ibx_verifier_see(s->verifier, ibx_page_server_view(s->link.pages));
     if (!rc)
         ibx_verifier_miss(s->verifier, s->missed.first, s->missed.count);
     return rc;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE    4096u
@@ -213,6 +214,84 @@ static void test_page_that_comes_twice(NO_STATE)
     assert_false(ibx_page_tags_fresh(tags, 0));
 }
 
+/* ------------------------------------------------------------ where the bytes are read */
+
+static struct ibx_ram_view *view;
+
+static void see(void)
+{
+    assert_int_equal(ibx_ram_view_open(&ram, false, &view, &error), 0);
+    ibx_verifier_see(verifier, view);
+    ibx_ram_view_drop(view); /* the verifier holds it */
+    door_set(false);
+}
+
+static unsigned reads(void)
+{
+    pthread_mutex_lock(&door.lock);
+    const unsigned count = door.inside;
+    pthread_mutex_unlock(&door.lock);
+    return count;
+}
+
+/* Pages are compared where they are mapped, and a page that differs is found there, too. */
+static void test_pages_are_not_copied(NO_STATE)
+{
+    see();
+    all_come();
+    memory[7 * PAGE] ^= 1;
+    assert_int_equal(take(1, false), 0);
+    assert_int_equal(take(2, false), 0);
+    assert_int_equal(result(), -EAGAIN);
+    assert_int_equal(reads(), 0);
+    assert_int_equal(take(0, false), 0);
+    assert_int_equal(result(), -EBADMSG);
+    assert_int_equal(reads(), 0);
+}
+
+/* From then on they are read from the file, by threads that are at work as well. */
+static void test_view_is_taken_back(NO_STATE)
+{
+    see();
+    all_come();
+    assert_int_equal(take(0, false), 0);
+    ibx_verifier_see(verifier, NULL);
+    assert_int_equal(result(), -EAGAIN);
+    door_set(false);
+    assert_int_equal(take(1, false), 0);
+    assert_int_equal(take(2, false), 0);
+    assert_int_equal(result(), 0);
+    assert_true(reads() > 0);
+}
+
+/* That is a reason, and no signal. */
+static void test_file_that_was_cut_short(NO_STATE)
+{
+    see();
+    all_come();
+    assert_int_equal(ftruncate(block.fd, BEFORE + (PAGES - 9) * PAGE), 0);
+    assert_int_equal(take(2, false), 0);
+    assert_int_equal(result(), -EIO);
+    assert_non_null(strstr(error.message, "its file has become shorter"));
+}
+
+/* A hole that counts as zeros stays a hole. */
+static void test_view_fills_no_hole(NO_STATE)
+{
+    struct stat before, after;
+    memset(memory + 3 * PAGE, 0, PAGE);
+    all_come();
+    assert_int_equal(madvise(memory + 3 * PAGE, PAGE, MADV_REMOVE), 0);
+    ibx_verifier_look_into_holes(verifier);
+    see();
+    assert_int_equal(fstat(block.fd, &before), 0);
+    for (uint64_t range = 0; range < RANGES; range++)
+        assert_int_equal(take(range, false), 0);
+    assert_int_equal(result(), 0);
+    assert_int_equal(fstat(block.fd, &after), 0);
+    assert_int_equal(after.st_blocks, before.st_blocks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +299,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_has_agreed_is_not_missed, start, end),
         cmocka_unit_test_setup_teardown(test_part_of_a_range_that_waits, start, end),
         cmocka_unit_test_setup_teardown(test_page_that_comes_twice, start, end),
+        cmocka_unit_test_setup_teardown(test_pages_are_not_copied, start, end),
+        cmocka_unit_test_setup_teardown(test_view_is_taken_back, start, end),
+        cmocka_unit_test_setup_teardown(test_file_that_was_cut_short, start, end),
+        cmocka_unit_test_setup_teardown(test_view_fills_no_hole, start, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
