@@ -153,19 +153,37 @@ struct mapping_search {
     void *context;
 };
 
+/* Reads a number and the character behind it. NULL stays NULL; NULL: it is not there. By hand:
+ * sscanf(3) took a tenth of the time of a tool that looks at the mappings of all processes. */
+static char *read_number(char *at, unsigned base, char end, uint64_t *number)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *const first = at, *digit;
+    *number = 0;
+    for (; at && *at && (digit = memchr(digits, *at, base)); at++)
+        *number = *number * base + (uint64_t)(digit - digits);
+    return at && at > first && *at == end ? at + 1 : NULL;
+}
+
 static bool is_mapping(void *context, char *line)
 {
     const struct mapping_search *search = context;
-    struct ibx_proc_mapping m;
-    unsigned major, minor;
-    int path = 0;
-    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &m.start,
-               &m.end, m.permissions, &m.offset, &major, &minor, &m.ino, &path) != 7 ||
-        !path)
+    struct ibx_proc_mapping m = {.permissions = ""};
+    uint64_t major, minor;
+    char *at = read_number(line, 16, '-', &m.start);
+    at = read_number(at, 16, ' ', &m.end);
+    if (!at || strcspn(at, " ") != 4 || !at[4])
         return false;
+    memcpy(m.permissions, at, 4);
+    at = read_number(at + 5, 16, ' ', &m.offset);
+    at = read_number(at, 16, ':', &major);
+    at = read_number(at, 16, ' ', &minor);
+    at = read_number(at, 10, ' ', &m.ino);
+    if (!at)
+        return false;
+    m.dev = makedev((unsigned)major, (unsigned)minor);
+    m.path = at + strspn(at, " ");
     line[strcspn(line, "\n")] = '\0';
-    m.dev = makedev(major, minor);
-    m.path = line + path;
     return search->look(search->context, &m);
 }
 
