@@ -133,7 +133,7 @@ def migrate_by_ibx(bench, method, source, to):
                           ["send", "--qmp", source.tool, uri] + warm + bench.send,
                           source.patience))
         used = tools[1].wait()
-        tools[0].wait()
+        used_there = tools[0].wait()
         total = time.time() - began
         cpu = source.cpu_s() - cpu
         there, here = (tool.summary() for tool in tools)
@@ -144,6 +144,7 @@ def migrate_by_ibx(bench, method, source, to):
             tool.end()
     state_bytes = there["state_bytes"] or here["state_bytes"] or 0
     result = {"began": began, "total_ms": total * 1e3, "source_cpu_ms": (used + cpu) * 1e3,
+              "tool_cpu_ms": used * 1e3, "tool_there_cpu_ms": used_there * 1e3,
               "wire_mib": (there["wire_bytes"] + state_bytes) / (1 << 20),
               "zero_share": there["zero_pages"] / there["pages"], "faults": there["faults"],
               "blocked_ms": there["fault_sum_ns"] / 1e6,
