@@ -23,12 +23,10 @@ typedef int (*ask_plain)(void *stream, int *status, unsigned long long *id, void
 
 bool ibx_extension_captured(void *stream, struct extension_captured *c)
 {
-    int (*version)(int *found) = NULL;
     ask_edges ask = NULL;
     ask_plain before = NULL;
-    int found = 0;
-    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
-    if (!version || version(&found))
+    const int found = ibx_extension_runtime_version();
+    if (!found)
         return false;
     c->edges_known = found >= EDGES_VERSION;
     *(void **)&before = ibx_back_end_runtime("cudaStreamGetCaptureInfo_v2");
@@ -44,18 +42,21 @@ bool ibx_extension_captured(void *stream, struct extension_captured *c)
 }
 
 int ibx_extension_come_behind(void *stream, const struct extension_captured *c, void *const *nodes,
-                              size_t count, unsigned flags)
+                              const uint8_t *edges, size_t count, unsigned flags)
 {
     int (*update)(void *of, void *const *nodes, const void *edges, size_t count, unsigned flags) =
         NULL;
     int (*update_before)(void *of, void *const *nodes, size_t count, unsigned flags) = NULL;
-    void *function = ibx_back_end_runtime("cudaStreamUpdateCaptureDependencies");
+    static const char name[] = "cudaStreamUpdateCaptureDependencies";
+    void *function = edges
+                         ? ibx_extension_with_edges(name, "cudaStreamUpdateCaptureDependencies_v2")
+                         : ibx_back_end_runtime(name);
     memcpy(&update, &function, sizeof(update));
     memcpy(&update_before, &function, sizeof(update_before));
     if (!function)
         return CUDA_NOT_SUPPORTED;
-    return c->edges_known ? update(stream, nodes, NULL, count, flags)
-                          : update_before(stream, nodes, count, flags);
+    return c->edges_known || edges ? update(stream, nodes, edges, count, flags)
+                                   : update_before(stream, nodes, count, flags);
 }
 
 bool ibx_extension_has_alone(const struct extension_request *e, const void *stream)
@@ -116,13 +117,16 @@ static bool has_room(struct extension_request *e, uint64_t stream, size_t count)
     return has;
 }
 
-static int update(struct extension_request *e)
+/* `data`: the request has that of the edges. */
+static int change(struct extension_request *e, bool data)
 {
     struct extension_captured c = {.count = 0};
     struct place p;
+    uint8_t edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
     void *stream = stream_in(e);
     const unsigned flags = ibx_get_u32(&e->in);
-    if (!ibx_extension_get_place(e, &p) || !whole(e) || flags > SET)
+    const bool there = ibx_extension_get_place(e, &p);
+    if (!there || (data && !ibx_extension_get_edges(e, edges, p.count)) || !whole(e) || flags > SET)
         return CUDA_INVALID_VALUE;
     if (!has_room(e, (uintptr_t)stream, p.count))
         return CUDA_MEMORY_ALLOCATION;
@@ -130,12 +134,23 @@ static int update(struct extension_request *e)
         return CUDA_INVALID_HANDLE;
     ibx_captures_graphs_hold(e->x);
     const bool same = ibx_extension_captured(stream, &c) && c.graph == p.graph;
-    const int rc = !same ? CUDA_INVALID_VALUE
-                   : flags == ADD && c.count > UINT16_MAX
-                       ? CUDA_NOT_SUPPORTED
-                       : ibx_extension_come_behind(stream, &c, p.behind, p.count, flags);
+    const int rc =
+        !same ? CUDA_INVALID_VALUE
+        : flags == ADD && c.count > UINT16_MAX
+            ? CUDA_NOT_SUPPORTED
+            : ibx_extension_come_behind(stream, &c, p.behind, data ? edges : NULL, p.count, flags);
     ibx_captures_graphs_let_go(e->x);
     return rc;
+}
+
+static int update(struct extension_request *e)
+{
+    return change(e, false);
+}
+
+static int update_with_data(struct extension_request *e)
+{
+    return change(e, true);
 }
 
 /* ---------------------------------------------------------------------------------- requests */
@@ -143,4 +158,5 @@ static int update(struct extension_request *e)
 const struct extension_call ibx_capture_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_CAPTURE_INFO] = {"cudaStreamUpdateCaptureDependencies", get_info},
     [IBX_EXT_CAPTURE_UPDATE] = {"cudaStreamUpdateCaptureDependencies", update},
+    [IBX_EXT_CAPTURE_UPDATE_DATA] = {"cudaStreamUpdateCaptureDependencies", update_with_data},
 };

@@ -369,7 +369,7 @@ static int add_captured(const struct extension_request *e, void *stream, void *p
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
     const int rc = add(&node, c.graph, c.behind, c.count, pair);
-    return rc ? rc : ibx_extension_come_behind(stream, &c, &node, 1, SET_DEPENDENCIES);
+    return rc ? rc : ibx_extension_come_behind(stream, &c, &node, NULL, 1, SET_DEPENDENCIES);
 }
 
 static int capture_copy(struct extension_request *e)

@@ -258,7 +258,8 @@ int ibx_extension_run(struct gpu_session *x, const struct ibx_request *q, struct
                                                    ibx_compile_extensions,
                                                    ibx_link_extensions,
                                                    ibx_value_extensions,
-                                                   ibx_table_extensions};
+                                                   ibx_table_extensions,
+                                                   ibx_edge_extensions};
     const struct extension_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];

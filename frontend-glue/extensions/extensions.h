@@ -6,7 +6,7 @@
  *   extensions.c     the dispatch; streams, launches, functions of the client
  *   arrays.c         arrays, textures and surfaces
  *   driver_textures.c  textures that only the driver makes
- *   graphs.c, nodes.c, node_parameters.c  graphs
+ *   graphs.c, nodes.c, node_parameters.c, edges.c  graphs
  *   copies.c         copies between host and device in graphs
  *   captures.c       the graph of a capture, while the program asks for it
  *   ipc.c            memory and events of other processes
@@ -76,7 +76,8 @@ extern const struct extension_call ibx_array_extensions[IBX_EXT_REQUESTS],
     ibx_host_map_extensions[IBX_EXT_REQUESTS], ibx_node_parameter_extensions[IBX_EXT_REQUESTS],
     ibx_virtual_extensions[IBX_EXT_REQUESTS], ibx_tensor_extensions[IBX_EXT_REQUESTS],
     ibx_compile_extensions[IBX_EXT_REQUESTS], ibx_link_extensions[IBX_EXT_REQUESTS],
-    ibx_value_extensions[IBX_EXT_REQUESTS], ibx_table_extensions[IBX_EXT_REQUESTS];
+    ibx_value_extensions[IBX_EXT_REQUESTS], ibx_table_extensions[IBX_EXT_REQUESTS],
+    ibx_edge_extensions[IBX_EXT_REQUESTS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))

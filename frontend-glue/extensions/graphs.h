@@ -54,6 +54,15 @@ void ibx_extension_graph_has_copy(struct extension_request *e, void *graph,
 void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec, const void *node,
                                  const struct ibx_cuda_memcpy3d *copy);
 
+/* edges.c */
+
+/* Of the runtime: 1000 times the major and 10 times the minor number; 0: not known. */
+int ibx_extension_runtime_version(void);
+/* The runtime's function that takes data of edges: `before` before CUDA 13. NULL: there is none. */
+void *ibx_extension_with_edges(const char *name, const char *before);
+/* Reads the data of edges, IBX_EXT_EDGE bytes each. False: CUDA knows no such data. */
+bool ibx_extension_get_edges(struct extension_request *e, uint8_t *edges, size_t count);
+
 /* captures.c */
 
 /* What CUDA tells of a capture. `edges` NULL: they are plain, or the runtime does not tell. */
@@ -68,9 +77,10 @@ struct extension_captured {
 /* False: the stream is in no active capture, or the runtime does not tell. To be called while
  * nobody of the tenant ends a capture (ibx_captures_graphs_hold()). */
 bool ibx_extension_captured(void *stream, struct extension_captured *c);
-/* Makes the stream's next work depend on these nodes: cudaStreamUpdateCaptureDependencies. */
+/* Makes the stream's next work depend on these nodes: cudaStreamUpdateCaptureDependencies. `edges`
+ * NULL: by plain edges. */
 int ibx_extension_come_behind(void *stream, const struct extension_captured *c, void *const *nodes,
-                              size_t count, unsigned flags);
+                              const uint8_t *edges, size_t count, unsigned flags);
 /* The nodes that CUDA says the next one comes behind are in its own memory, until the next call
  * that adds work to the stream: no other thread of the client may make one. False: one does for too
  * long. */

@@ -360,10 +360,8 @@ static int call_add(struct extension_request *e, const struct place *p, void *pa
                void *parameters) = NULL;
     int (*add_before)(void **made, void *graph, void *const *behind, size_t count,
                       void *parameters) = NULL;
-    int (*version)(int *found) = NULL;
-    int found = 0;
-    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
-    if (!version || version(&found))
+    const int found = ibx_extension_runtime_version();
+    if (!found)
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
     FUNCTION(e, add_before);
@@ -498,86 +496,6 @@ static int destroy_node(struct extension_request *e)
     return rc;
 }
 
-/* Before CUDA 13 the function takes no array of edges' data, and ends with the count. */
-static int order(struct extension_request *e)
-{
-    int (*change)(void *graph, void *const *from, void *const *to, const void *edges,
-                  size_t count) = NULL;
-    int (*version)(int *found) = NULL;
-    int found = 0;
-    void *graph = pointer(&e->in), *from = pointer(&e->in), *to = pointer(&e->in);
-    const bool removes = ibx_get_u8(&e->in);
-    void *function = removes ? ibx_back_end_runtime("cudaGraphRemoveDependencies") : e->function;
-    if (!whole(e) || !is_graph(e, graph) || !function ||
-        !ibx_handles_is_node_of(e->x, (uintptr_t)from, (uintptr_t)graph) ||
-        !ibx_handles_is_node_of(e->x, (uintptr_t)to, (uintptr_t)graph))
-        return CUDA_INVALID_VALUE;
-    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
-    if (!version || version(&found))
-        return CUDA_NOT_SUPPORTED;
-    memcpy(&change, &function, sizeof(change));
-    if (!removes && !ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
-        return CUDA_MEMORY_ALLOCATION;
-    const int rc = change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
-    if (!removes) { /* counts until the graph ends, even if removed: not all edges were counted */
-        if (!rc)
-            ibx_handles_grow(e->x, (uintptr_t)graph, 1, 0);
-        ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
-    }
-    return rc;
-}
-
-/* The nodes before or behind a node, by a function of the runtime, in an array that the caller
- * frees; NULL: *rc is the error. Before CUDA 13 the function has no argument for data of edges. */
-static void **neighbours_of(const struct extension_request *e, void *node, bool behind,
-                            size_t *count, int *rc)
-{
-    int (*get)(void *of, void **nodes, void *edges, size_t *found) = NULL;
-    int (*get_before)(void *of, void **nodes, size_t *found) = NULL;
-    int (*version)(int *found) = NULL;
-    void *function = behind ? ibx_back_end_runtime("cudaGraphNodeGetDependentNodes") : e->function;
-    void **nodes = NULL;
-    int found = 0;
-    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
-    *rc = function && version && !version(&found) ? 0 : CUDA_NOT_SUPPORTED;
-    memcpy(&get, &function, sizeof(get));
-    memcpy(&get_before, &function, sizeof(get_before));
-    for (unsigned again = 0; again < 2 && !*rc; again++) {
-        if (again && !(nodes = calloc(*count + 1, sizeof(*nodes))))
-            *rc = CUDA_MEMORY_ALLOCATION;
-        else if (!again || *count)
-            *rc = found < 13000 ? get_before(node, nodes, count) : get(node, nodes, NULL, count);
-    }
-    if (*rc) {
-        free(nodes);
-        nodes = NULL;
-    }
-    return nodes;
-}
-
-static int list_neighbours(struct extension_request *e)
-{
-    size_t count = 0;
-    int rc = 0;
-    void *node = pointer(&e->in);
-    const uint64_t from = ibx_get_u64(&e->in);
-    const bool behind = ibx_get_u8(&e->in);
-    if (!whole(e) || !is_node(e, node))
-        return CUDA_INVALID_VALUE;
-    void **nodes = neighbours_of(e, node, behind, &count, &rc);
-    if (!nodes)
-        return rc;
-    ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXT_LISTED; i++) {
-        void *neighbour = from < count && i < count - from ? nodes[from + i] : NULL;
-        if (neighbour && !is_node(e, neighbour)) /* the client has not listed the nodes */
-            rc = CUDA_NOT_SUPPORTED;
-        ibx_put_u64(&e->out, (uintptr_t)neighbour);
-    }
-    free(nodes);
-    return rc;
-}
-
 /* Not for a copy between host and device, which is a child graph: CUDA cannot disable these. */
 static int enable_node(struct extension_request *e)
 {
@@ -610,7 +528,6 @@ static int is_enabled(struct extension_request *e)
 /* ---------------------------------------------------------------------------------- requests */
 
 const struct extension_call ibx_node_extensions[IBX_EXT_REQUESTS] = {
-    [IBX_EXT_GRAPH_ORDER] = {"cudaGraphAddDependencies", order},
     [IBX_EXT_NODE_KERNEL] = {"cudaGetFuncBySymbol", add_kernel},
     [IBX_EXT_NODE_MEMCPY] = {"cudaGraphAddMemcpyNode", add_copy},
     [IBX_EXT_NODE_MEMSET] = {"cudaGraphAddMemsetNode", add_memset},
@@ -626,7 +543,6 @@ const struct extension_call ibx_node_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_NODE_MOVED] = {"cudaGraphAddNode", add_moved},
     [IBX_EXT_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
     [IBX_EXT_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
-    [IBX_EXT_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
     [IBX_EXT_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
     [IBX_EXT_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
     [IBX_EXT_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},

@@ -41,6 +41,7 @@ bool ibx_extension_keeps_graphs(unsigned number)
     case IBX_EXT_GRAPH_FUNCTIONS:
     case IBX_EXT_NODE_TYPE:
     case IBX_EXT_NODE_NEIGHBOURS:
+    case IBX_EXT_NODE_EDGES:
     case IBX_EXT_GET_KERNEL:
     case IBX_EXT_GET_MEMSET:
     case IBX_EXT_SET_KERNEL:

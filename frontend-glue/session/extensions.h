@@ -176,6 +176,9 @@ enum ibx_extension {
     IBX_EXT_EXEC_REFRESH,        /* cudaGraphExecUpdate; its call may return before it is run */
     IBX_EXT_CAPTURE_INFO,        /* cudaStreamGetCaptureInfo, of an active capture */
     IBX_EXT_CAPTURE_UPDATE,      /* cudaStreamUpdateCaptureDependencies, with plain edges */
+    IBX_EXT_CAPTURE_UPDATE_DATA, /* ... with data of edges */
+    IBX_EXT_NODE_EDGES,          /* as NODE_NEIGHBOURS, with the data of edges */
+    IBX_EXT_GRAPH_ORDER_DATA,    /* as GRAPH_ORDER, of an edge with data */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 
@@ -231,6 +234,7 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_LISTED        32u  /* handles or numbers in one reply, after their total number */
 #define IBX_EXT_BEHIND        64u  /* dependencies of a new node, at most */
 #define IBX_EXT_TOLD          15u  /* nodes in one reply to CAPTURE_INFO, after their number */
+#define IBX_EXT_EDGES         16u  /* nodes in one reply to NODE_EDGES, after their number */
 #define IBX_EXT_EDGE          8u   /* bytes of an edge's data; all 0: a plain edge */
 #define IBX_EXT_ACCESSES      64u  /* devices that may use a node's memory, at most */
 #define IBX_EXT_GRAPHS_DEEP   128u /* graphs within each other, at most */

@@ -627,6 +627,21 @@ bool drawings_of_graphs()
     REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode", &node,
                                                               graph.handle, &graph.nodes[0], 1,
                                                               inner.handle) == 0));
+    // An edge with data is drawn as others are, and listed only with its data.
+    unsigned char edge[8] = {1, 0, 1}, data[3][8] = {}, plain[8] = {};
+    void *ends[2][3];
+    std::size_t count = 3;
+    const auto list = [&](unsigned char (*kinds)[8]) {
+        return run<void *, void **, void **, void *, std::size_t *>(
+            "cudaGraphGetEdges", graph.handle, ends[0], ends[1], kinds, &count);
+    };
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0);
+    REQUIRE((run<void *, Order, Order, const void *, std::size_t>("cudaGraphAddDependencies",
+                                                                  graph.handle, &graph.nodes[0],
+                                                                  &graph.nodes[1], edge, 1) == 0));
+    REQUIRE(fails(list(nullptr), 402) && count == 3 && list(data) == 0 && count == 2);
+    REQUIRE(ends[1][0] == node && ends[1][1] == graph.nodes[1]);
+    REQUIRE(!std::memcmp(data[0], plain, 8) && !std::memcmp(data[1], edge, 8));
     unsigned flags = 0;
     const auto print = [&](void *of, const char *where) {
         return run<void *, const char *, unsigned>("cudaGraphDebugDotPrint", of, where, flags);
@@ -647,6 +662,7 @@ bool drawings_of_graphs()
     REQUIRE(std::strstr(text, "KERNEL") && std::strstr(text, "(7,1,1)"));
     REQUIRE(std::strstr(text, "cluster_1") && std::strstr(text, "MEMSET"));
     REQUIRE(std::strstr(text, "\"graph_0_node_0\" -> \"graph_0_node_1\";"));
+    REQUIRE(std::strstr(text, "\"graph_0_node_0\" -> \"graph_0_node_2\";"));
     REQUIRE(fails(print(graph.handle, nullptr), 1) && fails(print(device, path), 1));
     return HOLDS(fails(print(graph.handle, "/tmp/there/is/no/such/folder"), 304) &&
                  access(path, F_OK) != 0 && graph.destroy() == 0);

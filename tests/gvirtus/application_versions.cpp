@@ -33,7 +33,7 @@ int list(const char *name, void *node, void **nodes, Edge *edges, std::size_t *c
 bool edges_of_graphs()
 {
     Graph graph;
-    Edge plain = {}, unknown = {0, 0, 9}, edges[2];
+    Edge plain = {}, unknown = {0, 0, 9}, of_kernels = {1, 0, 1}, edges[2];
     Parameters empty;
     void *nodes[2] = {}, *from[2], *to[2];
     std::size_t count = 2;
@@ -46,6 +46,12 @@ bool edges_of_graphs()
             "cudaGraphAddNode_v2", node, graph.handle, nodes, edge, behind, &empty);
     };
     REQUIRE(add(&nodes[0], 0, nullptr) == 0 && fails(add(&nodes[1], 1, &unknown), 801));
+    // A node that cannot have such an edge is not left without it.
+    REQUIRE(fails(add(&nodes[1], 1, &of_kernels), 1) && !nodes[1]);
+    REQUIRE((run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph.handle, nullptr,
+                                                 &count) == 0));
+    REQUIRE(count == 1);
+    count = 2;
     REQUIRE(add(&nodes[1], 1, &plain) == 0);
     edges[0].fill(9);
     REQUIRE((run<void *, void **, void **, void *, std::size_t *>(
@@ -71,7 +77,7 @@ bool edges_of_captures()
     const void *data = nullptr;
     std::size_t count = 9;
     int status = 0;
-    Edge plain = {}, unknown = {0, 0, 9};
+    Edge plain = {}, unknown = {0, 0, 9}, of_kernels = {1, 0, 1};
     const auto update = [&](const char *name, const Edge *edge) {
         return run<void *, void *const *, const void *, std::size_t, unsigned>(name, stream, &node,
                                                                                edge, 1, 1);
@@ -84,7 +90,16 @@ bool edges_of_captures()
     REQUIRE((run<void **, void *, void *const *, std::size_t>("cudaGraphAddEmptyNode", &node, graph,
                                                               nullptr, 0) == 0));
     REQUIRE(fails(update("cudaStreamUpdateCaptureDependencies_v2", &unknown), 801));
+    REQUIRE(update("cudaStreamUpdateCaptureDependencies_v2", &of_kernels) == 0);
+    const auto told = [&](const void **edges) {
+        return run<void *, int *, unsigned long long *, void **, void *const **, const void **,
+                   std::size_t *>("cudaStreamGetCaptureInfo_v3", stream, &status, nullptr, &graph,
+                                  &last, edges, &count);
+    };
+    REQUIRE(told(&data) == 0 && count == 1 && last[0] == node);
+    REQUIRE(!std::memcmp(data, of_kernels.data(), 8) && fails(told(nullptr), 402));
     REQUIRE(update("cudaStreamUpdateCaptureDependencies_v2", &plain) == 0);
+    REQUIRE(told(&data) == 0 && count == 1 && !std::memcmp(data, plain.data(), 8));
     REQUIRE(update("cudaStreamUpdateCaptureDependencies_v2_ptsz", nullptr) == 0);
     REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, &graph) == 0));
     REQUIRE((run<void *>("cudaGraphDestroy", graph) == 0));

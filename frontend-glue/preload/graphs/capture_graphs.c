@@ -530,9 +530,10 @@ static bool is_in(const void *node, void *const *nodes, size_t count)
 static size_t keep_for_others(struct capture *c, void *const *nodes, size_t count)
 {
     void *before[IBX_EXT_BEHIND];
+    uint8_t data[IBX_EXT_BEHIND * IBX_EXT_EDGE];
     for (size_t n = 0; n <= count && c->count; n++) {
         size_t found = IBX_EXT_BEHIND, kept = 0;
-        if (n < count && cudaGraphNodeGetDependencies_v2(nodes[n], before, NULL, &found))
+        if (n < count && cudaGraphNodeGetDependencies_v2(nodes[n], before, data, &found))
             continue;
         void *const *covered = n < count ? before : nodes;
         const size_t covers = n == count ? count : found < IBX_EXT_BEHIND ? found : IBX_EXT_BEHIND;
@@ -555,7 +556,8 @@ int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, con
     const struct ibx_told *told = NULL;
     int rc = CUDA_SUCCESS;
     if (ask(c, stream, &told, &rc))
-        return rc ? rc : ibx_frontend_capture_come_behind(stream, c->graph, nodes, count, flags);
+        return rc ? rc
+                  : ibx_frontend_capture_come_behind(stream, c->graph, nodes, edges, count, flags);
     rc = cut(c);
     if (rc)
         return rc;

@@ -111,13 +111,9 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
     return ibx_frontend_graph_move(node, graph, behind, count, child);
 }
 
-int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
-                        size_t count, struct node_parameters *p)
+static int add_plain(void **node, void *graph, void *const *behind, size_t count,
+                     struct node_parameters *p)
 {
-    if (!node || !p || (count && !behind))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXT_BEHIND)
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     switch (p->type) {
     case IBX_FRONTEND_NODE_KERNEL:
         return cudaGraphAddKernelNode(node, graph, behind, count, &p->of.kernel);
@@ -144,4 +140,27 @@ int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const voi
     default:
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     }
+}
+
+/* A node that cannot get its edges with data is destroyed again. */
+int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
+                        size_t count, struct node_parameters *p)
+{
+    void *plain[IBX_EXT_BEHIND], *made = NULL;
+    if (!node || !p || (count && !behind))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXT_BEHIND)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    const size_t n = ibx_frontend_edges_plain(behind, edges, count, plain);
+    if (n == count)
+        return add_plain(node, graph, behind, count, p);
+    int rc = add_plain(&made, graph, plain, n, p);
+    if (rc)
+        return rc;
+    rc = ibx_frontend_edges_add(graph, behind, edges, count, made);
+    if (rc)
+        cudaGraphDestroyNode(made);
+    else
+        *node = made;
+    return rc;
 }

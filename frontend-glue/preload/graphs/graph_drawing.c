@@ -70,14 +70,17 @@ static int draw_edges(FILE *file, void *graph, void *const *nodes, size_t count,
     size_t edges = 0;
     int rc = cudaGraphGetEdges_v2(graph, NULL, NULL, NULL, &edges);
     void **ends = rc ? NULL : calloc(2 * edges + 1, sizeof(*ends));
-    if (!rc && !ends)
+    uint8_t *data = rc ? NULL : calloc(edges + 1, IBX_EXT_EDGE); /* CUDA does not draw it */
+    if (!rc && (!ends || !data))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    const size_t room = edges;
     if (!rc && edges)
-        rc = cudaGraphGetEdges_v2(graph, ends, ends + edges, NULL, &edges);
+        rc = cudaGraphGetEdges_v2(graph, ends, ends + room, data, &edges);
     for (size_t i = 0; !rc && i < edges; i++)
         fprintf(file, "\"graph_%u_node_%zu\" -> \"graph_%u_node_%zu\";\n", self,
-                index_of(nodes, count, ends[i]), self, index_of(nodes, count, ends[edges + i]));
+                index_of(nodes, count, ends[i]), self, index_of(nodes, count, ends[room + i]));
     free(ends);
+    free(data);
     return rc;
 }
 

@@ -99,8 +99,7 @@ static void forget(const void *handle)
     }
 }
 
-/* Memory for a list whose length the back end has stated; NULL: *rc is the error. */
-static uint64_t *room_for(size_t n, const char *call, int *rc)
+uint64_t *ibx_frontend_graph_room(size_t n, const char *call, int *rc)
 {
     uint64_t *all = n <= LISTED_MAX ? calloc(n + 1, sizeof(*all)) : NULL;
     if (n > LISTED_MAX)
@@ -110,10 +109,8 @@ static uint64_t *room_for(size_t n, const char *call, int *rc)
     return all;
 }
 
-/* A list of a graph from the back end: handles of nodes, or numbers of functions. NULL: *rc is the
- * error. The caller frees it. */
-static uint64_t *list(enum ibx_extension number, const char *call, const void *graph, int root,
-                      size_t *count, int *rc)
+uint64_t *ibx_frontend_graph_list(enum ibx_extension number, const char *call, const void *graph,
+                                  int root, size_t *count, int *rc)
 {
     uint64_t *all = NULL;
     *count = 1;
@@ -130,7 +127,7 @@ static uint64_t *list(enum ibx_extension number, const char *call, const void *g
             break;
         const size_t n = (size_t)ibx_get_u64(&r);
         if (!from)
-            all = room_for(n, call, rc);
+            all = ibx_frontend_graph_room(n, call, rc);
         else if (n != *count)
             *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         *count = n;
@@ -169,8 +166,8 @@ static int note(void *exec, const void *graph, bool update)
 {
     size_t count;
     int rc = CUDA_SUCCESS;
-    uint64_t *numbers =
-        list(IBX_EXT_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
+    uint64_t *numbers = ibx_frontend_graph_list(IBX_EXT_GRAPH_FUNCTIONS, "cudaGraphInstantiate",
+                                                graph, -1, &count, &rc);
     struct executable *made_of =
         count && !rc ? malloc(sizeof(*made_of) + 2 * count * sizeof(*numbers)) : NULL;
     if (!rc && count && !made_of)
@@ -473,7 +470,7 @@ static int get_nodes(const char *call, const void *graph, void **nodes, size_t *
     int rc = CUDA_SUCCESS;
     if (!count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXT_GRAPH_NODES, call, graph, root, &found, &rc);
+    uint64_t *all = ibx_frontend_graph_list(IBX_EXT_GRAPH_NODES, call, graph, root, &found, &rc);
     if (rc)
         return rc;
     for (size_t i = 0; nodes && i < *count; i++)
@@ -492,68 +489,6 @@ int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
 int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
 {
     return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
-}
-
-static int get_neighbours(const char *call, const void *node, int behind, void **nodes, void *edges,
-                          size_t *count)
-{
-    size_t found;
-    int rc = CUDA_SUCCESS;
-    if (!count)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXT_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
-    if (rc)
-        return rc;
-    for (size_t i = 0; nodes && i < *count; i++)
-        nodes[i] = i < found ? (void *)(uintptr_t)all[i] : NULL;
-    if (!nodes || *count > found)
-        *count = found;
-    if (nodes && edges)
-        memset(edges, 0, *count * IBX_EXT_EDGE);
-    free(all);
-    return CUDA_SUCCESS;
-}
-
-int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
-{
-    return get_neighbours("cudaGraphNodeGetDependencies", node, 0, nodes, edges, count);
-}
-
-int cudaGraphNodeGetDependentNodes_v2(void *node, void **nodes, void *edges, size_t *count)
-{
-    return get_neighbours("cudaGraphNodeGetDependentNodes", node, 1, nodes, edges, count);
-}
-
-/* Lists, for each node, the edges to the nodes that depend on it. */
-int cudaGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_t *count)
-{
-    static const char call[] = "cudaGraphGetEdges";
-    size_t nodes, behind, found = 0;
-    int rc = CUDA_SUCCESS;
-    if (!count || !from != !to)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_EXT_GRAPH_NODES, call, graph, 0, &nodes, &rc);
-    for (size_t i = 0; !rc && i < nodes; i++) {
-        const void *node = (const void *)(uintptr_t)all[i];
-        uint64_t *those = list(IBX_EXT_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
-        for (size_t b = 0; !rc && b < behind; b++, found++) {
-            if (from && found < *count) {
-                from[found] = (void *)(uintptr_t)all[i];
-                to[found] = (void *)(uintptr_t)those[b];
-            }
-        }
-        free(those);
-    }
-    free(all);
-    if (rc)
-        return rc;
-    for (size_t i = found; from && i < *count; i++)
-        from[i] = to[i] = NULL;
-    if (!from || *count > found)
-        *count = found;
-    if (from && edges)
-        memset(edges, 0, *count * IBX_EXT_EDGE);
-    return CUDA_SUCCESS;
 }
 
 int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
@@ -578,52 +513,6 @@ int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
     if (!rc)
         *on = (unsigned)answer;
     return rc;
-}
-
-enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdgeData */
-
-/* Programmatic edges let the later kernel begin before the earlier one has ended, if both kernels
- * ask for it. Plain edges are stricter, so they can replace these. */
-bool ibx_frontend_edges_are_known(const void *edges, size_t count)
-{
-    static const uint8_t none[IBX_EXT_EDGE - EDGE_RESERVED] = {0};
-    const uint8_t *edge = edges;
-    for (size_t i = 0; edge && i < count; i++, edge += IBX_EXT_EDGE)
-        if (edge[EDGE_FROM_PORT] > 2 || edge[EDGE_TO_PORT] || edge[EDGE_TYPE] > 1 ||
-            memcmp(edge + EDGE_RESERVED, none, sizeof(none)) != 0)
-            return false;
-    return true;
-}
-
-static int order(const char *call, void *graph, void *const *from, void *const *to,
-                 const void *edges, size_t count, bool remove)
-{
-    int rc = CUDA_SUCCESS;
-    const bool known = ibx_frontend_edges_are_known(edges, count);
-    if (!known || (count && (!from || !to)))
-        return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
-    for (size_t i = 0; i < count && !rc; i++) {
-        struct extension_request e;
-        ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_ORDER, call);
-        ibx_put_u64(&e.body, (uintptr_t)graph);
-        ibx_put_u64(&e.body, (uintptr_t)from[i]);
-        ibx_put_u64(&e.body, (uintptr_t)to[i]);
-        ibx_put_u8(&e.body, remove);
-        rc = ibx_frontend_request_make(&e, NULL, 0);
-    }
-    return rc;
-}
-
-int cudaGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const void *edges,
-                                size_t count)
-{
-    return order("cudaGraphAddDependencies", graph, from, to, edges, count, false);
-}
-
-int cudaGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
-                                   const void *edges, size_t count)
-{
-    return order("cudaGraphRemoveDependencies", graph, from, to, edges, count, true);
 }
 
 int cudaGraphNodeFindInClone(void **node, void *original, void *clone)

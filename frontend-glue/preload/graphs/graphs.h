@@ -4,6 +4,7 @@
  *
  *   graphs.c         graphs, as extension requests
  *   graph_nodes.c, graph_parameters.c, graph_conditions.c  their nodes
+ *   edges.c          the edges between these, and their data
  *   graph_drawing.c  cudaGraphDebugDotPrint
  *   user_objects.c   objects of the program that graphs keep (cudaUserObjectCreate)
  *   graph_copies.c   copies between host and device as nodes of graphs
@@ -44,7 +45,7 @@ bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc);
 bool ibx_frontend_told_data(const struct ibx_told *t);
 /* cudaStreamUpdateCaptureDependencies with nodes of the capture's graph. Returns a CUDA error. */
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
-                                     size_t count, unsigned flags);
+                                     const void *edges, size_t count, unsigned flags);
 
 /* ---------------------------------------------------------------------------- capture_numbers.c */
 
@@ -63,8 +64,11 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* ------------------------------------------------------------------------------------- graphs.c */
 
-/* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
-bool ibx_frontend_edges_are_known(const void *edges, size_t count);
+/* A list of a graph or a node from the back end: handles of nodes, or numbers of functions. NULL:
+ * *rc is the error. The caller frees it. room(): memory for so many as the back end has stated. */
+uint64_t *ibx_frontend_graph_list(enum ibx_extension number, const char *call, const void *of,
+                                  int root, size_t *count, int *rc);
+uint64_t *ibx_frontend_graph_room(size_t n, const char *call, int *rc);
 /* CUDA has destroyed the graph of a capture: forgets what is known of it. */
 void ibx_frontend_graph_lost(void *graph);
 /* Launches a graph of this library's with one copy, which function `number` makes, and does not
@@ -79,6 +83,20 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
 /* A node of a graph calls another function from now on. Executable graphs that exist already still
  * call function `number`. */
 void ibx_frontend_execs_keep(const void *node, uint64_t number);
+
+/* -------------------------------------------------------------------------------------- edges.c */
+
+/* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
+bool ibx_frontend_edges_are_known(const void *edges, size_t count);
+/* The data of an edge; NULL: it is plain. have_data(): whether any is not. */
+const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i);
+bool ibx_frontend_edges_have_data(const void *edges, size_t count);
+/* For a new node: copies the nodes that it comes behind by plain edges, and returns how many these
+ * are. add(): makes the other edges. Returns a CUDA error. */
+size_t ibx_frontend_edges_plain(void *const *behind, const void *edges, size_t count,
+                                void *plain_ones[IBX_EXT_BEHIND]);
+int ibx_frontend_edges_add(void *graph, void *const *behind, const void *edges, size_t count,
+                           const void *node);
 
 /* ---------------------------------------------------------------------------- graph_conditions.c
  */

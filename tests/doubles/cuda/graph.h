@@ -51,6 +51,7 @@ struct graph_node {
     bool off; /* disabled, in an executable graph */
     unsigned index, count;
     unsigned behind[GRAPH_BEHIND];
+    uint8_t edges[GRAPH_BEHIND][IBX_EXT_EDGE]; /* the data of these */
     struct {
         uint64_t values[3]; /* arguments of the kernel */
         void *wide;         /* arguments of a kernel of IBX_DOUBLE_WIDE; NULL: another kernel */

@@ -188,11 +188,25 @@ EXPORT void ibx_double_as_capture_is_told(void (*call)(void))
     as_told = call;
 }
 
-/* Edges are plain. */
+/* The data of the edge from a node to what comes behind it; only what the program has said. */
+static struct {
+    const void *node;
+    uint8_t data[IBX_EXT_EDGE];
+} edges_behind[GRAPH_BEHIND];
+
+static uint8_t *edge_behind(const void *node)
+{
+    unsigned i = 0;
+    while (i < GRAPH_BEHIND - 1 && edges_behind[i].node && edges_behind[i].node != node)
+        i++;
+    edges_behind[i].node = node;
+    return edges_behind[i].data;
+}
+
 EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                     void *const **behind, const void **edges, size_t *count)
 {
-    static const uint8_t plain[GRAPH_BEHIND * IBX_EXT_EDGE];
+    static uint8_t data[GRAPH_BEHIND * IBX_EXT_EDGE];
     uint64_t (*number)(void) = NULL;
     void *nodes[GRAPH_BEHIND];
     struct double_graph *captured = graph_captured(stream);
@@ -205,8 +219,10 @@ EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long lon
     *behind = capture_tell(nodes, *count);
     if (id)
         *id = number();
+    for (size_t i = 0; i < *count; i++)
+        memcpy(data + i * IBX_EXT_EDGE, edge_behind(nodes[i]), IBX_EXT_EDGE);
     if (edges)
-        *edges = plain;
+        *edges = data;
     void (*const call)(void) = as_told;
     as_told = NULL;
     if (call)
@@ -218,12 +234,16 @@ EXPORT int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes,
                                                size_t count, unsigned flags)
 {
     void (*set)(const void *stream, void *const *nodes, size_t count, bool adds) = NULL;
+    static const char none[IBX_EXT_EDGE];
     const struct double_graph *captured = graph_captured(stream);
     for (size_t i = 0; i < count; i++)
         if (!captured || node_of(nodes[i])->graph != captured)
             return returns(INVALID_VALUE);
     *(void **)&set = driver_function("ibx_double_captured_set");
-    if (captured && !edges && flags < 2)
+    for (size_t i = 0; i < count && captured && flags < 2; i++)
+        memcpy(edge_behind(nodes[i]), edges ? (const char *)edges + i * IBX_EXT_EDGE : none,
+               IBX_EXT_EDGE);
+    if (captured && flags < 2)
         set(stream, nodes, count, !flags);
-    return returns(captured && !edges && flags < 2 ? 0 : INVALID_VALUE);
+    return returns(captured && flags < 2 ? 0 : INVALID_VALUE);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define INVALID_VALUE 1
+#define LOSSY_QUERY   402
 #define NOT_SUPPORTED 801
 
 static int added(void **node, struct graph_node *made)
@@ -159,25 +160,33 @@ EXPORT int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
     return returns(0);
 }
 
-static bool comes_behind(const struct graph_node *node, const struct graph_node *before)
+/* The place of the edge between two nodes; node->count: there is none. */
+static unsigned edge_of(const struct graph_node *node, const struct graph_node *before)
 {
-    for (unsigned i = 0; i < node->count; i++) {
-        if (node->behind[i] == before->index)
-            return true;
-    }
-    return false;
+    unsigned i = 0;
+    while (i < node->count && node->behind[i] != before->index)
+        i++;
+    return i;
 }
 
-static int neighbours(void *handle, void **nodes, size_t *count, bool behind)
+static const uint8_t plain[IBX_EXT_EDGE];
+
+/* As an H200: to list edges that have data takes an array for it, to count them does not. */
+static int neighbours(void *handle, void **nodes, uint8_t *edges, size_t *count, bool behind)
 {
     struct graph_node *of = node_of(handle);
     size_t found = 0;
     for (unsigned i = 0; i < of->graph->count; i++) {
-        struct graph_node *other = &of->graph->nodes[i];
-        if (!(behind ? comes_behind(other, of) : comes_behind(of, other)))
+        struct graph_node *other = &of->graph->nodes[i], *later = behind ? other : of;
+        const unsigned at = edge_of(later, behind ? of : other);
+        if (at == later->count)
             continue;
+        if (nodes && !edges && memcmp(later->edges[at], plain, sizeof(plain)) != 0)
+            return returns(LOSSY_QUERY);
         if (nodes && found < *count)
             nodes[found] = other;
+        if (nodes && edges && found < *count)
+            memcpy(edges + found * IBX_EXT_EDGE, later->edges[at], IBX_EXT_EDGE);
         found++;
     }
     *count = found;
@@ -186,12 +195,12 @@ static int neighbours(void *handle, void **nodes, size_t *count, bool behind)
 
 EXPORT int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count)
 {
-    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, false);
+    return neighbours(node, nodes, edges, count, false);
 }
 
 EXPORT int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count)
 {
-    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, true);
+    return neighbours(node, nodes, edges, count, true);
 }
 
 EXPORT int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
@@ -252,27 +261,39 @@ EXPORT int cudaDeviceGraphMemTrim(int device)
     return returns(device ? 101 : 0);
 }
 
+/* Whether there may be such an edge: from port 1 or 2 of a kernel to a kernel. */
+static bool may_have(const struct graph_node *from, const struct graph_node *to,
+                     const uint8_t edge[IBX_EXT_EDGE])
+{
+    return !memcmp(edge, plain, sizeof(plain)) ||
+           (from->type == NODE_KERNEL && to->type == NODE_KERNEL &&
+            (edge[0] == 1 || edge[0] == 2) && !edge[1] && edge[2] == 1);
+}
+
 EXPORT int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to,
                                     const void *edges, size_t count)
 {
     graph_of(graph);
-    if (edges || count != 1 || node_of(*to)->count == GRAPH_BEHIND)
-        return returns(INVALID_VALUE);
     struct graph_node *node = node_of(*to);
+    const uint8_t *edge = edges ? edges : plain;
+    if (count != 1 || node->count == GRAPH_BEHIND || !may_have(node_of(*from), node, edge))
+        return returns(INVALID_VALUE);
+    memcpy(node->edges[node->count], edge, IBX_EXT_EDGE);
     node->behind[node->count++] = node_of(*from)->index;
     return returns(0);
 }
 
+/* Without data any edge. */
 EXPORT int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
                                        const void *edges, size_t count)
 {
     graph_of(graph);
     struct graph_node *node = node_of(*to);
-    for (unsigned i = 0; !edges && count == 1 && i < node->count; i++) {
-        if (node->behind[i] != node_of(*from)->index)
-            continue;
-        node->behind[i] = node->behind[--node->count];
-        return returns(0);
-    }
-    return returns(INVALID_VALUE);
+    const unsigned i = edge_of(node, node_of(*from));
+    if (count != 1 || i == node->count ||
+        (edges && memcmp(edges, node->edges[i], IBX_EXT_EDGE) != 0))
+        return returns(INVALID_VALUE);
+    node->behind[i] = node->behind[--node->count];
+    memcpy(node->edges[i], node->edges[node->count], IBX_EXT_EDGE);
+    return returns(0);
 }

@@ -227,9 +227,9 @@ bool ibx_frontend_told_data(const struct ibx_told *t)
     return t->count && t->edges[0];
 }
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
-                                     size_t count, unsigned flags)
+                                     const void *edges, size_t count, unsigned flags)
 {
-    (void)stream, (void)nodes, (void)count, (void)flags;
+    (void)stream, (void)nodes, (void)edges, (void)count, (void)flags;
     was.updated++;
     assert_ptr_equal(graph, &made[parts % sizeof(made)]);
     return 0;

@@ -16,6 +16,7 @@
 #define STREAM ((void *)64)
 #define OLD    ((void *)1) /* what an output had before */
 
+#define EDGE  0x10101ull /* the data of a programmatic edge, as a number */
 #define MOST  100u
 #define EVERY (2 * IBX_EXT_LISTED + 5) /* nodes that need three replies */
 
@@ -24,8 +25,11 @@ static struct {
     uint64_t function[MOST];
     size_t grows_at; /* another thread adds a node to the graph before this part of the list */
     int list_fails, update_fails, launch_fails, destroy_fails, reach_fails;
-    bool older; /* it cannot refresh */
-    bool tells; /* how many functions an update has found */
+    bool older;                    /* it cannot refresh */
+    bool plain;                    /* it knows plain edges only */
+    size_t data_at, data_of;       /* the neighbours that edges with data lead to; none */
+    uint8_t ordered[IBX_EXT_EDGE]; /* the data of the last edge that was made */
+    bool tells;                    /* how many functions an update has found */
     uint64_t flags;
     unsigned orders, orders_well, destroyed;
 } gpu;
@@ -188,17 +192,21 @@ static uint64_t node(size_t i)
 static int answer_list(enum ibx_extension number, struct ibx_reader *in, struct ibx_writer *out)
 {
     const uint64_t about = ibx_get_u64(in), from = ibx_get_u64(in);
-    const bool of_node = number == IBX_EXT_NODE_NEIGHBOURS;
+    const bool of_node = number == IBX_EXT_NODE_NEIGHBOURS || number == IBX_EXT_NODE_EDGES;
+    const bool edges = number == IBX_EXT_NODE_EDGES;
     const bool functions = number == IBX_EXT_GRAPH_FUNCTIONS;
     if (from && from == gpu.grows_at)
         gpu.nodes++;
     const size_t count = of_node ? gpu.behind : functions ? gpu.functions : gpu.nodes;
     ibx_put_u64(out, count);
-    for (size_t i = from; i < from + IBX_EXT_LISTED; i++)
+    for (size_t i = from; i < from + (edges ? IBX_EXT_EDGES : IBX_EXT_LISTED); i++) {
         ibx_put_u64(out, i >= count  ? 0
                          : of_node   ? about + i + 1
                          : functions ? gpu.function[i]
                                      : node(i));
+        if (edges)
+            ibx_put_u64(out, i >= gpu.data_at && i < gpu.data_at + gpu.data_of ? EDGE + i : 0);
+    }
     return gpu.list_fails;
 }
 
@@ -208,6 +216,7 @@ static int answer(enum ibx_extension number, struct ibx_reader *in, struct ibx_w
     case IBX_EXT_GRAPH_NODES:
     case IBX_EXT_GRAPH_FUNCTIONS:
     case IBX_EXT_NODE_NEIGHBOURS:
+    case IBX_EXT_NODE_EDGES:
         return answer_list(number, in, out);
     case IBX_EXT_GRAPH_INSTANTIATE:
         assert_int_equal(ibx_get_u64(in), (uintptr_t)GRAPH);
@@ -228,6 +237,10 @@ static int answer(enum ibx_extension number, struct ibx_reader *in, struct ibx_w
             ibx_put_u64(out, gpu.tells ? gpu.functions : UINT64_MAX);
         return 0;
     case IBX_EXT_GRAPH_ORDER:
+    case IBX_EXT_GRAPH_ORDER_DATA:
+        memset(gpu.ordered, 0, sizeof(gpu.ordered));
+        if (number == IBX_EXT_GRAPH_ORDER_DATA)
+            memcpy(gpu.ordered, in->data + in->position + 25, sizeof(gpu.ordered));
         return ++gpu.orders > gpu.orders_well ? CUDA_INVALID_VALUE : 0;
     case IBX_EXT_EXEC_DESTROY:
     case IBX_EXT_GRAPH_DESTROY:
@@ -246,6 +259,8 @@ bool ibx_frontend_request_known(const struct extension_request *e, void *out, si
     struct ibx_writer to = ibx_writer_of(bytes, sizeof(bytes));
     const enum ibx_extension number = ibx_get_u16(&in);
     if (gpu.older && number == IBX_EXT_EXEC_REFRESH)
+        return false;
+    if (gpu.plain && (number == IBX_EXT_NODE_EDGES || number == IBX_EXT_GRAPH_ORDER_DATA))
         return false;
     const int code = answer(number, &in, &to);
     if (n)
@@ -376,6 +391,73 @@ static void test_edges(NO_STATE)
         }
     }
     assert_int_equal(cudaGraphGetEdges_v2(GRAPH, from, NULL, NULL, &count), CUDA_INVALID_VALUE);
+}
+
+/* An array for the data of edges gets it, as far as there is room; without one the question fails,
+ * unless it asks only how many there are. */
+static void test_data_of_edges(NO_STATE)
+{
+    void *from[MOST], *to[MOST];
+    uint64_t data[MOST];
+    size_t count = 0;
+    gpu.nodes = 2;
+    gpu.behind = EVERY / 2;
+    gpu.data_at = IBX_EXT_EDGES - 1; /* at the end of a reply, and in the next one */
+    gpu.data_of = 2;
+    void *const of = (void *)node(0);
+    assert_int_equal(cudaGraphNodeGetDependencies_v2(of, NULL, NULL, &count), 0);
+    assert_int_equal(count, EVERY / 2);
+    assert_int_equal(cudaGraphNodeGetDependencies_v2(of, to, NULL, &count), CUDA_LOSSY_QUERY);
+    assert_int_equal(count, EVERY / 2);
+    memset(data, 9, sizeof(data));
+    count = MOST;
+    assert_int_equal(cudaGraphNodeGetDependentNodes_v2(of, to, data, &count), 0);
+    assert_int_equal(count, EVERY / 2);
+    for (size_t i = 0; i <= count; i++)
+        assert_int_equal(data[i], i == count                                 ? 0x0909090909090909
+                                  : i == gpu.data_at || i == gpu.data_at + 1 ? EDGE + i
+                                                                             : 0);
+    assert_int_equal(cudaGraphGetEdges_v2(GRAPH, NULL, NULL, NULL, &count), 0);
+    assert_int_equal(count, 2 * (EVERY / 2));
+    count = EVERY / 2 + gpu.data_at + 1;
+    assert_int_equal(cudaGraphGetEdges_v2(GRAPH, from, to, NULL, &count), CUDA_LOSSY_QUERY);
+    memset(data, 9, sizeof(data));
+    assert_int_equal(cudaGraphGetEdges_v2(GRAPH, from, to, data, &count), 0);
+    assert_int_equal(count, EVERY / 2 + gpu.data_at + 1);
+    assert_int_equal(data[gpu.data_at], EDGE + gpu.data_at);
+    assert_int_equal(data[count - 1], EDGE + gpu.data_at);
+    assert_int_equal(data[count - 2], 0);
+    assert_int_equal(data[count], 0x0909090909090909);
+    gpu.plain = true; /* an older back end */
+    assert_int_equal(cudaGraphNodeGetDependencies_v2(of, to, data, &count), 0);
+    assert_int_equal(data[gpu.data_at], 0);
+    gpu.plain = false;
+    gpu.list_fails = CUDA_INVALID_VALUE;
+    assert_int_equal(cudaGraphNodeGetDependencies_v2(of, to, data, &count), CUDA_INVALID_VALUE);
+    assert_int_equal(cudaGraphGetEdges_v2(GRAPH, from, to, data, &count), CUDA_INVALID_VALUE);
+    gpu.list_fails = 0;
+    gpu.data_of = 0;
+}
+
+/* An edge with data is made with it, if the back end can. */
+static void test_edges_keep_their_data(NO_STATE)
+{
+    static const uint8_t edge[IBX_EXT_EDGE] = {1, 0, 1}, none[IBX_EXT_EDGE];
+    void *const ends[1] = {OLD};
+    for (unsigned i = 0; i < 2; i++) {
+        gpu.plain = i;
+        gpu.orders = 0;
+        gpu.orders_well = 2;
+        assert_int_equal(cudaGraphAddDependencies_v2(GRAPH, ends, ends, edge, 1), 0);
+        assert_memory_equal(gpu.ordered, i ? none : edge, sizeof(edge));
+        assert_int_equal(cudaGraphRemoveDependencies_v2(GRAPH, ends, ends, edge, 1), 0);
+        assert_memory_equal(gpu.ordered, i ? none : edge, sizeof(edge));
+        assert_int_equal(gpu.orders, 2);
+        assert_int_equal(cudaGraphAddDependencies_v2(GRAPH, ends, ends, edge, 1),
+                         CUDA_INVALID_VALUE);
+    }
+    gpu.plain = false;
+    gpu.orders_well = MOST;
 }
 
 /* From port, to port, type, reserved. */
@@ -556,6 +638,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_many_nodes, begin, end),
         cmocka_unit_test_setup_teardown(test_list_changes_meanwhile, begin, end),
         cmocka_unit_test_setup_teardown(test_edges, begin, end),
+        cmocka_unit_test_setup_teardown(test_data_of_edges, begin, end),
+        cmocka_unit_test_setup_teardown(test_edges_keep_their_data, begin, end),
         cmocka_unit_test_setup_teardown(test_kinds_of_edges, begin, end),
         cmocka_unit_test_setup_teardown(test_node_calls_another, begin, end),
         cmocka_unit_test_setup_teardown(test_node_of_the_graph_changes, begin, end),
