@@ -32,7 +32,6 @@ struct place {
     bool waits;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct place *queue;
 static _Atomic unsigned captures; /* of all clients */
@@ -40,7 +39,6 @@ static unsigned whole;            /* of these, those that no wait has ended */
 static _Atomic unsigned blocking; /* of the latter, those of streams that wait for the legacy one */
 static unsigned ended;            /* how often a wait has ended all captures */
 static unsigned waits;            /* waits for the device that are under way */
-static struct gpu_session *capturing; /* sessions that have begun captures */
 static struct {
     _Alignas(64) _Atomic unsigned count; /* in a cache line of its own: each copy changes it */
 } copies;                                /* copies in the legacy stream that are under way */
@@ -116,7 +114,7 @@ static bool sleep_until(uint64_t deadline)
 {
     const struct timespec until = ibx_timespec_of(deadline);
     return ibx_now_ns() < deadline &&
-           (pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until), true);
+           (pthread_cond_clockwait(&changed, &ibx_captures_lock, CLOCK_MONOTONIC, &until), true);
 }
 
 /* ------------------------------------------------------------------------------- waits */
@@ -125,31 +123,31 @@ void ibx_captures_wait_begin(struct gpu_session *x)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
     struct place place = {.waits = true};
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     enter(&place);
     while ((whole > own(x) || is_behind(&place)) && sleep_until(deadline)) {
     }
     leave(&place);
     give_up();
     waits++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 bool ibx_captures_wait_try(void)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     const bool can = !atomic_load(&captures);
     waits += can;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
     return can;
 }
 
 void ibx_captures_wait_end(void)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     waits--;
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 /* ----------------------------------------------------------------------- the legacy stream */
@@ -169,9 +167,9 @@ void ibx_captures_spare(struct gpu_session *x, uint64_t stream)
 {
     if (stream > 1 || !atomic_load(&blocking))
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     spare(x);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 /* A copy and a capture that begins each raise their own count first, and then look at the
@@ -182,10 +180,10 @@ void ibx_captures_legacy_begin(struct gpu_session *x)
     if (!atomic_load(&blocking))
         return;
     ibx_captures_legacy_end();
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     spare(x);
     atomic_fetch_add(&copies.count, 1);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 bool ibx_captures_legacy_try(void)
@@ -201,195 +199,19 @@ void ibx_captures_legacy_end(void)
 {
     if (atomic_fetch_sub(&copies.count, 1) != 1 || !atomic_load(&blocking))
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 /* ---------------------------------------------------------------------------- captures */
 
-/* The stream that a request of GVirtuS's names first; 0: none. */
-static uint64_t stream_of(const struct gpu_session *x)
-{
-    struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
-    return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
-}
-
-/* Locked. The place in the list of a capture in this stream that has not been answered yet; stream
- * 0: a free place. x->capturing.room: there is none. */
-static unsigned place_of(const struct gpu_session *x, uint64_t stream)
-{
-    unsigned i = 0;
-    while (i < x->capturing.room &&
-           !(x->capturing.list[i].stream == stream && !x->capturing.list[i].id))
-        i++;
-    return i;
-}
-
-/* Locked. If there is no memory, the capture is counted, but its stream is not known. */
-static void add_place(struct gpu_session *x, uint64_t stream)
-{
-    unsigned i = place_of(x, 0);
-    if (i == x->capturing.room) {
-        const unsigned room = 2 * i + 8;
-        struct ibx_captured *more = realloc(x->capturing.list, room * sizeof(*more));
-        if (!more)
-            return;
-        for (unsigned k = i; k < room; k++)
-            more[k] = (struct ibx_captured){.stream = 0};
-        x->capturing.list = more;
-        x->capturing.room = room;
-    }
-    x->capturing.list[i].stream = stream;
-}
-
-/* Locked. */
-static void forget_one(struct gpu_session *x, struct ibx_captured *c)
-{
-    if (c->id && x->isolation.tenant)
-        ibx_graph_capture_over(x->isolation.tenant, c->id);
-    if (c->graph)
-        ibx_handles_capture_over(c->graph, false);
-    *c = (struct ibx_captured){.stream = 0};
-}
-
-/* Locked. */
-static void forget(struct gpu_session *x, uint64_t stream)
-{
-    for (unsigned i = 0; i < x->capturing.room; i++) {
-        if (x->capturing.list[i].stream == stream)
-            forget_one(x, &x->capturing.list[i]);
-    }
-}
-
-/* Locked. Whether the session has begun a capture in this stream, and not ended it. */
-static bool holds(const struct gpu_session *x, uint64_t stream)
-{
-    unsigned i = 0;
-    while (i < x->capturing.room && x->capturing.list[i].stream != stream)
-        i++;
-    return stream && i < x->capturing.room;
-}
-
-/* Locked. The session that has begun a capture in this stream, or NULL. Handles up to 2 mean a
- * stream that each thread has for itself. */
-static struct gpu_session *holder_of(struct gpu_session *x, uint64_t stream)
-{
-    if (holds(x, stream))
-        return x;
-    struct gpu_session *other = stream > 2 ? capturing : NULL;
-    while (other && !(other->isolation.tenant == x->isolation.tenant && holds(other, stream)))
-        other = other->capturing.next;
-    return other;
-}
-
-/* Locked. */
-static void join(struct gpu_session *x)
-{
-    if (x->capturing.listed)
-        return;
-    x->capturing.listed = true;
-    x->capturing.next = capturing;
-    capturing = x;
-}
-
-/* Locked. */
-static void part(struct gpu_session *x)
-{
-    struct gpu_session **at = &capturing;
-    while (*at && *at != x)
-        at = &(*at)->capturing.next;
-    if (*at)
-        *at = x->capturing.next;
-    x->capturing.listed = false;
-    free(x->capturing.list);
-    x->capturing.list = NULL;
-    x->capturing.room = 0;
-}
-
-/* Locked. The entry of a capture that a session of the tenant has begun: the one with that number,
- * or, if `id` is 0, of which a client was told that graph. NULL: there is none. */
-static struct ibx_captured *entry_of(const struct gpu_session *x, uint64_t id, uint64_t graph)
-{
-    for (struct gpu_session *of = id || graph ? capturing : NULL; of; of = of->capturing.next)
-        for (unsigned i = 0; i < of->capturing.room; i++) {
-            struct ibx_captured *c = &of->capturing.list[i];
-            if (of->isolation.tenant == x->isolation.tenant &&
-                (id ? c->id == id : c->graph == graph))
-                return c;
-        }
-    return NULL;
-}
-
-int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
-{
-    pthread_mutex_lock(&lock);
-    const struct ibx_captured *c = entry_of(x, id, 0);
-    const bool there = c, told = c && c->graph == graph;
-    pthread_mutex_unlock(&lock);
-    if (told || !there)
-        return there ? 0 : CUDA_NOT_SUPPORTED;
-    if (!ibx_graph_note(x, IBX_HANDLE_GRAPH, graph))
-        return CUDA_MEMORY_ALLOCATION;
-    ibx_handles_capture_begins(graph);
-    pthread_mutex_lock(&lock);
-    struct ibx_captured *now = entry_of(x, id, 0);
-    if (now)
-        now->graph = graph;
-    pthread_mutex_unlock(&lock);
-    if (!now)
-        ibx_handles_capture_over(graph, false);
-    return now ? 0 : CUDA_NOT_SUPPORTED;
-}
-
-/* The capture of which a client was told this graph. False: there is none. */
-static bool find_told(const struct gpu_session *x, uint64_t graph, struct ibx_captured *told)
-{
-    pthread_mutex_lock(&lock);
-    const struct ibx_captured *c = entry_of(x, 0, graph);
-    if (c)
-        *told = *c;
-    pthread_mutex_unlock(&lock);
-    return c;
-}
-
-/* The stream is a bare address, too: nobody destroys it while CUDA is asked. */
-bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
-{
-    struct ibx_capture_known now = {.graph = NULL};
-    struct ibx_captured told;
-    if (!graph || !ibx_captures_any() || !find_told(x, graph, &told))
-        return true;
-    ibx_captures_graphs_hold(x);
-    const bool has =
-        !find_told(x, graph, &told) || (ibx_capture_get(x, told.stream, &now) && now.id == told.id);
-    ibx_captures_graphs_let_go(x);
-    if (has)
-        return true;
-    pthread_mutex_lock(&lock);
-    struct ibx_captured *c = entry_of(x, told.id, 0);
-    if (c && c->graph == graph)
-        c->graph = 0;
-    pthread_mutex_unlock(&lock);
-    ibx_handles_capture_over(graph, false);
-    return false;
-}
-
-/* Locked. The stream of one capture of the session; 0: there are no more. */
-static uint64_t any_stream(const struct gpu_session *x)
-{
-    unsigned i = 0;
-    while (i < x->capturing.room && !x->capturing.list[i].stream)
-        i++;
-    return x->capturing.begun && i < x->capturing.room ? x->capturing.list[i].stream : 0;
-}
-
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     const unsigned count = x->capturing.begun;
-    const uint64_t stream = any_stream(x);
-    pthread_mutex_unlock(&lock);
+    const uint64_t stream = ibx_capture_any_stream(x);
+    pthread_mutex_unlock(&ibx_captures_lock);
     *id = 0;
     if (count != 1 || !stream)
         return count;
@@ -399,11 +221,13 @@ bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 /* A client that captures already does not queue behind waits, which wait for that capture. */
 static void begin(struct gpu_session *x)
 {
-    const bool blocking_one = ibx_capture_would_block(x, stream_of(x));
+    const bool blocking_one = ibx_capture_would_block(x, ibx_captures_stream_of(x));
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
-    pthread_mutex_lock(&lock);
-    const bool blocks = blocking_one && !holds(x, stream_of(x)); /* otherwise the request fails */
+    pthread_mutex_lock(&ibx_captures_lock);
+    const bool blocks =
+        blocking_one &&
+        !ibx_capture_holds(x, ibx_captures_stream_of(x)); /* otherwise the request fails */
     enter(&place);
     while ((waits && sleep_until(deadline)) ||
            (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
@@ -415,24 +239,13 @@ static void begin(struct gpu_session *x)
     whole++;
     x->capturing.blocking += blocks;
     blocking += blocks;
-    join(x);
-    add_place(x, stream_of(x));
+    ibx_capture_join(x);
+    ibx_capture_add(x, ibx_captures_stream_of(x));
     leave(&place);
     while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
            sleep_until(deadline)) {
     }
-    pthread_mutex_unlock(&lock);
-}
-
-/* Locked. If no session of the tenant captures any more, forgets what its captures counted: what
- * came of them counts as graphs. */
-static void forget_work(const struct gpu_session *x)
-{
-    const struct gpu_session *other = capturing;
-    while (other && (other->isolation.tenant != x->isolation.tenant || !other->capturing.begun))
-        other = other->capturing.next;
-    if (!other && x->isolation.tenant)
-        ibx_graph_captures_over(x->isolation.tenant);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 /* Locked. */
@@ -449,66 +262,11 @@ static void end(struct gpu_session *x, unsigned most)
     x->capturing.begun -= count;
     atomic_fetch_sub(&captures, count);
     atomic_fetch_sub(&ibx_captures_work(x)->count, count);
-    forget_work(x);
+    ibx_capture_forget_work(x);
     pthread_cond_broadcast(&changed);
 }
 
 /* ----------------------------------------------------------------- handlers of GVirtuS's */
-
-/* Locked. The entry of the capture that this stream has begun; NULL: there is none. */
-static struct ibx_captured *entry_in(struct gpu_session *x, uint64_t stream)
-{
-    struct gpu_session *whose = holder_of(x, stream);
-    for (unsigned i = 0; whose && i < whose->capturing.room; i++)
-        if (whose->capturing.list[i].stream == stream && whose->capturing.list[i].id)
-            return &whose->capturing.list[i];
-    return NULL;
-}
-
-/* The graph of the capture that this stream has begun, as far as a client was told it. `take`: the
- * capture does not have it any more. */
-static uint64_t told_graph(struct gpu_session *x, uint64_t stream, bool take)
-{
-    pthread_mutex_lock(&lock);
-    struct ibx_captured *c = entry_in(x, stream);
-    const uint64_t graph = c ? c->graph : 0;
-    if (c && take)
-        c->graph = 0;
-    pthread_mutex_unlock(&lock);
-    return graph;
-}
-
-/* The graph that the request has taken: its handler has ended the capture, and made the graph or
- * lost it; or it goes back to the capture, if that is still there. */
-static void graph_answered(struct gpu_session *x, bool is_over, bool made)
-{
-    const uint64_t graph = x->handler.ended_graph;
-    x->handler.ended_graph = 0;
-    if (!graph)
-        return;
-    pthread_mutex_lock(&lock);
-    struct ibx_captured *c = is_over ? NULL : entry_in(x, stream_of(x));
-    if (c)
-        c->graph = graph;
-    pthread_mutex_unlock(&lock);
-    if (!c)
-        ibx_handles_capture_over(graph, made);
-}
-
-/* The capture of the stream may end. Its graph, if a client was told that, is the request's alone
- * until the end: other requests name its nodes. A question may come before the lock. */
-static void end_graphs_begin(struct gpu_session *x, uint64_t stream)
-{
-    for (uint64_t graph = told_graph(x, stream, false), now;; graph = now) {
-        if (graph)
-            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph); /* after 10 s at any rate */
-        pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
-        now = told_graph(x, stream, false);
-        if (now == graph)
-            return;
-        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
-    }
-}
 
 /* Functions that destroy a library's handle wait for the device, too. */
 static bool waits_for_device(const char *name)
@@ -556,7 +314,7 @@ void ibx_captures_run(struct gpu_session *x)
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
     x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
     if (x->handler.ends_graphs)
-        end_graphs_begin(x, stream_of(x));
+        ibx_told_graphs_end_begin(x, ibx_captures_stream_of(x));
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
@@ -572,7 +330,7 @@ void ibx_captures_ran(struct gpu_session *x)
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings_over, 1);
     if (x->handler.ends_graphs) { /* the answer tells what has become of the graph */
-        x->handler.ended_graph = told_graph(x, stream_of(x), true);
+        x->handler.ended_graph = ibx_told_graph(x, ibx_captures_stream_of(x), true);
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
     }
     x->handler.ends_capture = x->handler.ends_graphs = false;
@@ -590,17 +348,17 @@ static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
     uint64_t id = 0;
     if (stream && !exit_code)
         ibx_capture_status(x, stream, &status, &id);
-    pthread_mutex_lock(&lock);
-    const unsigned i = stream ? place_of(x, stream) : x->capturing.room;
+    pthread_mutex_lock(&ibx_captures_lock);
+    const unsigned i = stream ? ibx_capture_place(x, stream) : x->capturing.room;
     if (i < x->capturing.room && !exit_code) {
-        forget(x, stream);
+        ibx_capture_forget(x, stream);
         x->capturing.list[i] = (struct ibx_captured){.stream = stream, .id = id};
     } else if (i < x->capturing.room) {
         x->capturing.list[i].stream = 0;
     }
     if (exit_code)
         end(x, 1);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 /* A capture has ended. Any session of the client may end a capture in relaxed mode, or destroy the
@@ -608,27 +366,28 @@ static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
 static void over(struct gpu_session *x, uint64_t stream, int exit_code)
 {
     unsigned known = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     const bool of_another = !exit_code || exit_code == IBX_CALL_CAPTURE_WRONG_THREAD;
-    struct gpu_session *whose = of_another || holds(x, stream) ? holder_of(x, stream) : NULL;
+    struct gpu_session *whose =
+        of_another || ibx_capture_holds(x, stream) ? ibx_capture_holder(x, stream) : NULL;
     for (unsigned i = 0; i < x->capturing.room; i++)
         known += x->capturing.list[i].stream != 0;
     if (whose) {
-        forget(whose, stream);
+        ibx_capture_forget(whose, stream);
         end(whose, 1);
     } else if (x->handler.captures_run == CAPTURES_ENDED && x->capturing.begun > known) {
         end(x, 1);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
 }
 
 void ibx_captures_answered(struct gpu_session *x, int exit_code)
 {
     const enum captures_use ran = x->handler.captures_run;
-    const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : stream_of(x);
+    const uint64_t stream = ran == CAPTURES_UNUSED ? 0 : ibx_captures_stream_of(x);
     const bool is_over = (ran == CAPTURES_ENDED && ibx_call_ends_capture(exit_code)) ||
                          (ran == CAPTURES_DROPPED && !exit_code);
-    graph_answered(x, is_over, ran == CAPTURES_ENDED && !exit_code);
+    ibx_told_graph_answered(x, is_over, ran == CAPTURES_ENDED && !exit_code);
     if (ran == CAPTURES_BEGUN)
         begun(x, stream, exit_code);
     else if (is_over)
@@ -638,9 +397,9 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
 
 static uint64_t next_to_end(const struct gpu_session *x)
 {
-    pthread_mutex_lock(&lock);
-    const uint64_t stream = any_stream(x);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
+    const uint64_t stream = ibx_capture_any_stream(x);
+    pthread_mutex_unlock(&ibx_captures_lock);
     return stream;
 }
 
@@ -648,15 +407,15 @@ static uint64_t next_to_end(const struct gpu_session *x)
 static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *taken)
 {
     unsigned i = 0;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     while (i < x->capturing.room && x->capturing.list[i].stream != stream)
         i++;
     const bool any = i < x->capturing.room;
     if (any) {
         *taken = x->capturing.list[i];
-        forget_one(x, &x->capturing.list[i]);
+        ibx_capture_forget_one(x, &x->capturing.list[i]);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&ibx_captures_lock);
     return any;
 }
 
@@ -677,7 +436,7 @@ static void end_in_cuda(struct gpu_session *x)
         *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
         const bool there = stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, stream);
-        end_graphs_begin(x, stream); /* other sessions of the client's may go on */
+        ibx_told_graphs_end_begin(x, stream); /* other sessions of the client's may go on */
         if (take(x, stream, &c) && end_capture && there && ibx_capture_is_still(x, stream, c.id))
             end_capture(stream, &graph);
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
@@ -690,11 +449,11 @@ static void end_in_cuda(struct gpu_session *x)
 void ibx_captures_end(struct gpu_session *x)
 {
     ibx_captures_ran(x);
-    graph_answered(x, false, false);
+    ibx_told_graph_answered(x, false, false);
     end_in_cuda(x);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&ibx_captures_lock);
     end(x, x->capturing.begun);
-    part(x);
-    pthread_mutex_unlock(&lock);
+    ibx_capture_part(x);
+    pthread_mutex_unlock(&ibx_captures_lock);
     x->handler.captures_run = CAPTURES_UNUSED;
 }

@@ -17,6 +17,8 @@
  *   cleared_memory.c clears memory before another program gets it
  *   pending_clears.c what is being cleared, and is not to be freed yet
  *   captures.c       keeps captures of streams and waits for the device apart
+ *   capture_entries.c  which captures sessions have begun
+ *   told_graphs.c    graphs of captures that clients were told
  *   capture_graphs.c what the driver tells of captures, and their graphs
  *   exec_ends.c      executable graphs that are destroyed while they run
  *   exec_functions.c functions of clients that only an executable graph calls
@@ -38,8 +40,8 @@
  *   broken_context.c sticky CUDA errors: who is told, and how the process is replaced
  *   ready_context.c  a context that is there before a client is
  *
- * Three circles of calls remain, each between a few files. captures.c tells graph_limits.c that a
- * capture is over, and graph_limits.c asks captures.c whether a stream is captured. process_ends.c
+ * Three circles of calls remain, each between a few files. captures.c tells graph_limits.c, by
+ * capture_entries.c, that a capture is over, and graph_limits.c asks captures.c whether a stream is captured. process_ends.c
  * tells departures.c that a process has ended, and departures.c has client_ends.c give its things
  * back, which tells process_ends.c of its streams' waits. host_work.c makes the slot for a function
  * that copies, and graph_slots.c has host_work.c forget that function when the slot has gone.

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Graphs of captures that clients were told. CUDA has such a graph until the capture ends, and
+ * destroys it if that fails. So nobody else destroys it meanwhile, and who ends the capture has it
+ * alone.
+ */
+#include "frontend-glue/clients/capture_graphs.h"
+
+#include <stdatomic.h>
+
+int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    const struct ibx_captured *c = ibx_capture_entry_of(x, id, 0);
+    const bool there = c, told = c && c->graph == graph;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    if (told || !there)
+        return there ? 0 : CUDA_NOT_SUPPORTED;
+    if (!ibx_graph_note(x, IBX_HANDLE_GRAPH, graph))
+        return CUDA_MEMORY_ALLOCATION;
+    ibx_handles_capture_begins(graph);
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *now = ibx_capture_entry_of(x, id, 0);
+    if (now)
+        now->graph = graph;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    if (!now)
+        ibx_handles_capture_over(graph, false);
+    return now ? 0 : CUDA_NOT_SUPPORTED;
+}
+
+/* The capture of which a client was told this graph. False: there is none. */
+static bool find_told(const struct gpu_session *x, uint64_t graph, struct ibx_captured *told)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    const struct ibx_captured *c = ibx_capture_entry_of(x, 0, graph);
+    if (c)
+        *told = *c;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    return c;
+}
+
+/* The stream is a bare address, too: nobody destroys it while CUDA is asked. */
+bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
+{
+    struct ibx_capture_known now = {.graph = NULL};
+    struct ibx_captured told;
+    if (!graph || !atomic_load(&ibx_captures_work(x)->count) || !find_told(x, graph, &told))
+        return true;
+    ibx_captures_graphs_hold(x);
+    const bool has =
+        !find_told(x, graph, &told) || (ibx_capture_get(x, told.stream, &now) && now.id == told.id);
+    ibx_captures_graphs_let_go(x);
+    if (has)
+        return true;
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *c = ibx_capture_entry_of(x, told.id, 0);
+    if (c && c->graph == graph)
+        c->graph = 0;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    ibx_handles_capture_over(graph, false);
+    return false;
+}
+
+uint64_t ibx_told_graph(struct gpu_session *x, uint64_t stream, bool take)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *c = ibx_capture_entry_in(x, stream);
+    const uint64_t graph = c ? c->graph : 0;
+    if (c && take)
+        c->graph = 0;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    return graph;
+}
+
+void ibx_told_graph_answered(struct gpu_session *x, bool is_over, bool made)
+{
+    const uint64_t graph = x->handler.ended_graph;
+    x->handler.ended_graph = 0;
+    if (!graph)
+        return;
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *c = is_over ? NULL : ibx_capture_entry_in(x, ibx_captures_stream_of(x));
+    if (c)
+        c->graph = graph;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    if (!c)
+        ibx_handles_capture_over(graph, made);
+}
+
+/* A question may come before the lock. */
+void ibx_told_graphs_end_begin(struct gpu_session *x, uint64_t stream)
+{
+    for (uint64_t graph = ibx_told_graph(x, stream, false), now;; graph = now) {
+        if (graph)
+            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph); /* after 10 s at any rate */
+        pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
+        now = ibx_told_graph(x, stream, false);
+        if (now == graph)
+            return;
+        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
+    }
+}
