@@ -109,8 +109,8 @@ void ibx_captures_graphs_let_go(struct gpu_session *x);
  * graphs_hold(). From then on it may name the graph, which nobody destroys, until the capture ends.
  * A cudaError_t; CUDA_NOT_SUPPORTED: it is not known which session has begun the capture. */
 int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph);
-/* Whether a graph that the client may name is there: CUDA may have destroyed that of a capture
- * which was invalidated. Such a graph is forgotten. */
+/* Whether a graph that the client may name is there: a capture may have ended unseen, and with it
+ * its graph. Such a graph is forgotten. */
 bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph);
 /* How many nodes the next one of that stream, which is being captured, comes behind; 0: the driver
  * does not tell. */

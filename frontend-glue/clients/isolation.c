@@ -364,7 +364,7 @@ static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, siz
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }
 
-/* Of a capture that was invalidated: the handler is not to get it. */
+/* Of a capture that has ended unseen: the handler is not to get it. */
 static void forget_lost_graph(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs of captures that clients were told. CUDA has such a graph until the capture ends, and
- * destroys it if that fails. So nobody else destroys it meanwhile, and who ends the capture has it
- * alone.
+ * Graphs of captures that clients were told. CUDA has such a graph until the capture ends, also if
+ * that was invalidated, and destroys it if the end fails. So nobody else destroys it meanwhile, and
+ * who ends the capture has it alone.
  */
 #include "frontend-glue/clients/capture_graphs.h"
 
@@ -40,16 +40,24 @@ static bool find_told(const struct gpu_session *x, uint64_t graph, struct ibx_ca
     return c;
 }
 
+/* Whether the capture is under way, as far as this session can ask: of a thread's own stream it
+ * cannot. */
+static bool is_still(struct gpu_session *x, const struct ibx_captured *told)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    const bool may_ask = told->stream > 2 || ibx_capture_holds(x, told->stream);
+    pthread_mutex_unlock(&ibx_captures_lock);
+    return !may_ask || ibx_capture_is_still(x, told->stream, told->id);
+}
+
 /* The stream is a bare address, too: nobody destroys it while CUDA is asked. */
 bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
 {
-    struct ibx_capture_known now = {.graph = NULL};
     struct ibx_captured told;
     if (!graph || !atomic_load(&ibx_captures_work(x)->count) || !find_told(x, graph, &told))
         return true;
     ibx_captures_graphs_hold(x);
-    const bool has =
-        !find_told(x, graph, &told) || (ibx_capture_get(x, told.stream, &now) && now.id == told.id);
+    const bool has = !find_told(x, graph, &told) || is_still(x, &told);
     ibx_captures_graphs_let_go(x);
     if (has)
         return true;

@@ -141,7 +141,8 @@ static inline bool mine(const struct extension_request *e, const void *memory, s
 static inline bool is_node(const struct extension_request *e, const void *node)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node) &&
-           ibx_captures_has_graph(e->x, ibx_handles_graph_of(e->x, (uintptr_t)node, true));
+           (!ibx_captures_any_of_tenant(e->x) ||
+            ibx_captures_has_graph(e->x, ibx_handles_graph_of(e->x, (uintptr_t)node, true)));
 }
 
 /* Whether the driver can be asked about memory. Makes the thread's context if this is its first

@@ -8,7 +8,8 @@
 static inline bool is_graph(const struct extension_request *e, const void *graph)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph) &&
-           ibx_captures_has_graph(e->x, ibx_handles_outermost(e->x, (uintptr_t)graph));
+           (!ibx_captures_any_of_tenant(e->x) ||
+            ibx_captures_has_graph(e->x, ibx_handles_outermost(e->x, (uintptr_t)graph)));
 }
 
 static inline bool is_exec(const struct extension_request *e, const void *exec)
