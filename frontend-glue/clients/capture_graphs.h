@@ -58,8 +58,9 @@ uint64_t ibx_told_graph(struct gpu_session *x, uint64_t stream, bool take);
  * lost it; or it goes back to the capture, if that is still there. */
 void ibx_told_graph_answered(struct gpu_session *x, bool is_over, bool made);
 /* The capture of the stream may end. Its graph, if a client was told that, is the request's alone
- * until the end: other requests name its nodes. Takes ibx_captures_graphs_lock(). */
-void ibx_told_graphs_end_begin(struct gpu_session *x, uint64_t stream);
+ * until the end: other requests name its nodes. Takes ibx_captures_graphs_lock(). False, and it is
+ * not taken: another request has the graph for too long. */
+bool ibx_told_graphs_end_begin(struct gpu_session *x, uint64_t stream);
 
 /* -------------------------------------------------------------------------- capture_graphs.c */
 

@@ -17,6 +17,7 @@
 #include "frontend-glue/clients/capture_graphs.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -305,16 +306,19 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
     return may_add ? CAPTURES_SPARED : CAPTURES_UNUSED;
 }
 
-void ibx_captures_run(struct gpu_session *x)
+bool ibx_captures_run(struct gpu_session *x)
 {
     if (x->handler.captures_run != CAPTURES_UNUSED)
-        return;
+        return true;
     x->handler.captures_run = x->handler.captures;
     x->handler.captures_before = ibx_captures_over_so_far(x);
     x->handler.ends_capture = x->handler.captures_run == CAPTURES_ENDED;
     x->handler.ends_graphs = x->handler.ends_capture || x->handler.captures_run == CAPTURES_DROPPED;
-    if (x->handler.ends_graphs)
-        ibx_told_graphs_end_begin(x, ibx_captures_stream_of(x));
+    if (x->handler.ends_graphs && !ibx_told_graphs_end_begin(x, ibx_captures_stream_of(x))) {
+        x->handler.ends_capture = x->handler.ends_graphs = false;
+        x->handler.captures_run = CAPTURES_UNUSED;
+        return false;
+    }
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
@@ -323,6 +327,24 @@ void ibx_captures_run(struct gpu_session *x)
         ibx_captures_wait_begin(x);
     else if (x->handler.captures_run == CAPTURES_SPARED)
         ibx_captures_spare(x, 0);
+    return true;
+}
+
+/* The stream that was to be destroyed stays. */
+int ibx_captures_refuse(struct gpu_session *x, uint8_t *body)
+{
+    if (!body)
+        return ibx_session_fail(x->s, -EBUSY,
+                                "%s ends a capture by %s while another of its requests uses the "
+                                "graph for too long",
+                                ibx_session_path(x->s)->peer, x->requests.name);
+    ibx_log(IBX_LOG_WARN,
+            "%s cannot end a capture by %s: another of its requests uses the graph for too long",
+            ibx_session_path(x->s)->peer, x->requests.name);
+    if (x->handler.captures == CAPTURES_DROPPED)
+        ibx_handles_add(x, IBX_HANDLE_STREAM, ibx_captures_stream_of(x));
+    memset(body, 0, sizeof(uint64_t));
+    return 0;
 }
 
 void ibx_captures_ran(struct gpu_session *x)
@@ -428,20 +450,22 @@ static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *ta
 static void end_in_cuda(struct gpu_session *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
-    int (*destroy)(uint64_t graph) = NULL;
     struct ibx_captured c;
     for (uint64_t stream; (stream = next_to_end(x));) {
         uint64_t graph = 0;
         *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
-        *(void **)&destroy = ibx_back_end_runtime("cudaGraphDestroy");
         const bool there = stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
                            ibx_handles_know(x, IBX_HANDLE_STREAM, stream);
-        ibx_told_graphs_end_begin(x, stream); /* other sessions of the client's may go on */
-        if (take(x, stream, &c) && end_capture && there && ibx_capture_is_still(x, stream, c.id))
+        /* Other sessions of the client's may go on. If one keeps the graph, the stream's end ends
+         * the capture. */
+        const bool alone = ibx_told_graphs_end_begin(x, stream);
+        if (take(x, stream, &c) && alone && end_capture && there &&
+            ibx_capture_is_still(x, stream, c.id))
             end_capture(stream, &graph);
-        pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
-        if (graph && destroy)
-            destroy(graph);
+        if (alone)
+            pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
+        if (graph)
+            ibx_back_end_undo("cudaGraphDestroy", graph);
         ibx_handles_let_go(x); /* a request can hold only a few handles */
     }
 }

@@ -138,9 +138,12 @@ bool ibx_captures_legacy_try(void);
 void ibx_captures_legacy_end(void);
 /* ibx_captures_use(): what GVirtuS's handler for requests of that name and kind does with captures.
  * The others are called before the handler runs; when it has returned, or its session has ended;
- * when it has answered with that exit code. */
+ * when it has answered with that exit code. run() is false if the handler must not end the capture,
+ * whose graph another request has for too long: then refuse() has it get no stream, in its `body`,
+ * or ends the session if that is NULL. It returns as ibx_session_fail(). */
 enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind);
-void ibx_captures_run(struct gpu_session *x);
+bool ibx_captures_run(struct gpu_session *x);
+int ibx_captures_refuse(struct gpu_session *x, uint8_t *body);
 void ibx_captures_ran(struct gpu_session *x);
 void ibx_captures_answered(struct gpu_session *x, int exit_code);
 /* Around what may be captured: whether a capture of the tenant's may have ended since over_so_far()

@@ -97,15 +97,17 @@ void ibx_told_graph_answered(struct gpu_session *x, bool is_over, bool made)
 }
 
 /* A question may come before the lock. */
-void ibx_told_graphs_end_begin(struct gpu_session *x, uint64_t stream)
+bool ibx_told_graphs_end_begin(struct gpu_session *x, uint64_t stream)
 {
     for (uint64_t graph = ibx_told_graph(x, stream, false), now;; graph = now) {
-        if (graph)
-            ibx_handles_change(x, IBX_HANDLE_GRAPH, graph); /* after 10 s at any rate */
+        const bool alone = !graph || ibx_handles_change(x, IBX_HANDLE_GRAPH, graph);
+        if (!alone && ibx_handles_is_captured(x, graph) &&
+            ibx_told_graph(x, stream, false) == graph)
+            return false;
         pthread_rwlock_wrlock(ibx_captures_graphs_lock(x));
         now = ibx_told_graph(x, stream, false);
         if (now == graph)
-            return;
+            return true;
         pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
     }
 }

@@ -278,7 +278,8 @@ static int note_read(void *context, void *bytes, size_t n)
             x->handler.frees = true;
         }
         rc = ibx_made_run(x, whole ? bytes : NULL); /* the request is complete */
-        ibx_captures_run(x);
+        if (!ibx_captures_run(x) && !rc)
+            rc = ibx_captures_refuse(x, whole ? bytes : NULL);
         ibx_registrations_begin(x);
     }
     if (x->options.mode != IBX_GPU_OFF)

@@ -283,6 +283,11 @@ static void end(struct holder *h)
     assert_int_equal(pthread_join(h->thread, NULL), 0);
 }
 
+static void run_handler(struct gpu_session *x)
+{
+    ibx_captures_run(x);
+}
+
 /* One that ends a capture comes before those that use its graph later. Otherwise these, one after
  * the other, would keep it out for ever. */
 static void test_ends_before_later_uses(void **state)
@@ -291,7 +296,7 @@ static void test_ends_before_later_uses(void **state)
     for (unsigned i = 0; i < 2; i++) {
         struct ibx_tenant *tenant = i ? NULL : alice.x.isolation.tenant;
         struct gpu_session x = {.isolation.tenant = tenant};
-        struct holder ends = {x, .holds = ibx_captures_run, .lets_go = ibx_captures_ran};
+        struct holder ends = {x, .holds = run_handler, .lets_go = ibx_captures_ran};
         struct holder uses = {x, ibx_captures_graphs_hold, ibx_captures_graphs_let_go, .id = 0};
         ends.x.handler.captures = CAPTURES_DROPPED;
         ibx_captures_graphs_hold(&x);

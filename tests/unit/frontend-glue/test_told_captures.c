@@ -2,6 +2,7 @@
 /* The graph of a capture that a client asks for: what it may do with it until the capture ends, and
  * what is left then. */
 #include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/extensions.h"
 #include "tests/fixtures/thread_state.h"
 
@@ -76,13 +77,13 @@ static void *begins(struct client *c)
     return stream;
 }
 
-static void handler(struct client *c, enum captures_use use, void *stream)
+static bool handler(struct client *c, enum captures_use use, void *stream)
 {
     struct ibx_writer first = ibx_writer_of(c->x.requests.first, sizeof(c->x.requests.first));
     ibx_put_u64(&first, (uintptr_t)stream);
     c->x.requests.length = 8;
     c->x.handler.captures = use;
-    ibx_captures_run(&c->x);
+    return ibx_captures_run(&c->x);
 }
 
 static void answers(struct client *c, int rc)
@@ -453,6 +454,59 @@ static void test_stream_ends_during_a_check(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)ender.stream);
 }
 
+static bool keeps; /* a request has the graph for too long */
+
+bool __real_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+bool __wrap_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+bool __wrap_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    return !keeps && __real_ibx_handles_change(x, kind, value);
+}
+
+/* Nobody ends a capture whose graph another request keeps: CUDA might destroy it. The handler gets
+ * no stream; if the session ends, the capture is left to the end of its stream. */
+static void test_graph_is_kept_too_long(void **state)
+{
+    static const enum captures_use uses[] = {CAPTURES_ENDED, CAPTURES_DROPPED};
+    struct told t;
+    int status = 0;
+    (void)state;
+    session->path.provider[0] = 'p'; /* what is logged names the peer */
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t body[2] = {(uintptr_t)stream, 7};
+        make_other();
+        if (uses[i] == CAPTURES_DROPPED)
+            assert_true(ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+        assert_true(ibx_handles_know(&other.x, IBX_HANDLE_GRAPH, t.graph));
+        keeps = true;
+        assert_false(handler(&alice, uses[i], stream));
+        keeps = false;
+        assert_int_equal(ibx_captures_refuse(&alice.x, (uint8_t *)body), 0);
+        assert_true(!body[0] && body[1] == 7);
+        answers(&alice, CUDA_INVALID_HANDLE);
+        assert_true(knows(&alice, IBX_HANDLE_STREAM, (uintptr_t)stream));
+        assert_true(ibx_captures_any());
+        ibx_handles_let_go(&other.x);
+        assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    }
+    assert_true(ibx_handles_know(&other.x, IBX_HANDLE_GRAPH, t.graph));
+    keeps = true;
+    ibx_captures_end(&alice.x);
+    keeps = false;
+    ibx_handles_let_go(&other.x);
+    assert_false(knows(&other, IBX_HANDLE_GRAPH, t.graph));
+    int (*is_capturing)(void *stream, int *status) = NULL;
+    void (*destroyed)(void *stream) = NULL;
+    *(void **)&is_capturing = ibx_back_end_runtime("cudaStreamIsCapturing");
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    assert_int_equal(is_capturing(stream, &status), 0);
+    assert_int_equal(status, 1);
+    destroyed(stream);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
 /* GVirtuS's handler has ended the capture of another session's, and its answer is still to tell
  * whether it has made a graph. */
 static void *ends_unanswered(struct told *t)
@@ -563,6 +617,7 @@ int main(void)
         cmocka_unit_test(test_ends_with_its_stream_or_session),
         cmocka_unit_test(test_session_ends_during_a_request),
         cmocka_unit_test(test_stream_ends_during_a_check),
+        cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
         cmocka_unit_test(test_is_named_after_its_stream),
