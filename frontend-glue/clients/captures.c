@@ -470,10 +470,46 @@ static void end_in_cuda(struct gpu_session *x)
     }
 }
 
+/* CUDA has destroyed the graph of a capture whose end has failed. */
+static bool is_graph(uint64_t graph)
+{
+    int (*list)(uint64_t of, void **nodes, size_t *count) = NULL;
+    size_t count = 0;
+    *(void **)&list = ibx_back_end_runtime("cudaGraphGetNodes");
+    return list && !list(graph, NULL, &count);
+}
+
+/* Whether the capture of the stream is under way that the handler was to end. */
+static bool is_under_way(struct gpu_session *x, uint64_t stream)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    const struct ibx_captured *c = ibx_capture_entry_in(x, stream);
+    const uint64_t id = c ? c->id : 0;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    return id &&
+           (stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+            ibx_handles_know(x, IBX_HANDLE_STREAM, stream)) &&
+           ibx_capture_is_still(x, stream, id);
+}
+
+/* The session ends before its handler's answer has told what has become of a capture. Nobody gets
+ * the graph, if there is one. */
+static void end_unanswered(struct gpu_session *x)
+{
+    const uint64_t graph = x->handler.ended_graph;
+    const bool is_over = graph && !is_under_way(x, ibx_captures_stream_of(x));
+    const bool made = is_over && x->handler.captures_run == CAPTURES_ENDED && is_graph(graph);
+    ibx_told_graph_answered(x, is_over, false);
+    if (is_over)
+        ibx_captures_answered(x, 0);
+    if (made)
+        ibx_back_end_undo("cudaGraphDestroy", graph);
+}
+
 void ibx_captures_end(struct gpu_session *x)
 {
     ibx_captures_ran(x);
-    ibx_told_graph_answered(x, false, false);
+    end_unanswered(x);
     end_in_cuda(x);
     pthread_mutex_lock(&ibx_captures_lock);
     end(x, x->capturing.begun);

@@ -273,6 +273,34 @@ static void test_dependencies_have_a_limit(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
+static bool used; /* another request uses the stream for too long */
+
+bool __real_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind,
+                                  uint64_t value);
+bool __wrap_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind,
+                                  uint64_t value);
+bool __wrap_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    return !used && __real_ibx_handles_use_alone(x, kind, value);
+}
+
+/* Without the stream alone nobody asks CUDA for what the stream's next call changes. */
+static void test_stream_is_not_alone(void **state)
+{
+    (void)state;
+    struct told t, none = {0};
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    used = true;
+    assert_int_equal(ask(&alice, stream, 0, &none), CUDA_INVALID_HANDLE);
+    assert_int_equal(come_behind(&alice, stream, 1, t.graph, NULL, 0), CUDA_INVALID_HANDLE);
+    used = false;
+    assert_int_equal(ask(&alice, stream, 0, &none), 0);
+    assert_int_equal(none.count, 1); /* nothing was changed */
+    ext_graph_destroy(&alice, ext_capture_end(&alice, stream));
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
 /* A capture that ends without a graph takes what the client was told with it. */
 static void test_ends_without_a_graph(void **state)
 {
@@ -544,19 +572,51 @@ static void test_is_named_before_the_answer(void **state)
     }
 }
 
-/* Nobody gets the graph if its session ends before. */
+static unsigned undone; /* graphs that were destroyed as nobody got them */
+
+void __real_ibx_back_end_undo(const char *name, uint64_t made);
+void __wrap_ibx_back_end_undo(const char *name, uint64_t made);
+void __wrap_ibx_back_end_undo(const char *name, uint64_t made)
+{
+    undone += !strcmp(name, "cudaGraphDestroy");
+    __real_ibx_back_end_undo(name, made);
+}
+
+/* Nobody gets the graph if its session ends before, and it does not stay in CUDA. */
 static void test_is_never_answered(void **state)
 {
     struct told t;
     (void)state;
     void *stream = ends_unanswered(&t);
+    const unsigned before = undone;
     ibx_captures_end(&other.x);
     ibx_handles_let_go(&other.x);
-    assert_false(ibx_captures_has_graph(&alice.x, t.graph));
+    assert_int_equal(undone, before + 1);
     assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
-    ibx_captures_end(&alice.x);
     assert_false(ibx_captures_any());
-    ibx_back_end_undo("cudaGraphDestroy", t.graph);
+    ibx_captures_end(&alice.x);
+    assert_int_equal(undone, before + 1);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* The session of a handler that has ended nothing leaves the capture as it is. */
+static void test_session_ends_after_a_failure(void **state)
+{
+    struct told t;
+    (void)state;
+    make_other();
+    void *stream = begins(&alice);
+    const unsigned before = undone;
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    handler(&other, CAPTURES_ENDED, stream);
+    ibx_captures_ran(&other.x);
+    ibx_captures_end(&other.x);
+    ibx_handles_let_go(&other.x);
+    assert_int_equal(undone, before);
+    assert_true(ibx_captures_any());
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(ext_capture_end(&alice, stream) == t.graph);
+    ext_graph_destroy(&alice, t.graph);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
@@ -612,6 +672,7 @@ int main(void)
         cmocka_unit_test(test_edges_have_data),
         cmocka_unit_test(test_stays_in_the_capture),
         cmocka_unit_test(test_dependencies_have_a_limit),
+        cmocka_unit_test(test_stream_is_not_alone),
         cmocka_unit_test(test_ends_without_a_graph),
         cmocka_unit_test(test_is_invalidated),
         cmocka_unit_test(test_ends_with_its_stream_or_session),
@@ -620,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
+        cmocka_unit_test(test_session_ends_after_a_failure),
         cmocka_unit_test(test_is_named_after_its_stream),
         cmocka_unit_test(test_stays_after_a_failure),
     };
