@@ -241,7 +241,8 @@ struct late_copy {
 struct ibx_captured {
     uint64_t stream; /* 0: a free place */
     uint64_t id;     /* CUDA's, of the capture; 0: not known */
-    uint64_t graph;  /* that the client has asked for; 0: it has not */
+    uint64_t graph;  /* that the client has asked for, or given; 0: neither */
+    bool given;      /* it was the client's before */
 };
 
 /* All captures of a session: captures.c. */
@@ -254,7 +255,7 @@ struct session_captures {
     unsigned whole;           /* of those begun: which no wait has ended */
     unsigned blocking;        /* of the latter: of streams that wait for the legacy one */
     unsigned ended_noted;     /* how often all captures had been ended, as noted here last */
-    bool minds_own;           /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
+    bool minds_own;           /* the thread is in capture mode THREAD_LOCAL: captures.c */
     uint64_t joins, behind;   /* of the request in hand: graph_limits.c; 0: none */
 };
 

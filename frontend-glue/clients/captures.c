@@ -220,15 +220,14 @@ bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 }
 
 /* A client that captures already does not queue behind waits, which wait for that capture. */
-static void begin(struct gpu_session *x)
+static void begin(struct gpu_session *x, uint64_t stream)
 {
-    const bool blocking_one = ibx_capture_would_block(x, ibx_captures_stream_of(x));
+    const bool blocking_one = ibx_capture_would_block(x, stream);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&ibx_captures_lock);
     const bool blocks =
-        blocking_one &&
-        !ibx_capture_holds(x, ibx_captures_stream_of(x)); /* otherwise the request fails */
+        blocking_one && !ibx_capture_holds(x, stream); /* otherwise the request fails */
     enter(&place);
     while ((waits && sleep_until(deadline)) ||
            (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
@@ -241,7 +240,7 @@ static void begin(struct gpu_session *x)
     x->capturing.blocking += blocks;
     blocking += blocks;
     ibx_capture_join(x);
-    ibx_capture_add(x, ibx_captures_stream_of(x));
+    ibx_capture_add(x, stream);
     leave(&place);
     while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
            sleep_until(deadline)) {
@@ -322,7 +321,7 @@ bool ibx_captures_run(struct gpu_session *x)
     if (x->handler.ends_capture)
         atomic_fetch_add(&ibx_captures_work(x)->endings, 1);
     else if (x->handler.captures_run == CAPTURES_BEGUN)
-        begin(x);
+        begin(x, ibx_captures_stream_of(x));
     else if (x->handler.captures_run == CAPTURES_WAIT)
         ibx_captures_wait_begin(x);
     else if (x->handler.captures_run == CAPTURES_SPARED)
@@ -383,6 +382,54 @@ static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
     pthread_mutex_unlock(&ibx_captures_lock);
 }
 
+/* Clients are threads of one process here. One that captures a stream, in mode GLOBAL as most do,
+ * would forbid all others to allocate or to wait, and a client that does so would end the capture.
+ * Natively clients are processes: so each thread is set to mind only its own captures. Until the
+ * driver is loaded, nobody captures. */
+void ibx_captures_mind_own(struct gpu_session *x)
+{
+    int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
+    const struct ibx_cuda *cuda = x->capturing.minds_own ? NULL : ibx_cuda_load(NULL);
+    if (cuda && cuda->thread_exchange_stream_capture_mode)
+        x->capturing.minds_own = !cuda->thread_exchange_stream_capture_mode(&mode);
+}
+
+void ibx_captures_begins(struct gpu_session *x, uint64_t stream)
+{
+    ibx_captures_mind_own(x);
+    begin(x, stream);
+}
+
+/* A capture that is not in the list would be nobody's to end, and its graph anybody's to destroy.
+ */
+int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t graph)
+{
+    int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
+    uint64_t same;
+    begun(x, stream, rc);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *c = ibx_capture_entry_in(x, stream);
+    if (c) {
+        c->graph = graph;
+        c->given = true;
+    }
+    pthread_mutex_unlock(&ibx_captures_lock);
+    if (c) {
+        ibx_handles_capture_begins(graph);
+        return 0;
+    }
+    *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
+    if (end_capture)
+        end_capture(stream, &same);
+    pthread_mutex_lock(&ibx_captures_lock);
+    ibx_capture_forget(x, stream);
+    end(x, 1);
+    pthread_mutex_unlock(&ibx_captures_lock);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
 /* A capture has ended. Any session of the client may end a capture in relaxed mode, or destroy the
  * stream of any; a capture in another mode that it ends is lost, without a graph. */
 static void over(struct gpu_session *x, uint64_t stream, int exit_code)
@@ -425,7 +472,8 @@ static uint64_t next_to_end(const struct gpu_session *x)
     return stream;
 }
 
-/* Takes the capture in that stream out of the list; false: another session has ended it. */
+/* Takes the capture in that stream out of the list, with its graph; false: another session has
+ * ended it. */
 static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *taken)
 {
     unsigned i = 0;
@@ -435,6 +483,7 @@ static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *ta
     const bool any = i < x->capturing.room;
     if (any) {
         *taken = x->capturing.list[i];
+        x->capturing.list[i].graph = 0;
         ibx_capture_forget_one(x, &x->capturing.list[i]);
     }
     pthread_mutex_unlock(&ibx_captures_lock);
@@ -450,7 +499,7 @@ static bool take(struct gpu_session *x, uint64_t stream, struct ibx_captured *ta
 static void end_in_cuda(struct gpu_session *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
-    struct ibx_captured c;
+    struct ibx_captured c = {.given = false};
     for (uint64_t stream; (stream = next_to_end(x));) {
         uint64_t graph = 0;
         *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
@@ -459,12 +508,14 @@ static void end_in_cuda(struct gpu_session *x)
         /* Other sessions of the client's may go on. If one keeps the graph, the stream's end ends
          * the capture. */
         const bool alone = ibx_told_graphs_end_begin(x, stream);
-        if (take(x, stream, &c) && alone && end_capture && there &&
-            ibx_capture_is_still(x, stream, c.id))
+        const bool taken = take(x, stream, &c);
+        if (taken && alone && end_capture && there && ibx_capture_is_still(x, stream, c.id))
             end_capture(stream, &graph);
+        if (taken && c.graph)
+            ibx_handles_capture_over(c.graph, graph && c.given);
         if (alone)
             pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
-        if (graph)
+        if (graph && !c.given)
             ibx_back_end_undo("cudaGraphDestroy", graph);
         ibx_handles_let_go(x); /* a request can hold only a few handles */
     }
@@ -479,12 +530,14 @@ static bool is_graph(uint64_t graph)
     return list && !list(graph, NULL, &count);
 }
 
-/* Whether the capture of the stream is under way that the handler was to end. */
-static bool is_under_way(struct gpu_session *x, uint64_t stream)
+/* Whether the capture of the stream is under way that the handler was to end. *given: it was into a
+ * graph of the client's. */
+static bool is_under_way(struct gpu_session *x, uint64_t stream, bool *given)
 {
     pthread_mutex_lock(&ibx_captures_lock);
     const struct ibx_captured *c = ibx_capture_entry_in(x, stream);
     const uint64_t id = c ? c->id : 0;
+    *given = c && c->given;
     pthread_mutex_unlock(&ibx_captures_lock);
     return id &&
            (stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
@@ -493,16 +546,17 @@ static bool is_under_way(struct gpu_session *x, uint64_t stream)
 }
 
 /* The session ends before its handler's answer has told what has become of a capture. Nobody gets
- * the graph, if there is one. */
+ * the graph, if there is one, but who had it before. */
 static void end_unanswered(struct gpu_session *x)
 {
     const uint64_t graph = x->handler.ended_graph;
-    const bool is_over = graph && !is_under_way(x, ibx_captures_stream_of(x));
+    bool given = false;
+    const bool is_over = graph && !is_under_way(x, ibx_captures_stream_of(x), &given);
     const bool made = is_over && x->handler.captures_run == CAPTURES_ENDED && is_graph(graph);
-    ibx_told_graph_answered(x, is_over, false);
+    ibx_told_graph_answered(x, is_over, made && given);
     if (is_over)
         ibx_captures_answered(x, 0);
-    if (made)
+    if (made && !given)
         ibx_back_end_undo("cudaGraphDestroy", graph);
 }
 

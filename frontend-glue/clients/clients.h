@@ -41,10 +41,11 @@
  *   ready_context.c  a context that is there before a client is
  *
  * Three circles of calls remain, each between a few files. captures.c tells graph_limits.c, by
- * capture_entries.c, that a capture is over, and graph_limits.c asks captures.c whether a stream is captured. process_ends.c
- * tells departures.c that a process has ended, and departures.c has client_ends.c give its things
- * back, which tells process_ends.c of its streams' waits. host_work.c makes the slot for a function
- * that copies, and graph_slots.c has host_work.c forget that function when the slot has gone.
+ * capture_entries.c, that a capture is over, and graph_limits.c asks captures.c whether a stream is
+ * captured. process_ends.c tells departures.c that a process has ended, and departures.c has
+ * client_ends.c give its things back, which tells process_ends.c of its streams' waits. host_work.c
+ * makes the slot for a function that copies, and graph_slots.c has host_work.c forget that function
+ * when the slot has gone.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
@@ -146,6 +147,13 @@ bool ibx_captures_run(struct gpu_session *x);
 int ibx_captures_refuse(struct gpu_session *x, uint8_t *body);
 void ibx_captures_ran(struct gpu_session *x);
 void ibx_captures_answered(struct gpu_session *x, int exit_code);
+/* The same for an extension request that has CUDA begin a capture into a graph of the client's:
+ * begins() may wait for waits for the device; begun() gets the call's error, and returns that of
+ * the request. The caller has graphs_hold() from before the call until begun() has returned. */
+void ibx_captures_begins(struct gpu_session *x, uint64_t stream);
+int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t graph);
+/* Has the session's thread mind only its own captures. */
+void ibx_captures_mind_own(struct gpu_session *x);
 /* Around what may be captured: whether a capture of the tenant's may have ended since over_so_far()
  * was called. Then the work may be in its graph, though its stream is not captured any more. */
 unsigned ibx_captures_over_so_far(const struct gpu_session *x);

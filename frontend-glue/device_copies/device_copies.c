@@ -187,18 +187,6 @@ static void handled(struct gpu_session *x)
     x->handler.may_reset = false;
 }
 
-/* Clients are threads of one process here. One that captures a stream, in mode GLOBAL as most do,
- * would forbid all others to allocate or to wait, and a client that does so would end the capture.
- * Natively clients are processes: so each thread is set to mind only its own captures. Until the
- * driver is loaded, nobody captures. */
-static void mind_own_captures(struct gpu_session *x)
-{
-    int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
-    const struct ibx_cuda *cuda = x->capturing.minds_own ? NULL : ibx_cuda_load(NULL);
-    if (cuda && cuda->thread_exchange_stream_capture_mode)
-        x->capturing.minds_own = !cuda->thread_exchange_stream_capture_mode(&mode);
-}
-
 /* To be called before GVirtuS looks for the handler of that name. */
 static void guard(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
@@ -283,7 +271,7 @@ static int note_read(void *context, void *bytes, size_t n)
         ibx_registrations_begin(x);
     }
     if (x->options.mode != IBX_GPU_OFF)
-        mind_own_captures(x);
+        ibx_captures_mind_own(x);
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Extension requests about the graph that a stream is captured into, while it is. CUDA tells which
+ * Extension requests about the graph that a stream is captured into, while it is. If the program
+ * gives the graph, a request begins the capture, and GVirtuS's handler ends it. CUDA tells which
  * graph that is, and behind which nodes the stream's next work comes; so the program may add nodes
  * to it meanwhile. The graph is the client's from the question on (ibx_captures_tell_graph()), and
  * nobody destroys it until the capture ends.
@@ -86,7 +87,8 @@ static int tell(struct extension_request *e, const struct extension_captured *c,
     return rc;
 }
 
-/* The stream of a thread of the client's is another one in each thread here. */
+/* The stream of a thread of the client's is another one in each thread here: only the thread that
+ * captures it asks about it. */
 static int get_info(struct extension_request *e)
 {
     struct extension_captured c = {.count = 0};
@@ -94,7 +96,7 @@ static int get_info(struct extension_request *e)
     e->no_handle = !ibx_named_stream(e->x, stream);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
-    if (stream <= (uintptr_t)IBX_CUDA_STREAM_PER_THREAD)
+    if (stream < (uintptr_t)IBX_CUDA_STREAM_PER_THREAD)
         return CUDA_NOT_SUPPORTED;
     if (!ibx_extension_has_alone(e, pointer_to(stream)))
         return CUDA_INVALID_HANDLE;
@@ -153,10 +155,37 @@ static int update_with_data(struct extension_request *e)
     return change(e, true);
 }
 
+/* CUDA destroys the graph if the capture fails: so it must not be a part of another one. */
+static int begin_into(struct extension_request *e)
+{
+    int (*begin)(void *stream, void *graph, void *const *behind, const void *edges, size_t count,
+                 int mode) = NULL;
+    struct place p;
+    uint8_t edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
+    const uint64_t stream = ibx_get_u64(&e->in);
+    e->no_handle = !ibx_named_stream(e->x, stream);
+    const int mode = (int)ibx_get_u32(&e->in);
+    const bool there = ibx_extension_get_place(e, &p), data = ibx_reader_left(&e->in);
+    if (!there || (data && !ibx_extension_get_edges(e, edges, p.count)) || !whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_handles_is_within(e->x, (uintptr_t)p.graph))
+        return CUDA_NOT_SUPPORTED;
+    if (!ibx_extension_has_alone(e, pointer_to(stream)))
+        return CUDA_INVALID_HANDLE;
+    FUNCTION(e, begin);
+    ibx_captures_begins(e->x, stream);
+    ibx_captures_graphs_hold(e->x);
+    int rc = begin(pointer_to(stream), p.graph, p.behind, data ? edges : NULL, p.count, mode);
+    rc = ibx_captures_begun(e->x, stream, rc, (uintptr_t)p.graph);
+    ibx_captures_graphs_let_go(e->x);
+    return rc;
+}
+
 /* ---------------------------------------------------------------------------------- requests */
 
 const struct extension_call ibx_capture_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_CAPTURE_INFO] = {"cudaStreamUpdateCaptureDependencies", get_info},
     [IBX_EXT_CAPTURE_UPDATE] = {"cudaStreamUpdateCaptureDependencies", update},
+    [IBX_EXT_CAPTURE_INTO] = {"cudaStreamBeginCaptureToGraph", begin_into},
     [IBX_EXT_CAPTURE_UPDATE_DATA] = {"cudaStreamUpdateCaptureDependencies", update_with_data},
 };

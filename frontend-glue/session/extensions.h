@@ -179,6 +179,7 @@ enum ibx_extension {
     IBX_EXT_CAPTURE_UPDATE_DATA, /* ... with data of edges */
     IBX_EXT_NODE_EDGES,          /* as NODE_NEIGHBOURS, with the data of edges */
     IBX_EXT_GRAPH_ORDER_DATA,    /* as GRAPH_ORDER, of an edge with data */
+    IBX_EXT_CAPTURE_INTO,        /* cudaStreamBeginCaptureToGraph */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs that a program names while a stream is captured into them. If it asks for the graph, CUDA
- * tells it at the back end (capture_questions.c), and the capture stays whole.
+ * Graphs that a program names while a stream is captured into them. If it asks for the graph, or
+ * gives it, CUDA tells it at the back end, or captures into it (capture_questions.c), and the
+ * capture stays whole.
  *
- * Otherwise, if the back end is older or the program gives the graph, the capture is split: it
- * ends, what was captured becomes a child node of the program's graph, and a new capture of the
+ * Otherwise, if the back end is older or the graph is a part of another one, the capture is split:
+ * it ends, what was captured becomes a child node of the program's graph, and a new capture of the
  * stream begins:
  *
  *   begin ... info ... update ... end     the program's calls
@@ -188,16 +189,31 @@ static struct capture *note(void *stream, int mode, bool alone)
     return c;
 }
 
-/* Begins a capture. An error for a stream that is captured already is detected here: the back end
- * would have to ask CUDA. */
-static int begin_capture(void *stream, int mode)
+/* The graph into which the program has a stream captured, behind these nodes. */
+struct given {
+    void *graph;
+    void *const *behind;
+    const void *edges;
+    size_t count;
+    bool whole; /* CUDA captures into it; otherwise it gets the parts */
+};
+
+/* Begins a capture. `g` NULL: CUDA makes the graph. An error for a stream that is captured already
+ * is detected here: the back end would have to ask CUDA. */
+static int begin_capture(void *stream, int mode, struct given *g)
 {
+    int rc;
     if (ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
     ibx_frontend_managed_rests();
     ibx_frontend_capture_begins(); /* before the call: from then on an event of another thread can
                                       join a stream to it */
-    const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
+    const bool whole =
+        g && ibx_frontend_capture_into(stream, g->graph, g->behind, g->edges, g->count, mode, &rc);
+    if (!whole)
+        rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
+    if (g)
+        g->whole = whole;
     if (rc)
         ibx_frontend_capture_gone();
     return rc;
@@ -265,7 +281,7 @@ static int add_part(struct capture *c, void *part)
 /* After the end of a part, with the error `rc` or without one. */
 static int go_on(struct capture *c, int rc)
 {
-    const int begun = begin_capture(c->stream, c->mode);
+    const int begun = begin_capture(c->stream, c->mode, NULL);
     c->over = begun;
     const int forked = begun ? begun : ibx_frontend_forks_go_on(c->forks);
     if (!begun && (rc || forked))
@@ -299,7 +315,7 @@ static int cut(struct capture *c)
 int cudaStreamBeginCapture(void *stream, int mode)
 {
     const bool alone = !ibx_frontend_capturing();
-    const int rc = begin_capture(stream, mode);
+    const int rc = begin_capture(stream, mode, NULL);
     if (!rc)
         note(stream, mode, alone);
     return rc;
@@ -312,7 +328,8 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
     if (!graph || !known || (count && !behind) || count > IBX_EXT_BEHIND)
         return ibx_frontend_fail(graph && !known ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
-    const int rc = begin_capture(stream, mode);
+    struct given given = {graph, behind, edges, count, false};
+    const int rc = begin_capture(stream, mode, &given);
     struct capture *c = rc ? NULL : note(stream, mode, alone);
     if (!rc && !c) {
         void *part;
@@ -323,7 +340,7 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
         return rc;
     c->id = ibx_frontend_capture_of_graph(graph, c->id);
     c->graph = graph;
-    c->whose = GRAPH_OF_PARTS;
+    c->whose = given.whole ? GRAPH_OF_CUDA : GRAPH_OF_PARTS;
     c->given = true;
     c->count = count;
     if (count)

@@ -2,7 +2,7 @@
 /*
  * Questions about the graph of a capture that CUDA answers at the back end: which graph it is, and
  * behind which nodes the next work of a stream comes. The capture stays as it is, and the program
- * may add nodes to that graph.
+ * may add nodes to that graph. And captures into a graph that the program gives.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
@@ -88,4 +88,18 @@ int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *cons
     begin_update(&e, IBX_EXT_CAPTURE_UPDATE, stream, flags, graph);
     put_nodes(&e, nodes, count);
     return ibx_frontend_request_make(&e, NULL, 0);
+}
+
+bool ibx_frontend_capture_into(void *stream, const void *graph, void *const *behind,
+                               const void *edges, size_t count, int mode, int *rc)
+{
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_CAPTURE_INTO, "cudaStreamBeginCaptureToGraph");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u32(&e.body, (uint32_t)mode);
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    put_nodes(&e, behind, count);
+    if (ibx_frontend_edges_have_data(edges, count))
+        ibx_put_bytes(&e.body, edges, count * IBX_EXT_EDGE);
+    return ibx_frontend_request_known(&e, NULL, 0, rc);
 }

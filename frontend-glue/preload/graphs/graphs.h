@@ -46,6 +46,10 @@ bool ibx_frontend_told_data(const struct ibx_told *t);
 /* cudaStreamUpdateCaptureDependencies with nodes of the capture's graph. Returns a CUDA error. */
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
                                      const void *edges, size_t count, unsigned flags);
+/* cudaStreamBeginCaptureToGraph. False: the back end cannot, or the graph is a part of another one;
+ * else *rc is a CUDA error. */
+bool ibx_frontend_capture_into(void *stream, const void *graph, void *const *behind,
+                               const void *edges, size_t count, int mode, int *rc);
 
 /* ---------------------------------------------------------------------------- capture_numbers.c */
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define INVALID_VALUE  1
+#define ILLEGAL_STATE  401
 #define UNSUPPORTED    900
 #define INVALIDATED    901
 #define UNJOINED       904
@@ -264,17 +265,49 @@ static void tell_driver(void *stream)
     tell(stream, graph_captured(stream), capture.mode);
 }
 
-EXPORT int cudaStreamBeginCapture(void *stream, int mode)
+static void begin_capture(void *stream, int mode, struct double_graph *graph)
 {
     pthread_mutex_lock(&mutex);
-    capture.graph = make();
+    capture.graph = graph;
     capture.stream = stream;
     capture.mode = mode;
     capture.thread = pthread_self();
     capture.lost = device_waits;
     pthread_mutex_unlock(&mutex);
     tell_driver(stream);
+}
+
+EXPORT int cudaStreamBeginCapture(void *stream, int mode)
+{
+    begin_capture(stream, mode, make());
     return returns(0);
+}
+
+static bool is_captured(const void *graph)
+{
+    pthread_mutex_lock(&mutex);
+    const bool is = capture.stream && capture.graph == graph;
+    pthread_mutex_unlock(&mutex);
+    return is;
+}
+
+/* The codes are those of an H200. */
+EXPORT int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind,
+                                         const void *edges, size_t count, int mode)
+{
+    int (*set)(void *of, void *const *nodes, const void *data, size_t n, unsigned flags) =
+        cudaStreamUpdateCaptureDependencies;
+    if (!graph || (count && !behind) || mode < 0 || mode > MODE_RELAXED)
+        return returns(INVALID_VALUE);
+    if (!stream)
+        return returns(UNSUPPORTED);
+    if (is_captured(graph) || graph_captured(stream))
+        return returns(ILLEGAL_STATE);
+    for (size_t i = 0; i < count; i++)
+        if (node_of(behind[i])->graph != graph)
+            return returns(INVALID_VALUE);
+    begin_capture(stream, mode, graph_of(graph));
+    return set(stream, behind, edges, count, 1);
 }
 
 /* Others are captured by the double of the driver. */
@@ -515,6 +548,8 @@ static void forget_with_memory(const void *exec, const void *graph)
 /* A graph that the driver's double has captured is a number, without contents. */
 EXPORT int cudaGraphDestroy(void *graph)
 {
+    if (is_captured(graph))
+        return returns(ILLEGAL_STATE);
     if ((uintptr_t)graph >= 4096) {
         forget_with_memory(NULL, graph);
         free_memory(graph_of(graph));

@@ -37,6 +37,10 @@ bool copies_memory(const struct ibx_cuda_memcpy3d *copy, struct ibx_cuda_memcpy3
 /* cudaMalloc of memory for which cudaFree does not wait. */
 int graph_malloc(void **address, size_t n);
 
+/* graph_copies.c */
+int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                        size_t count, unsigned flags);
+
 /* graphs.c: whether the stream is captured, and the function with it. */
 bool captures_function(void *stream, void (*function)(void *argument), void *argument);
 /* Of a call that CUDA permits in no capture: its error in this one, which has no graph then. */

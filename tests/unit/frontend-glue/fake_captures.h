@@ -23,6 +23,8 @@ static struct {
     int split, go_on;              /* what the streams that have joined say */
     const void *joins;             /* the stream that has joined */
     bool memory;                   /* whether a captured node allocates memory */
+    bool into_known;               /* the back end captures into graphs that are given */
+    int into;                      /* ... with this error */
     bool tells;                    /* the back end tells the graph of a capture */
     int told;                      /* ... with this error */
     size_t behind;                 /* ... and so many nodes before the next one */
@@ -233,6 +235,13 @@ int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *cons
     was.updated++;
     assert_ptr_equal(graph, &made[parts % sizeof(made)]);
     return 0;
+}
+bool ibx_frontend_capture_into(void *stream, const void *graph, void *const *behind,
+                               const void *edges, size_t count, int mode, int *rc)
+{
+    (void)stream, (void)graph, (void)behind, (void)edges, (void)count, (void)mode;
+    *rc = is.into;
+    return is.into_known;
 }
 void ibx_frontend_graph_lost(void *graph)
 {

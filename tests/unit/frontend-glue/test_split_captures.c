@@ -234,6 +234,32 @@ static void it_was_invalidated(NO_STATE)
     assert_int_equal(was.destroyed, before);
 }
 
+/* CUDA captures into the graph: there are no parts, and no other graph. If the end fails, the graph
+ * is gone. */
+static void a_given_graph_gets_no_parts(NO_STATE)
+{
+    void *graph = NULL;
+    for (unsigned i = 0; i < 2; i++) {
+        void *mine = &made[parts % sizeof(made)];
+        const int rc = i ? CUDA_CAPTURE_INVALIDATED : 0;
+        is.into_known = is.tells = true;
+        assert_int_equal(
+            cudaStreamBeginCaptureToGraph(&stream, mine, NULL, NULL, 0, CUDA_CAPTURE_GLOBAL), 0);
+        assert_int_equal(captures_now, 1);
+        assert_int_equal(asks(&graph), 0);
+        assert_ptr_equal(graph, mine);
+        is.end = rc;
+        assert_ptr_equal(ends_in(&stream, rc), rc ? NULL : mine);
+        assert_int_equal(captures_now, 0);
+        assert_true(!was.begun && !was.parts && !was.noted && !was.destroyed && was.lost == i);
+    }
+    is.into = CUDA_ILLEGAL_STATE;
+    assert_int_equal(
+        cudaStreamBeginCaptureToGraph(&stream, made, NULL, NULL, 0, CUDA_CAPTURE_GLOBAL),
+        CUDA_ILLEGAL_STATE);
+    assert_int_equal(captures_now, 0);
+}
+
 /* CUDA has ended the capture with the thread that began it, and takes no more calls for it. */
 static void its_thread_has_ended(NO_STATE)
 {
@@ -438,6 +464,7 @@ int main(void)
         TEST(dependencies_with_others),
         TEST(edges_have_data),
         TEST(it_was_invalidated),
+        TEST(a_given_graph_gets_no_parts),
         TEST(its_thread_has_ended),
         TEST(nobody_wants_the_graph),
         TEST(a_part_that_allocates_moves),

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The graph of a capture that a client asks for: what it may do with it until the capture ends, and
  * what is left then. */
-#include "frontend-glue/clients/capture_graphs.h"
 #include "frontend-glue/session/session_internal.h"
-#include "tests/fixtures/extensions.h"
 #include "tests/fixtures/thread_state.h"
+#include "tests/unit/frontend-glue/told_captures.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -16,89 +15,6 @@
 #include <cmocka.h>
 
 #define UNJOINED 904
-
-struct told {
-    uint32_t status, count;
-    uint64_t graph, behind[IBX_EXT_TOLD];
-};
-
-static int ask(struct client *c, void *stream, uint16_t from, struct told *t)
-{
-    uint8_t bytes[16], out[IBX_EXT_OUT_MAX];
-    size_t n = 0;
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_INFO);
-    ibx_put_u64(&w, (uintptr_t)stream);
-    ibx_put_u16(&w, from);
-    const int rc = ext_answer(c, &w, out, &n);
-    if (rc)
-        return rc;
-    struct ibx_reader r = ibx_reader_of(out, n);
-    *t = (struct told){.status = ibx_get_u32(&r)};
-    t->count = ibx_get_u32(&r);
-    t->graph = ibx_get_u64(&r);
-    for (unsigned i = 0; i < IBX_EXT_TOLD; i++) {
-        t->behind[i] = ibx_get_u64(&r);
-        assert_int_equal(ibx_get_u64(&r), 0); /* a plain edge */
-    }
-    assert_true(!r.failed && !ibx_reader_left(&r));
-    return 0;
-}
-
-static int come_behind(struct client *c, void *stream, uint32_t flags, uint64_t graph,
-                       const uint64_t *nodes, uint16_t count)
-{
-    uint8_t bytes[8 * IBX_EXT_BEHIND + 64];
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_UPDATE);
-    ibx_put_u64(&w, (uintptr_t)stream);
-    ibx_put_u32(&w, flags);
-    ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, count);
-    for (unsigned i = 0; i < count; i++)
-        ibx_put_u64(&w, nodes[i]);
-    return ext_run(c, &w, NULL);
-}
-
-static int fill(struct client *c, void *stream)
-{
-    uint8_t bytes[64];
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
-    ibx_put_u64(&w, c->memory);
-    ibx_put_u32(&w, 1);
-    ibx_put_u64(&w, 8);
-    ibx_put_u64(&w, (uintptr_t)stream);
-    return ext_run(c, &w, NULL);
-}
-
-static void *begins(struct client *c)
-{
-    void *stream = ext_stream_make(c);
-    ext_capture_begin(c, stream);
-    assert_int_equal(fill(c, stream), 0);
-    return stream;
-}
-
-static bool handler(struct client *c, enum captures_use use, void *stream)
-{
-    struct ibx_writer first = ibx_writer_of(c->x.requests.first, sizeof(c->x.requests.first));
-    ibx_put_u64(&first, (uintptr_t)stream);
-    c->x.requests.length = 8;
-    c->x.handler.captures = use;
-    return ibx_captures_run(&c->x);
-}
-
-static void answers(struct client *c, int rc)
-{
-    ibx_captures_ran(&c->x);
-    ibx_captures_answered(&c->x, rc);
-    ibx_handles_let_go(&c->x);
-}
-
-static bool knows(struct client *c, enum ibx_handle_kind kind, uint64_t value)
-{
-    const bool is = ibx_handles_has(&c->x, kind, value);
-    ibx_handles_let_go(&c->x);
-    return is;
-}
 
 /* The client adds nodes; what was captured and what it has added are one graph, which it has at the
  * end, with the nodes that it knows. All of it counts. */
@@ -135,86 +51,6 @@ static void test_adds_nodes(void **state)
     ext_graph_destroy(&alice, graph);
     assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
-}
-
-/* Of a kernel that the double makes of any number. */
-static uint64_t kernel_add(struct client *c, uint64_t graph)
-{
-    uint8_t bytes[128];
-    uint64_t node = 0;
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_KERNEL);
-    ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, 0);
-    ibx_put_u64(&w, 0x7000);
-    for (unsigned i = 0; i < 6; i++)
-        ibx_put_u32(&w, 1);
-    ibx_put_u64(&w, 0);
-    ibx_put_u64(&w, 0);
-    ibx_put_u64(&w, 24);
-    ibx_put_u64(&w, c->memory);
-    ibx_put_u64(&w, c->memory);
-    ibx_put_u64(&w, 8);
-    assert_int_equal(ext_run(c, &w, &node), 0);
-    return node;
-}
-
-static int order(struct client *c, bool removes, const uint64_t nodes[3], const uint8_t *edge)
-{
-    uint8_t bytes[64];
-    struct ibx_writer w =
-        ext_body(bytes, sizeof(bytes), edge ? IBX_EXT_GRAPH_ORDER_DATA : IBX_EXT_GRAPH_ORDER);
-    for (unsigned i = 0; i < 3; i++)
-        ibx_put_u64(&w, nodes[i]);
-    ibx_put_u8(&w, removes);
-    ibx_put_bytes(&w, edge ? edge : bytes, edge ? IBX_EXT_EDGE : 0);
-    return ext_run(c, &w, NULL);
-}
-
-/* The first neighbour of a node, and the data of the edge between. */
-static int edge_of(struct client *c, uint64_t node, bool behind, uint64_t *other, uint64_t *data)
-{
-    uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
-    size_t n = 0;
-    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_EDGES);
-    ibx_put_u64(&w, node);
-    ibx_put_u64(&w, 0);
-    ibx_put_u8(&w, behind);
-    const int rc = ext_answer(c, &w, out, &n);
-    struct ibx_reader r = ibx_reader_of(out, rc ? 0 : n);
-    const uint64_t count = ibx_get_u64(&r);
-    *other = ibx_get_u64(&r);
-    *data = ibx_get_u64(&r);
-    assert_true(rc || (n == IBX_EXT_OUT_MAX && count == 1));
-    return rc;
-}
-
-/* The data of edges goes both ways. CUDA refuses what it does not know, and an edge that another
- * client's graph is to get does not reach it. */
-static void test_edges_have_data(void **state)
-{
-    (void)state;
-    static const uint8_t edge[IBX_EXT_EDGE] = {1, 0, 1}, strange[IBX_EXT_EDGE] = {1, 0, 1, 1},
-                         unfit[IBX_EXT_EDGE] = {0, 0, 1};
-    const uint64_t graph = ext_graph_make(&alice);
-    uint64_t nodes[3] = {graph}, other, data;
-    for (unsigned i = 1; i < 3; i++)
-        nodes[i] = kernel_add(&alice, graph);
-    assert_int_equal(order(&alice, false, nodes, strange), CUDA_INVALID_VALUE);
-    assert_int_equal(order(&alice, false, nodes, unfit), CUDA_INVALID_VALUE);
-    assert_int_equal(order(&bob, false, nodes, edge), CUDA_INVALID_VALUE);
-    assert_int_equal(order(&alice, false, nodes, edge), 0);
-    for (unsigned behind = 0; behind < 2; behind++) {
-        assert_int_equal(edge_of(&alice, nodes[2 - behind], behind, &other, &data), 0);
-        assert_true(other == nodes[1 + behind] && !memcmp(&data, edge, sizeof(data)));
-        assert_int_equal(edge_of(&bob, nodes[2 - behind], behind, &other, &data),
-                         CUDA_INVALID_VALUE);
-    }
-    assert_int_equal(order(&alice, true, nodes, edge), 0);
-    assert_int_equal(order(&alice, true, nodes, edge), CUDA_INVALID_VALUE);
-    assert_int_equal(order(&alice, false, nodes, NULL), 0);
-    assert_int_equal(edge_of(&alice, nodes[2], false, &other, &data), 0);
-    assert_true(other == nodes[1] && !data);
-    ext_graph_destroy(&alice, graph);
 }
 
 /* CUDA has the graph until the end of the capture. Nobody destroys it or a node of it, moves it
@@ -275,10 +111,8 @@ static void test_dependencies_have_a_limit(void **state)
 
 static bool used; /* another request uses the stream for too long */
 
-bool __real_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind,
-                                  uint64_t value);
-bool __wrap_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind,
-                                  uint64_t value);
+bool __real_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+bool __wrap_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 bool __wrap_ibx_handles_use_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     return !used && __real_ibx_handles_use_alone(x, kind, value);
@@ -669,7 +503,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_adds_nodes),
-        cmocka_unit_test(test_edges_have_data),
         cmocka_unit_test(test_stays_in_the_capture),
         cmocka_unit_test(test_dependencies_have_a_limit),
         cmocka_unit_test(test_stream_is_not_alone),
