@@ -336,6 +336,24 @@ bool while_captured(char *device, void *stream)
     return true;
 }
 
+// A thread's own stream is asked about as any other.
+bool own_stream_captured(char *device)
+{
+    void *graph = nullptr, *again = nullptr, *own = reinterpret_cast<void *>(2);
+    void *const *last = nullptr;
+    std::size_t count = 9;
+    int status = 9;
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", own, 0) == 0));
+    REQUIRE(cudaMemsetAsync(device, 'e', 20, own) == 0);
+    REQUIRE(capture_info(own, &status, &graph, &last, &count) == 0 && status == 1 && count == 1);
+    REQUIRE(add_set(&again, graph, last, 1, device, 'f') == 0);
+    REQUIRE((run<void *, void *const *, const void *, std::size_t, unsigned>(
+                 "cudaStreamUpdateCaptureDependencies", own, &again, nullptr, 1, 1) == 0));
+    REQUIRE(run("cudaStreamEndCapture", own, &again) == 0 && again == graph);
+    REQUIRE(count_of(graph, 4) == 0 && count_of(graph, 2) == 2 && runs(graph, own));
+    return HOLDS(device_has(device, "ffffffffff", 10) && run("cudaGraphDestroy", graph) == 0);
+}
+
 // CUDA clones no graph that allocates memory or frees it. What a capture has of these is in the
 // program's graph nevertheless, also where the program gives the graph, and no call leaves an
 // error.
@@ -561,5 +579,6 @@ bool conditions()
     REQUIRE(memory_while_captured(device, stream));
     REQUIRE(forked(device, stream) && joined_by_nodes(device, stream) && goes_on(device, stream));
     REQUIRE(forked_by_launches(device, stream));
+    REQUIRE(own_stream_captured(device));
     return HOLDS(while_captured(device, stream) && joined(stream));
 }

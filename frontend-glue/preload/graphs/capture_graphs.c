@@ -431,8 +431,7 @@ static struct capture *find_any(const void *stream)
     return c;
 }
 
-/* The number of the capture that a stream has joined in another way than by an event of which this
- * library knows; 0: there are several, and only CUDA knows which one it is. */
+/* The number of the only capture; 0: there are several. */
 static unsigned long long only_id(void)
 {
     ibx_frontend_ranges_lock();
@@ -483,6 +482,48 @@ static bool ask(struct capture *c, void *stream, const struct ibx_told **told, i
     return known || c->whose == GRAPH_OF_CUDA;
 }
 
+/* The capture of which CUDA has told this graph. */
+static struct capture *find_of_graph(const void *graph)
+{
+    ibx_frontend_ranges_lock();
+    struct capture *c = all;
+    while (c && !(c->whose == GRAPH_OF_CUDA && c->graph == graph))
+        c = c->next;
+    ibx_frontend_ranges_unlock();
+    return c;
+}
+
+/* The first capture of the calling thread with a number above `last` whose graph is not known. */
+static struct capture *next_unasked(unsigned long long last)
+{
+    struct capture *next = NULL;
+    ibx_frontend_ranges_lock();
+    for (struct capture *c = all; c; c = c->next)
+        if (c->order > last && (!next || c->order < next->order) && is_of(c, c->stream) &&
+            c->by == ibx_frontend_thread_number() && c->whose == GRAPH_NOT_ASKED)
+            next = c;
+    ibx_frontend_ranges_unlock();
+    return next;
+}
+
+/* The capture that a stream has joined in another way than by an event of which this library knows,
+ * such as in a library of CUDA's. CUDA tells the graph. NULL: the back end does not tell, or it is
+ * another thread's, whose graph is not known. */
+static struct capture *find_joined(void *stream)
+{
+    struct ibx_told told = {.stream = stream};
+    const struct ibx_told *own;
+    unsigned long long last = 0;
+    int rc = CUDA_SUCCESS;
+    if (!ibx_frontend_capture_ask(stream, &told, &rc) || rc)
+        return NULL;
+    struct capture *found = find_of_graph(told.graph);
+    for (struct capture *c; !found && (c = next_unasked(last)); last = c->order)
+        if (ask(c, c->stream, &own, &rc) && !rc && c->graph == told.graph)
+            found = c;
+    return found;
+}
+
 /* Of the last nodes. */
 static const uint8_t plain_edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
 
@@ -493,7 +534,9 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     int now = 0;
     int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct capture *c = rc || now != 1 ? NULL : find_any(stream);
-    const bool joined = !rc && now == 1 && !c; /* the stream is in the capture of another one */
+    if (!rc && now == 1 && !c && (asks || (id && !only_id())))
+        c = find_joined(stream);
+    const bool joined = !rc && now == 1 && !c; /* the capture is not found */
     const unsigned long long number = c ? c->id : joined && id ? only_id() : 0;
     if (joined && (asks || (id && !number)))
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
@@ -566,6 +609,8 @@ int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, con
                                            size_t count, unsigned flags)
 {
     struct capture *c = find_any(stream);
+    if (!c && ibx_frontend_captures(stream))
+        c = find_joined(stream);
     if (!c || (count && !nodes) || flags > SET_DEPENDENCIES)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!ibx_frontend_edges_are_known(edges, count))

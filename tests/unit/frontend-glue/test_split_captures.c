@@ -394,6 +394,40 @@ static void a_question_leaves_a_capture_whole(NO_STATE)
     assert_int_equal(was.noted, 1); /* what is known of the graph stays after the first question */
 }
 
+static int asks_number_of(void *of, unsigned long long *id)
+{
+    int status;
+    return cudaStreamGetCaptureInfo_v2(of, &status, id, NULL, NULL, NULL);
+}
+
+/* A stream that has joined unseen: CUDA tells the graph, and by that which capture it is. If there
+ * are several, another thread's counts as one of them only if its graph is known. */
+static void a_stream_has_joined_unseen(NO_STATE)
+{
+    void *graph, *const *behind;
+    unsigned long long id, same;
+    size_t count;
+    is.tells = true;
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(asks_number_of(&stream, &id), 0);
+    assert_int_equal(asks_of(&is, &graph, &behind, NULL, &count), 0);
+    assert_ptr_equal(graph, &made[parts % sizeof(made)]);
+    assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&is, behind, NULL, 0, 1), 0);
+    assert_int_equal(was.updated, 1);
+    captures_in(&given, CUDA_CAPTURE_GLOBAL); /* its graph is another one */
+    is.other = &given;
+    assert_int_equal(asks_number_of(&is, &same), 0);
+    assert_int_equal(same, id);
+    assert_int_equal(asks_number_of(&given, &same), 0);
+    assert_int_not_equal(same, id);
+    is.tells = false;
+    assert_int_equal(asks_number_of(&is, &same), CUDA_NOT_SUPPORTED);
+    assert_int_equal(asks_of(&is, &graph, &behind, NULL, &count), CUDA_NOT_SUPPORTED);
+    assert_true(was.begun == 2 && !was.parts);
+    ends_in(&given, 0);
+    ends_in(&stream, 0);
+}
+
 /* A caller that asks for the nodes, without room for the data of edges, is told that there is some.
  */
 static void data_of_edges_is_not_lost(NO_STATE)
@@ -464,6 +498,7 @@ int main(void)
         TEST(dependencies_with_others),
         TEST(edges_have_data),
         TEST(it_was_invalidated),
+        TEST(a_stream_has_joined_unseen),
         TEST(a_given_graph_gets_no_parts),
         TEST(its_thread_has_ended),
         TEST(nobody_wants_the_graph),
