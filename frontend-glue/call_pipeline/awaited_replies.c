@@ -394,7 +394,9 @@ static void after_waiting(struct ibx_pipeline *p)
 
 static void note_settled(const struct ibx_effects *e)
 {
-    if (e->settles == IBX_SETTLES_ORDERED)
+    if (e->settles == IBX_SETTLES_ALL)
+        ibx_process_all_settled(e->left);
+    else if (e->settles == IBX_SETTLES_ORDERED)
         ibx_process_settled(e->left);
     else if (e->settles == IBX_SETTLES_LEGACY)
         ibx_process_legacy_settled(e->left.in_legacy);

@@ -268,6 +268,11 @@ bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
     return is_usable(p) && !ibx_process_devices() && ibx_process_rests();
 }
 
+bool ibx_pipeline_device_rests(const struct ibx_pipeline *p)
+{
+    return is_usable(p) && ibx_process_all_rests();
+}
+
 bool ibx_pipeline_legacy_rests(struct ibx_pipeline *p)
 {
     return knows(p) && ibx_process_legacy_rests();

@@ -116,6 +116,7 @@ enum ibx_settles {
     IBX_SETTLES_NOTHING,
     IBX_SETTLES_LEGACY,  /* the legacy stream itself */
     IBX_SETTLES_ORDERED, /* all that is ordered with it, as after a synchronous copy */
+    IBX_SETTLES_ALL,     /* all streams, as after a wait for the device */
 };
 
 /* How often a request may have left work so far: anywhere, and in the legacy stream itself. */
@@ -519,6 +520,10 @@ struct ibx_left ibx_process_left(void);
 void ibx_process_settled(struct ibx_left left);
 /* Whether there is no such work left. */
 bool ibx_process_rests(void);
+/* The same of all work, in non-blocking streams, too. Each device has its own: with several, or
+ * once that was so, nothing is known to have ended. */
+void ibx_process_all_settled(struct ibx_left left);
+bool ibx_process_all_rests(void);
 /* The same of work in the legacy stream itself, which precedes later work in blocking streams. Each
  * device has a legacy stream: with several, nothing is known to have ended. */
 void ibx_process_legacy_settled(uint64_t left);

@@ -123,6 +123,8 @@ bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Whether there is no work that a copy in the legacy stream would wait for. That the legacy stream
  * itself rests says little about the streams that are ordered with it. */
 bool ibx_pipeline_all_rests(struct ibx_pipeline *pipeline);
+/* Whether no stream has work, which a wait for the device would wait for. */
+bool ibx_pipeline_device_rests(const struct ibx_pipeline *pipeline);
 /* Whether the legacy stream itself has no work that blocking streams would wait for. */
 bool ibx_pipeline_legacy_rests(struct ibx_pipeline *pipeline);
 /* How often a request may have left such work so far, and that it is over up to this number. */

@@ -12,7 +12,7 @@ static _Atomic unsigned graph_changes;
 static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, reported_losses, cuts;
 static _Atomic int unreported;
 static _Atomic uint64_t epoch = 1;
-static _Atomic uint64_t left_behind, settled;
+static _Atomic uint64_t left_behind, settled, all_settled;
 static _Atomic uint64_t left_in_legacy, legacy_settled;
 static atomic_bool devices, shares_memory;
 #define BROKEN 1u
@@ -133,6 +133,18 @@ bool ibx_process_legacy_rests(void)
 bool ibx_process_rests(void)
 {
     return atomic_load(&left_behind) == atomic_load(&settled);
+}
+
+void ibx_process_all_settled(struct ibx_left left)
+{
+    ibx_process_settled(left);
+    if (!ibx_process_devices())
+        raise_to(&all_settled, left.anywhere);
+}
+
+bool ibx_process_all_rests(void)
+{
+    return !ibx_process_devices() && atomic_load(&left_behind) == atomic_load(&all_settled);
 }
 
 bool ibx_process_shares_memory(void)
@@ -359,6 +371,7 @@ void ibx_process_facts_clear(void)
     atomic_store(&shares_memory, false);
     atomic_store(&breaks, 0);
     atomic_store(&settled, atomic_load(&left_behind));
+    atomic_store(&all_settled, atomic_load(&left_behind));
     atomic_store(&legacy_settled, atomic_load(&left_in_legacy));
     atomic_store(&losses, 0);
     atomic_store(&reported_losses, 0);

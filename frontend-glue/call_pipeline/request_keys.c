@@ -134,7 +134,7 @@ enum ibx_settles ibx_request_settles(const struct ibx_call *call, const uint8_t 
     case IBX_CALL_WAITS:
         return brings_bytes(call, body, n) ? IBX_SETTLES_ORDERED : IBX_SETTLES_NOTHING;
     case IBX_CALL_QUERIES:
-        return call->stream_at == IBX_CALL_ALL_STREAMS ? IBX_SETTLES_ORDERED
+        return call->stream_at == IBX_CALL_ALL_STREAMS ? IBX_SETTLES_ALL
                : ibx_request_scope(call, body, n).all  ? IBX_SETTLES_LEGACY
                                                        : IBX_SETTLES_NOTHING;
     default:

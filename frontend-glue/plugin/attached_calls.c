@@ -108,6 +108,7 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     case IBX_FRONTEND_LEGACY_RESTS:
         return ibx_pipeline_legacy_rests(ibx_attached->pipeline);
     case IBX_FRONTEND_ALL_RESTS: /* see knows() */
+    case IBX_FRONTEND_DEVICE_RESTS:
     case IBX_FRONTEND_PRINTED:
         break;
     case IBX_FRONTEND_EVENT_OVER:
@@ -152,6 +153,8 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return false;
     if (fact == IBX_FRONTEND_ALL_RESTS) /* is asked often, and sends nothing */
         return ibx_pipeline_all_rests(ibx_attached->pipeline);
+    if (fact == IBX_FRONTEND_DEVICE_RESTS)
+        return ibx_pipeline_device_rests(ibx_attached->pipeline);
     const struct ibx_inside inside = ibx_inside_begin(); /* a backlog may be sent in here */
     const bool known = knows_now(fact, handle, answer);
     ibx_inside_end(inside);

@@ -45,7 +45,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 28u
+#define IBX_FRONTEND_VERSION 29u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -120,9 +120,10 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_EVENT_PENDING,  /* the event `handle` has not completed: its record was not run */
     IBX_FRONTEND_SHARED, /* memory of allocate() at `handle`, if that is not 0, and of this session
                             as a rule, is shared with the back end */
-    IBX_FRONTEND_ALL_RESTS, /* no stream has work that the legacy stream would wait for */
-    IBX_FRONTEND_PRINTED,   /* a reply since the last question has told whether kernels have printed
-                               something: *answer */
+    IBX_FRONTEND_ALL_RESTS,    /* no stream has work that the legacy stream would wait for */
+    IBX_FRONTEND_DEVICE_RESTS, /* no stream has any work */
+    IBX_FRONTEND_PRINTED, /* a reply since the last question has told whether kernels have printed
+                             something: *answer */
     IBX_FRONTEND_SERVER, /* *answer is another one if what the back end had made before may be gone:
                             a connection of this process has broken for good, or this thread's is
                             with another process of the server */

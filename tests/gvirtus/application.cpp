@@ -274,6 +274,7 @@ int main(int argc, char **argv)
         {"sent-on-beyond-pins", sent_on_beyond_pins},
         {"pinned-beside-others", pinned_beside_others},
         {"random-pins", random_pins},
+        {"page-locked-ends", page_locked_ends},
         {"kernels-and-page-locked", kernels_and_page_locked},
         {"page-locked-of-threads", page_locked_of_threads},
         {"page-locked-after-resets", page_locked_after_resets},

@@ -167,6 +167,8 @@ bool sent_on();
 bool sent_on_beyond_pins();
 bool pinned_beside_others();
 bool random_pins();
+// The calls that end page-locked memory wait for all streams.
+bool page_locked_ends();
 // Registered memory, and registered memory that was unmapped.
 bool registrations();
 bool stale_registration();

@@ -371,3 +371,122 @@ bool random_pins()
     stub_remote()->slow(0);
     return HOLDS(own && other);
 }
+
+namespace
+{
+
+// What is outstanding as page-locked memory ends.
+struct Outstanding {
+    std::atomic<bool> over;
+    pid_t thread; // that ends it
+};
+
+// Ends when that thread waits, as it does in a call that waits for this function.
+void while_it_waits(void *outstanding)
+{
+    auto *o = static_cast<Outstanding *>(outstanding);
+    for (int asleep = 0; asleep < 200; usleep(1000))
+        asleep = thread_state(getpid(), o->thread) == 'S' ? asleep + 1 : 0;
+    o->over = true;
+}
+
+// A way to get page-locked memory, and to end it.
+struct Kind {
+    const char *name;
+    int (*begin)(void *memory, std::size_t n); // NULL: it is allocated, by _allocate
+    int (*allocate)(void **memory, std::size_t n);
+    int (*end)(void *memory);
+    bool kernels; // it is mapped for kernels
+};
+
+constexpr std::size_t ended_bytes = 100000; // bytes
+
+// Natively the call that ends page-locked memory returns when all streams have no work, whatever
+// that work accesses. `used`: a copy of that memory is outstanding, too.
+bool waits_as_it_ends(const Kind &kind, char *device, unsigned flags, bool used)
+{
+    void *stream = nullptr, *memory = nullptr, *other = nullptr;
+    Outstanding before = {{false}, gettid()};
+    std::vector<char> ordinary(ended_bytes, 'o');
+    const std::vector<char> expected(ended_bytes, 'e');
+    auto *launch_host = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    REQUIRE(cudaMallocHost(&other, ended_bytes) == 0 && cudaMemset(device, 'd', ended_bytes) == 0);
+    REQUIRE((kind.allocate ? kind.allocate(&memory, ended_bytes) : 0) == 0);
+    memory = memory ? memory : ordinary.data();
+    REQUIRE((kind.begin ? kind.begin(memory, ended_bytes) : 0) == 0);
+    std::memset(memory, 'e', ended_bytes);
+    std::memset(other, 'o', ended_bytes);
+    REQUIRE(cudaStreamCreateWithFlags(&stream, flags) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(launch_host(stream, while_it_waits, &before) == 0);
+    if (used)
+        REQUIRE(cudaMemcpyAsync(device, memory, ended_bytes, H2D, stream) == 0);
+    else
+        REQUIRE(cudaMemsetAsync(device, 'e', ended_bytes, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(other, device, ended_bytes, D2H, stream) == 0);
+    const int rc = kind.end(memory);
+    const bool waited = before.over && has(static_cast<char *>(other), expected);
+    ordinary.assign(ended_bytes, 'z');
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(device, expected.data(), ended_bytes));
+    REQUIRE(has(static_cast<char *>(other), expected));
+    REQUIRE(cudaFreeHost(other) == 0 && cudaStreamDestroy(stream) == 0);
+    return HOLDS(rc == 0 && waited);
+}
+
+// Without work it ends at once. (Where kernels have the memory, the back end waits itself.)
+bool ends_alone(const Kind &kind)
+{
+    void *memory = nullptr;
+    std::vector<char> ordinary(ended_bytes);
+    REQUIRE((kind.allocate ? kind.allocate(&memory, ended_bytes) : 0) == 0);
+    memory = memory ? memory : ordinary.data();
+    REQUIRE((kind.begin ? kind.begin(memory, ended_bytes) : 0) == 0);
+    const unsigned long waits = stub_remote()->stats().waits; // a request that may leave work
+    REQUIRE(cudaDeviceSynchronize() == 0 && kind.end(memory) == 0);
+    return HOLDS(stub_remote()->stats().waits == waits + 1);
+}
+
+void *of_gvirtus; // memory that it allocated before there was a connection
+
+int by_driver(void *memory, const char *name)
+{
+    return preloaded<int(void *)>(name)(memory);
+}
+
+} // namespace
+
+bool page_locked_ends()
+{
+    const auto allocate = [](void **memory, std::size_t n) { return cudaMallocHost(memory, n); };
+    const auto mapped = [](void **memory, std::size_t n) { return cudaHostAlloc(memory, n, 2); };
+    const auto enlist = [](void *memory, std::size_t n) { return host_register(memory, n); };
+    const auto unlist = [](void *memory) { return host_unregister(memory); };
+    const Kind kinds[] = {
+        {"allocated", nullptr, allocate, cudaFreeHost, false},
+        {"mapped", nullptr, mapped, cudaFreeHost, true},
+        {"registered", enlist, nullptr, unlist, false},
+        {"freed by the driver's API", nullptr, allocate,
+         [](void *memory) { return by_driver(memory, "cuMemFreeHost"); }, false},
+        {"unregistered by the driver's API", enlist, nullptr,
+         [](void *memory) { return by_driver(memory, "cuMemHostUnregister"); }, false},
+    };
+    const Kind by_gvirtus = {"allocated by GVirtuS", nullptr,
+                             [](void **memory, std::size_t) {
+                                 *memory = of_gvirtus;
+                                 return 0;
+                             },
+                             cudaFreeHost, false};
+    REQUIRE(cudaMallocHost(&of_gvirtus, ended_bytes) == 0 && stub_hosts() == 1);
+    char *device = device_memory(ended_bytes);
+    REQUIRE(device);
+    bool good = waits_as_it_ends(by_gvirtus, device, 1, false) && stub_hosts() == 2;
+    for (const Kind &kind : kinds)
+        for (unsigned flags = 0; flags < 2; flags++)
+            for (bool used : {false, true})
+                if (!waits_as_it_ends(kind, device, flags, used)) {
+                    std::fprintf(stderr, "%s, flags %u, used %d\n", kind.name, flags, used);
+                    good = false;
+                }
+    for (const Kind &kind : kinds)
+        good = (kind.kernels || ends_alone(kind)) && good;
+    return HOLDS(good && cudaFree(device) == 0);
+}

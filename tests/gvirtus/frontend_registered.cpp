@@ -86,6 +86,8 @@ void check_registered()
     check("registered memory beyond pins",
           [] { return one_has_no_room("registered-beyond-pins", "rdma.pins : 6M\n"); });
     check("page-locked memory within pins", within_pins);
+    check("page-locked memory that ends beside streams with work",
+          [] { return reach("page-locked-ends", true); });
     // There is room for each allocation once, so a launch takes that of the pin for copies, but for
     // one beside work that does not end. Over others the back end has no pages of the program's.
     if (provider == "shm")

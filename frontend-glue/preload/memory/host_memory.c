@@ -367,17 +367,36 @@ static void give_back(const struct range *range)
     ibx_frontend_plugin()->release(address, range->n);
 }
 
+/* CUDA returns from the calls that end page-locked memory when the devices have no work, whatever
+ * that accesses: programs rely on it for other memory, too, and for copies that host functions
+ * hold up. */
+static bool must_wait(void)
+{
+    return ibx_frontend_host_functions() || !ibx_frontend_knows(IBX_FRONTEND_DEVICE_RESTS, 0, NULL);
+}
+
+/* A wait for the devices would invalidate captures. Memory that was used may be used by work of any
+ * device. */
+static void wait_for_work(bool used)
+{
+    if (ibx_frontend_capturing() || !must_wait())
+        return;
+    if (used)
+        ibx_frontend_devices_wait();
+    else
+        ibx_frontend_own_work_wait();
+}
+
 /* Waits for the devices first, as CUDA does. */
 static void free_range(const struct range *range)
 {
     struct range before[KEPT_MOST];
-    const bool waits = range->in_use || range->reach || range->in_place;
+    const bool used = range->in_use || range->reach || range->in_place;
     const bool captures = ibx_frontend_capturing();
-    if (captures && waits && keep(range))
+    if (captures && used && keep(range))
         return;
     const unsigned count = captures ? 0 : take_kept(before);
-    if (waits || count)
-        ibx_frontend_devices_wait();
+    wait_for_work(used || count);
     give_back(range);
     for (unsigned i = 0; i < count; i++)
         give_back(&before[i]);
@@ -404,7 +423,12 @@ static int free_host(void *address)
         free_range(&range);
         return CUDA_SUCCESS;
     }
-    if (take_from_gvirtus(address) || !ibx_frontend_plugin())
+    if (take_from_gvirtus(address)) {
+        if (ibx_frontend_plugin())
+            wait_for_work(false);
+        return CALL_NEXT(cudaFreeHost, address);
+    }
+    if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaFreeHost, address);
     return ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
@@ -519,6 +543,8 @@ int cudaHostUnregister(void *address)
     if (take_out(address, false, &range)) {
         if (range.moved)
             free_range(&range);
+        else
+            wait_for_work(range.in_use);
         return CUDA_SUCCESS;
     }
     if (!ibx_frontend_plugin())

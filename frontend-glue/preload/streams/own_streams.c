@@ -32,6 +32,8 @@ static struct own_work *own_works; /* none is ever freed */
 static _Thread_local struct own_work *mine;
 static atomic_bool noted; /* somebody may wait for such work */
 
+static bool is_child;
+
 static pthread_key_t thread_end;
 /* False until the constructor: a library that was initialized earlier may use streams. */
 static bool keyed;
@@ -44,6 +46,7 @@ static void in_child(void)
     atomic_store(&rested_ended, atomic_load(&ended));
     uses = false;
     own_works = mine = NULL;
+    is_child = true;
 }
 
 /* The calling thread's event covers its work no more. */
@@ -288,21 +291,41 @@ static void wait_for_legacy(int device)
     legacy_waits = legacy_waits ? legacy_waits : rc;
 }
 
-int ibx_frontend_streams_rest(bool all_work)
+/* Streams that are captured are left out. *legacy becomes false if one of them keeps the legacy
+ * stream from having work. */
+static int wait_for_streams(bool *legacy)
 {
     size_t count;
-    unsigned rested;
     struct range *streams = copy_of_all(&count);
-    bool legacy = !ibx_frontend_threads_capture(&rested);
     int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
         void *stream = (void *)streams[i].begin;
         if (ibx_frontend_captures(stream))
-            legacy = legacy && streams[i].flags & NON_BLOCKING;
+            *legacy = *legacy && streams[i].flags & NON_BLOCKING;
         else if ((rc = CALL_NEXT(cudaStreamSynchronize, stream)) == CUDA_INVALID_HANDLE)
             rc = CUDA_SUCCESS; /* the stream was destroyed meanwhile */
     }
     free(streams);
+    return rc;
+}
+
+/* The legacy stream of a child may wait for its parent's work, which may wait for the child. */
+int ibx_frontend_own_work_wait(void)
+{
+    bool legacy = true;
+    if (!is_child)
+        return CALL_NEXT(cudaDeviceSynchronize);
+    const int rc = wait_for_streams(&legacy);
+    if (rc || (!users_and_ended() && ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL)))
+        return rc;
+    return CALL_NEXT(cudaStreamSynchronize, NULL);
+}
+
+int ibx_frontend_streams_rest(bool all_work)
+{
+    unsigned rested;
+    bool legacy = !ibx_frontend_threads_capture(&rested);
+    int rc = wait_for_streams(&legacy);
     /* While such a stream is captured, the legacy stream can have no work. But the legacy stream
      * would have waited for threads' own streams. */
     if (!rc && !legacy && all_work && users_and_ended() > rested &&

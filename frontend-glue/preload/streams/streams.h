@@ -308,6 +308,9 @@ void ibx_frontend_stream_rests(const void *stream);
  * `so_far` of them have no work any more. */
 unsigned ibx_frontend_threads_ended(void);
 void ibx_frontend_threads_rest(unsigned so_far);
+/* Waits for the current device; in a forked child for the streams of its own alone. While nothing
+ * is captured. Returns a CUDA error. */
+int ibx_frontend_own_work_wait(void);
 /* While streams are captured: waits for the work of all other streams that this process has made,
  * and of the legacy stream, unless a captured stream waits for that. Invalidates no capture.
  * `all_work`: returns CUDA_CAPTURE_UNSUPPORTED if streams of threads may have work that cannot be

@@ -86,6 +86,28 @@ static void work_in_the_legacy_stream(void **state)
     assert_true(ibx_process_rests() && ibx_process_legacy_rests());
 }
 
+/* A copy that waits says nothing about non-blocking streams, but a wait for the device does. */
+static void work_in_all_streams(void **state)
+{
+    (void)state;
+    ibx_process_facts_clear();
+    assert_true(ibx_process_all_rests());
+    ibx_process_work(IBX_LEAVES_IN_STREAM);
+    const struct ibx_left first = ibx_process_left();
+    ibx_process_settled(first);
+    assert_true(ibx_process_rests() && !ibx_process_all_rests());
+    ibx_process_work(IBX_LEAVES_IN_STREAM);
+    ibx_process_all_settled(first);
+    assert_false(ibx_process_all_rests());
+    ibx_process_all_settled(ibx_process_left());
+    assert_true(ibx_process_all_rests());
+    ibx_process_work(IBX_LEAVES_NOTHING);
+    assert_true(ibx_process_all_rests());
+    ibx_process_select(); /* each device has its own */
+    ibx_process_all_settled(ibx_process_left());
+    assert_false(ibx_process_all_rests());
+}
+
 /* One of them is not that of another device. */
 static void work_in_legacy_streams_of_several_devices(void **state)
 {
@@ -117,7 +139,7 @@ static void what_requests_leave_and_settle(void **state)
         enum ibx_leaves leaves;
         enum ibx_settles settles;
     } requests[] = {
-        {"cudaDeviceSynchronize", .settles = IBX_SETTLES_ORDERED},
+        {"cudaDeviceSynchronize", .settles = IBX_SETTLES_ALL},
         {"cudaStreamSynchronize", BYTES(LEGACY), .settles = IBX_SETTLES_LEGACY},
         {"cudaStreamQuery", BYTES(LEGACY), .settles = IBX_SETTLES_LEGACY},
         {"cudaStreamSynchronize", BYTES(OWN_STREAM)},
@@ -159,6 +181,7 @@ int main(void)
         cmocka_unit_test(very_many_events_cost_little_more_each),
         cmocka_unit_test(work_in_the_legacy_stream),
         cmocka_unit_test(work_in_legacy_streams_of_several_devices),
+        cmocka_unit_test(work_in_all_streams),
         cmocka_unit_test(what_requests_leave_and_settle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
