@@ -5,6 +5,7 @@
 #include "tests/gvirtus/application.h"
 #include "tests/gvirtus/application_arrays.h"
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -40,6 +41,7 @@ class UnsafeCalls
 {
     char *managed, *registered;
     void *made = nullptr, *host = nullptr, *pool = nullptr, *old_pool = nullptr;
+    void *device = nullptr, *array = nullptr, *event = nullptr, *graph = nullptr;
     using Attach = int(void *, void *, std::size_t, unsigned);
     using Hint = int(const void *, std::size_t, int, UnsafePlace);
     using Prefetch = int(const void *, std::size_t, UnsafePlace, unsigned, void *);
@@ -60,6 +62,11 @@ class UnsafeCalls
         cudaMallocHost(&host, beside_n);
         host_register(registered + beside_n, beside_n);
         make_pool(1, &old_pool);
+        cudaMalloc(&device, beside_n);
+        malloc_array(&array, {64, 16, 0});
+        cudaEventCreate(&event);
+        cudaEventRecord(event, other);
+        preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0);
         calls = {
             {"cudaHostAlloc", [this] { return cudaHostAlloc(&made, beside_n, 0); },
              [this] { return cudaFreeHost(made); }},
@@ -82,6 +89,7 @@ class UnsafeCalls
             {"cudaMemPoolDestroy", [this] { return no_pool(old_pool); },
              [this] { return make_pool(1, &old_pool); }},
         };
+        add_calls_of_the_back_end();
     }
     ~UnsafeCalls()
     {
@@ -90,10 +98,72 @@ class UnsafeCalls
         cudaFreeHost(host);
         no_pool(old_pool);
         cudaFree(managed);
+        cudaFree(device);
+        free_array(array);
+        preloaded<int(void *)>("cudaGraphDestroy")(graph);
+        cudaEventDestroy(event);
         cudaStreamDestroy(other);
     }
     UnsafeCalls(const UnsafeCalls &) = delete;
     UnsafeCalls &operator=(const UnsafeCalls &) = delete;
+    // Those that get to CUDA at the back end, where each thread of a client's is in a mode of its
+    // own.
+    void add_calls_of_the_back_end()
+    {
+        using Async = int(void **, std::size_t, void *);
+        using FreeAsync = int(void *, void *);
+        const auto nothing = [] { return 0; };
+        const auto attribute = [this](const char *name) {
+            std::uint64_t most = 0;
+            return preloaded<int(void *, int, void *)>(name)(old_pool, 4, &most);
+        };
+        const std::vector<Call> more = {
+            {"cudaMalloc", [this] { return cudaMalloc(&made, beside_n); },
+             [this] { return cudaFree(made); }},
+            {"cudaMallocPitch",
+             [this] {
+                 std::size_t pitch;
+                 return preloaded<int(void **, std::size_t *, std::size_t, std::size_t)>(
+                     "cudaMallocPitch")(&made, &pitch, 100, 10);
+             },
+             [this] { return cudaFree(made); }},
+            {"cudaFree", [this] { return cudaFree(device); },
+             [this] { return cudaMalloc(&device, beside_n); }},
+            {"cudaFree of none", [] { return cudaFree(nullptr); }, nothing},
+            {"cudaMallocArray",
+             [this] {
+                 return malloc_array(&made, {64, 16, 0});
+             },
+             [this] { return free_array(made); }},
+            {"cudaFreeArray", [this] { return free_array(array); },
+             [this] {
+                 return malloc_array(&array, {64, 16, 0});
+             }},
+            {"cudaMallocAsync",
+             [this] { return preloaded<Async>("cudaMallocAsync")(&made, beside_n, other); },
+             [this] { return preloaded<FreeAsync>("cudaFreeAsync")(made, other); }},
+            {"cudaStreamSynchronize", [this] { return cudaStreamSynchronize(other); }, nothing},
+            {"cudaStreamQuery", [this] { return cudaStreamQuery(other); }, nothing},
+            {"cudaEventSynchronize", [this] { return cudaEventSynchronize(event); }, nothing},
+            {"cudaEventQuery", [this] { return cudaEventQuery(event); }, nothing},
+            {"cudaGraphInstantiate",
+             [this] {
+                 return preloaded<int(void **, void *, unsigned long long)>("cudaGraphInstantiate")(
+                     &made, graph, 0);
+             },
+             [this] { return preloaded<int(void *)>("cudaGraphExecDestroy")(made); }},
+            {"cudaMemPoolGetAttribute", [=] { return attribute("cudaMemPoolGetAttribute"); },
+             nothing},
+            {"cudaMemPoolSetAttribute", [=] { return attribute("cudaMemPoolSetAttribute"); },
+             nothing},
+            {"cudaMemPoolTrimTo",
+             [this] {
+                 return preloaded<int(void *, std::size_t)>("cudaMemPoolTrimTo")(old_pool, 0);
+             },
+             nothing},
+        };
+        calls.insert(calls.end(), more.begin(), more.end());
+    }
     int attach(void *stream) { return attach_at(stream, managed); }
     static int attach_at(void *stream, void *memory)
     {
@@ -219,6 +289,39 @@ bool permitted_in_relaxed_mode(const UnsafeCalls &unsafe, void *stream)
     return HOLDS(exchange(&mode) == 0);
 }
 
+void until_set(void *flag)
+{
+    while (!*static_cast<std::atomic<bool> *>(flag))
+        std::this_thread::yield();
+}
+
+// ... and is told then that other streams have work, by whichever thread the capture is.
+bool asks_in_relaxed_mode(void *other, void *stream, bool other_thread)
+{
+    auto *exchange = preloaded<int(int *)>("cudaThreadExchangeStreamCaptureMode");
+    auto *launch = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    std::atomic<bool> set{false};
+    void *event = nullptr, *graph = nullptr;
+    int asked[2] = {}, last;
+    REQUIRE(cudaEventCreate(&event) == 0);
+    REQUIRE(cudaStreamBeginCapture(stream, MODE_GLOBAL) == 0);
+    REQUIRE(launch(other, until_set, &set) == 0 && cudaEventRecord(event, other) == 0);
+    const auto ask = [&] {
+        int mode = MODE_RELAXED;
+        exchange(&mode);
+        asked[0] = cudaStreamQuery(other);
+        asked[1] = cudaEventQuery(event);
+        exchange(&mode);
+        return mode == MODE_RELAXED ? 0 : -1;
+    };
+    const int rc = run_by(other_thread, ask, &last), status = status_of(stream);
+    set = true;
+    REQUIRE(rc == 0 && asked[0] == 600 && asked[1] == 600 && status == 1);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0 && graph);
+    cudaGetLastError(); // that it was not ready
+    return HOLDS(cudaStreamSynchronize(other) == 0 && cudaEventDestroy(event) == 0);
+}
+
 // In the captured stream, neither can be made in any mode.
 bool refused_in_the_stream(UnsafeCalls &unsafe, void *stream)
 {
@@ -279,12 +382,16 @@ bool captures_forbid()
 {
     UnsafeCalls unsafe;
     void *stream = nullptr;
+    bool good = true;
     REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
     for (int mode = MODE_GLOBAL; mode < MODES; mode++)
         for (const UnsafeCalls::Call &call : unsafe.calls) {
-            REQUIRE(treats(call, stream, mode, false, mode != MODE_RELAXED));
-            REQUIRE(treats(call, stream, mode, true, mode == MODE_GLOBAL));
+            good = treats(call, stream, mode, false, mode != MODE_RELAXED) && good;
+            good = treats(call, stream, mode, true, mode == MODE_GLOBAL) && good;
         }
+    REQUIRE(good);
+    for (bool other_thread : {false, true})
+        REQUIRE(asks_in_relaxed_mode(unsafe.other, stream, other_thread));
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
     REQUIRE(refused_beside_another_threads_stream(unsafe));
     REQUIRE(permitted_to_a_later_thread(unsafe));

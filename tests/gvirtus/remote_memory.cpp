@@ -207,7 +207,10 @@ const Calls memory_calls = {
      }},
     {"cudaFree",
      [](Frame &f) -> int {
-         const int rc = f.app->mem_free(f.get<std::uint64_t>());
+         const auto device = f.get<std::uint64_t>();
+         if (!device) // there is nothing to free, but captures forbid the call
+             return runtime().free ? runtime().free(nullptr) : 0;
+         const int rc = f.app->mem_free(device);
          if (rc && runtime().fail)
              runtime().fail(rc);
          return rc;

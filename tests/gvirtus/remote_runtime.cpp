@@ -20,6 +20,7 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
             *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
             *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
+            *reinterpret_cast<void **>(&made.free) = dlsym(handle, "cudaFree");
             *reinterpret_cast<void **>(&made.calls) = dlsym(handle, "ibx_double_runtime_calls");
             *reinterpret_cast<void **>(&made.begin_capture) =
                 dlsym(handle, "cudaStreamBeginCapture");

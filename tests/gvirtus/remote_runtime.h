@@ -16,6 +16,7 @@ struct Runtime {
     int (*get_last_error)() = nullptr;
     int (*register_function)(const void *function) = nullptr;
     int (*fail)(int code) = nullptr;
+    int (*free)(void *address) = nullptr;
     unsigned long (*calls)() = nullptr;
     int (*begin_capture)(void *stream, int mode) = nullptr;
     int (*end_capture)(void *stream, void **graph) = nullptr;

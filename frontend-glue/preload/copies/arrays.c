@@ -47,7 +47,8 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     ibx_put_u32(&e.body, flags);
     ibx_frontend_device_used();
     *array = NULL;
-    int rc = ibx_frontend_request_ask(&e, &made);
+    int rc = ibx_frontend_unsafe_beside();
+    rc = rc ? rc : ibx_frontend_request_ask(&e, &made);
     if (!rc) {
         *array = (void *)(uintptr_t)made;
         ibx_frontend_array_made(
@@ -68,11 +69,12 @@ int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t
 
 int cudaFreeArray(void *array)
 {
-    ibx_frontend_owned_gone(OWNED_ARRAY, array);
     struct ibx_frontend_array shape;
     struct extension_request e;
-    if (!array)
-        return CUDA_SUCCESS;
+    const int unsafe = array ? ibx_frontend_unsafe_beside() : CUDA_SUCCESS;
+    if (!array || unsafe)
+        return unsafe;
+    ibx_frontend_owned_gone(OWNED_ARRAY, array);
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     const bool known = ibx_frontend_array_known(array, &shape);

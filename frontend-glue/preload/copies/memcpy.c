@@ -268,7 +268,7 @@ static int wait_for_host_side(int rc, int made, int asked)
 {
     const bool waits = made == CUDA_MEMCPY_ON_DEVICE && asked != CUDA_MEMCPY_ON_DEVICE &&
                        asked != CUDA_MEMCPY_DEFAULT;
-    return rc || !waits ? rc : cudaStreamSynchronize(NULL);
+    return rc || !waits ? rc : ibx_frontend_stream_wait(NULL);
 }
 
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
@@ -335,6 +335,7 @@ static bool goes_on(void *stream, unsigned ms, int *rc)
         unsigned ms;
     } vain;
     const uint64_t deadline = ibx_deadline_in_ms(ms);
+    const int mode = ibx_frontend_relax();
     *rc = cudaStreamQuery(stream);
     const bool waits = vain.stream != stream || vain.ms < ms;
     while (*rc == CUDA_NOT_READY && waits && ibx_now_ns() < deadline) {
@@ -343,6 +344,7 @@ static bool goes_on(void *stream, unsigned ms, int *rc)
         ibx_thread_release_cancel(cancel);
         *rc = cudaStreamQuery(stream);
     }
+    ibx_frontend_relax_end(mode);
     if (*rc == CUDA_NOT_READY && waits) {
         vain.stream = stream;
         vain.ms = ms;
@@ -651,7 +653,7 @@ int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, s
     if (rc || !has_to_be_gvirtus(to, from))
         return rc ? rc : copy_on_device(to, from, n, NULL, true);
     rc = ibx_frontend_peers_captured(to, to_device, from, from_device, n, NULL);
-    return rc ? rc : cudaStreamSynchronize(NULL);
+    return rc ? rc : ibx_frontend_stream_wait(NULL);
 }
 
 /* cudaMemcpyAsync is answered before the back end has run it. */

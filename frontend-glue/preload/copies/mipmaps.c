@@ -72,6 +72,9 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
     uint64_t handle = 0;
     if (!mipmap || !channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int unsafe = ibx_frontend_unsafe_beside();
+    if (unsafe)
+        return unsafe;
     ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
@@ -100,10 +103,11 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
 /* The entry is removed before the call: another thread may get the same handles right after it. */
 int cudaFreeMipmappedArray(void *mipmap)
 {
-    ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
     struct extension_request e;
-    if (!mipmap)
-        return CUDA_SUCCESS;
+    const int unsafe = mipmap ? ibx_frontend_unsafe_beside() : CUDA_SUCCESS;
+    if (!mipmap || unsafe)
+        return unsafe;
+    ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_MIPMAP, "cudaFreeMipmappedArray");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
     struct mipmap *taken = take(mipmap);

@@ -130,23 +130,24 @@ static void thread_ends(void *nothing)
 
 /* Whether the capture forbids unsafe calls to the calling thread, as CUDA has it: to the thread
  * that has begun it, and to all threads if both it and they are in mode GLOBAL. */
-static bool forbids(const struct capture *c)
+static bool forbids(const struct capture *c, bool others)
 {
     const int mode = ibx_frontend_capture_mode();
     if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED || c->over)
         return false;
-    return c->by == ibx_frontend_thread_number() ||
-           (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
+    return c->by == ibx_frontend_thread_number()
+               ? !others
+               : mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL;
 }
 
-/* The first such capture with a number above `last`: its number, and its stream, or NULL if the
- * stream is another thread's own; 0: there is none. */
-static unsigned long long next_forbidding(unsigned long long last, void **stream)
+/* The first such capture, of another thread if `others`, with a number above `last`: its number,
+ * and its stream, or NULL if the stream is another thread's own; 0: there is none. */
+static unsigned long long next_forbidding(unsigned long long last, bool others, void **stream)
 {
     struct capture *next = NULL;
     ibx_frontend_ranges_lock();
     for (struct capture *c = all; c; c = c->next)
-        if (c->order > last && (!next || c->order < next->order) && forbids(c))
+        if (c->order > last && (!next || c->order < next->order) && forbids(c, others))
             next = c;
     const unsigned long long order = next ? next->order : 0;
     *stream = next && is_of(next, next->stream) ? next->stream : NULL;

@@ -275,8 +275,10 @@ static bool make_behind(struct ibx_host_copy *copy, struct behind *made)
         drop_behind();
     if (!has_room(copy) || cudaGraphCreate(&graph, 0))
         return false;
+    const int mode = ibx_frontend_relax();
     const bool good = ibx_frontend_slot_node(&node, graph, &copy->parameters, &rc) && !rc &&
                       !cudaGraphInstantiate(&made->exec, graph, 0);
+    ibx_frontend_relax_end(mode);
     cudaGraphDestroy(graph);
     return good;
 }

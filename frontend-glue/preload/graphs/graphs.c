@@ -318,9 +318,9 @@ void ibx_frontend_graph_lost(void *graph)
 int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
     struct extension_request e;
-    int rc;
-    if (!exec)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = exec ? ibx_frontend_unsafe() : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
     ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u64(&e.body, flags & ~FLAGS ? 0 : flags);

@@ -423,6 +423,8 @@ int cudaMalloc(void **address, size_t n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     *address = NULL; /* natively, too, if the call fails */
     ibx_frontend_look_for_libraries();
+    if (n && (rc = ibx_frontend_unsafe_beside()))
+        return rc;
     if (!allocated(address, n, &rc))
         rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
@@ -437,7 +439,10 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     if (!address || !pitch)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     *address = NULL;
-    int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
+    int rc = width && height ? ibx_frontend_unsafe_beside() : CUDA_SUCCESS;
+    if (rc)
+        return rc;
+    rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
         note(*address, n, false, ibx_frontend_current_device());
@@ -521,8 +526,11 @@ int cudaFree(void *address)
     struct owned_note note;
     if (ibx_frontend_unloads())
         return CUDA_UNLOADING;
+    int rc = ibx_frontend_unsafe_beside();
+    if (rc)
+        return rc;
     ibx_frontend_owned_lift(OWNED_MEMORY, address, &note);
-    const int rc = free_any(address);
+    rc = free_any(address);
     if (rc && ibx_frontend_capturing()) /* CUDA frees nothing in a capture */
         ibx_frontend_owned_again(&note);
     return rc;

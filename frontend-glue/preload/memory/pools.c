@@ -109,6 +109,9 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
+    const int unsafe = n ? ibx_frontend_unsafe_in(stream) : CUDA_SUCCESS;
+    if (unsafe)
+        return unsafe;
     ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_ASYNC, "cudaMallocAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)stream);
@@ -118,6 +121,9 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extension_request e;
+    const int unsafe = n ? ibx_frontend_unsafe_in(stream) : CUDA_SUCCESS;
+    if (unsafe)
+        return unsafe;
     if (ibx_host_pool_is(pool))
         return ibx_host_pool_allocate(address, n, pool, stream);
     /* A pool of another process, from which this one cannot allocate. */
@@ -143,11 +149,12 @@ static int free_managed(void *address, void *stream)
 
 int cudaFreeAsync(void *address, void *stream)
 {
-    ibx_frontend_owned_gone(OWNED_MEMORY, address);
     struct extension_request e;
+    const int unsafe = address ? ibx_frontend_unsafe_in(stream) : CUDA_SUCCESS;
+    if (!address || unsafe)
+        return unsafe;
+    ibx_frontend_owned_gone(OWNED_MEMORY, address);
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ASYNC, "cudaFreeAsync");
-    if (!address)
-        return CUDA_SUCCESS;
     if (ibx_frontend_is_managed(address))
         return free_managed(address, stream);
     if (ibx_host_pool_has(address))
@@ -201,8 +208,9 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
 {
     struct extension_request e;
     uint64_t number = 0;
-    if (!value)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int unsafe = ibx_frontend_unsafe();
+    if (unsafe || !value)
+        return unsafe ? unsafe : ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
     if (ibx_host_pool_is(pool))
         return ibx_host_pool_set(pool, attribute, number);
@@ -213,7 +221,7 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
+static int get_attribute(void *pool, int attribute, void *value)
 {
     struct extension_request e;
     uint64_t number = 0;
@@ -228,9 +236,18 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
     return rc;
 }
 
+int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
+{
+    const int unsafe = ibx_frontend_unsafe();
+    return unsafe ? unsafe : get_attribute(pool, attribute, value);
+}
+
 int cudaMemPoolTrimTo(void *pool, size_t keep)
 {
     struct extension_request e;
+    const int unsafe = ibx_frontend_unsafe();
+    if (unsafe)
+        return unsafe;
     if (ibx_host_pool_is(pool))
         return ibx_host_pool_trim(pool, keep);
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_TRIM, "cudaMemPoolTrimTo");
@@ -317,7 +334,7 @@ int cudaDeviceSetMemPool(int device, void *pool)
         device_of(pool, device) != device)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* Checks that it is a pool. */
-    const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused);
+    const int rc = get_attribute(pool, POOL_INTS + 1, &unused);
     if (!rc) {
         atomic_store(&set_for[device], pool);
         atomic_store(&any_set, true);
@@ -327,7 +344,9 @@ int cudaDeviceSetMemPool(int device, void *pool)
 
 int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count)
 {
-    int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+    int rc = ibx_frontend_unsafe();
+    if (!rc && count && !list)
+        rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < count && !rc && ibx_host_pool_is(pool); i++)
         rc = ibx_host_pool_access(pool, &list[i].location, &list[i].flags, NULL);
     for (size_t i = 0; i < count && !rc && !ibx_host_pool_is(pool); i++) {

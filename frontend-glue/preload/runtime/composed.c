@@ -142,6 +142,7 @@ static int by_memory(const struct peer_planes *p)
     if (__builtin_mul_overflow(p->extent.width, p->extent.height, &n) ||
         __builtin_mul_overflow(n, p->extent.depth, &n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int mode = ibx_frontend_relax();
     int rc = cudaMalloc(&memory, n);
     in.to = out.from =
         (struct ibx_cuda_pitched){memory, p->extent.width, p->extent.width, p->extent.height};
@@ -149,6 +150,7 @@ static int by_memory(const struct peer_planes *p)
     rc = rc ? rc : cudaMemcpy3DPeer(&in);
     rc = rc ? rc : cudaMemcpy3DPeer(&out);
     const int freed = memory ? cudaFree(memory) : CUDA_SUCCESS; /* waits for the copies */
+    ibx_frontend_relax_end(mode);
     return rc ? rc : freed;
 }
 

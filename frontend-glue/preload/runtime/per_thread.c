@@ -217,7 +217,8 @@ IN_STREAM(cudaStreamUpdateCaptureDependencies_v2,
 /* Waits after a copy in the thread's stream, as CUDA does except for copies within the device. */
 static int copied(int rc, int kind)
 {
-    return rc || kind == CUDA_MEMCPY_ON_DEVICE ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
+    return rc || kind == CUDA_MEMCPY_ON_DEVICE ? rc
+                                               : ibx_frontend_stream_wait(CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpy_ptds(void *to, const void *from, size_t n, int kind)

@@ -49,9 +49,11 @@ static int fill(struct variable_memory *v, const uint8_t *from, size_t n)
     uint8_t *zeros = from ? NULL : calloc(1, n);
     if (!from && !zeros)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    const int mode = ibx_frontend_relax();
     int rc = cudaMalloc(&v->at, n);
     if (!rc && (rc = cudaMemcpy(v->at, from ? from : zeros, n, CUDA_MEMCPY_TO_DEVICE)))
         cudaFree(v->at);
+    ibx_frontend_relax_end(mode);
     free(zeros);
     if (rc)
         v->at = NULL;
@@ -88,6 +90,7 @@ int ibx_frontend_variable_memory(struct variable_memory **all, const uint8_t *fa
 
 void ibx_frontend_variable_memory_end(struct variable_memory *all)
 {
+    const int mode = ibx_frontend_relax();
     while (all) {
         struct variable_memory *v = all;
         all = v->next;
@@ -95,4 +98,5 @@ void ibx_frontend_variable_memory_end(struct variable_memory *all)
             cudaFree(v->at);
         free(v);
     }
+    ibx_frontend_relax_end(mode);
 }

@@ -116,24 +116,38 @@ int ibx_frontend_stream_wait(void *stream)
 
 /* -------------------------------------------------------------------- what captures forbid */
 
-static unsigned long long (*_Atomic next_forbidding)(unsigned long long last, void **stream);
+static ibx_frontend_next_capture *_Atomic next_forbidding;
 
-void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
-                                                             void **stream))
+void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next)
 {
     atomic_store(&next_forbidding, next);
 }
 
-int ibx_frontend_unsafe(void)
+static int forbidden(bool others)
 {
-    unsigned long long (*const next)(unsigned long long last, void **stream) =
-        ibx_frontend_capturing() ? atomic_load(&next_forbidding) : NULL;
+    ibx_frontend_next_capture *const next = atomic_load(&next_forbidding);
     unsigned long long last = 0, id;
     void *stream;
-    for (; next && (id = next(last, &stream)); last = id)
+    for (; next && (id = next(last, others, &stream)); last = id)
         if (stream)
             ibx_frontend_stream_ask(stream);
     return last ? ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+}
+
+int ibx_frontend_unsafe(void)
+{
+    return ibx_frontend_capturing() ? forbidden(false) : CUDA_SUCCESS;
+}
+
+int ibx_frontend_unsafe_beside(void)
+{
+    return ibx_frontend_capturing() && !ibx_frontend_in_host_function() ? forbidden(true)
+                                                                        : CUDA_SUCCESS;
+}
+
+int ibx_frontend_unsafe_in(void *stream)
+{
+    return ibx_frontend_captures(stream) ? CUDA_SUCCESS : ibx_frontend_unsafe_beside();
 }
 
 /* ------------------------------------------------------------------- which streams are captured */

@@ -152,7 +152,9 @@ static int event_waited(int rc, const void *event)
 int cudaStreamSynchronize(void *stream)
 {
     const uint64_t mark = ibx_frontend_host_enqueued();
-    int rc = CUDA_SUCCESS;
+    int rc = ibx_frontend_unsafe_beside();
+    if (rc)
+        return rc;
     ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamSynchronize", stream, &rc))
@@ -177,7 +179,9 @@ bool ibx_frontend_words_awaited(void)
 int cudaStreamQuery(void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    int rc = CUDA_SUCCESS;
+    int rc = ibx_frontend_unsafe_beside();
+    if (rc)
+        return rc;
     if (calls && calls->pending((uintptr_t)stream))
         return CUDA_NOT_READY;
     ibx_frontend_wait_begins();
@@ -205,7 +209,9 @@ static bool event_called(const char *name, void *event, int *rc)
 
 int cudaEventSynchronize(void *event)
 {
-    int rc = CUDA_SUCCESS;
+    int rc = ibx_frontend_unsafe_beside();
+    if (rc)
+        return rc;
     ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !event_called("cudaEventSynchronize", event, &rc))
@@ -230,8 +236,9 @@ static int ask_event(void *event)
 
 int cudaEventQuery(void *event)
 {
-    if (is_pending(event))
-        return CUDA_NOT_READY;
+    const int unsafe = ibx_frontend_unsafe_beside();
+    if (unsafe || is_pending(event))
+        return unsafe ? unsafe : CUDA_NOT_READY;
     ibx_frontend_wait_begins();
     return event_waited(ask_event(event), event);
 }

@@ -226,11 +226,17 @@ int ibx_frontend_stream_wait(void *stream);
 /* Of a call that CUDA calls unsafe: CUDA_CAPTURE_UNSUPPORTED, recorded, if captures forbid it to
  * the calling thread; they are invalid then. Quick while this process captures nothing. */
 int ibx_frontend_unsafe(void);
+/* The same of a call that the back end gets, which refuses it because of the thread's own captures:
+ * only those of other threads are looked at. Host functions are not refused anything here. */
+int ibx_frontend_unsafe_beside(void);
+/* ... of a call in a stream: it is not refused if that is captured. */
+int ibx_frontend_unsafe_in(void *stream);
 /* `next` finds the captures that do so, which graphs/ knows: the first one with a number above
- * `last`. It returns that number, or 0, and sets *stream; NULL: the stream is another thread's own,
- * and that thread will invalidate the capture as it ends it. */
-void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
-                                                             void **stream));
+ * `last`, of another thread if `others`. It returns that number, or 0, and sets *stream; NULL: the
+ * stream is another thread's own, and that thread will invalidate the capture as it ends it. */
+typedef unsigned long long ibx_frontend_next_capture(unsigned long long last, bool others,
+                                                     void **stream);
+void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next);
 /* Of a call that CUDA permits in no stream that is captured: false, or *rc is its error, and the
  * capture is invalidated. */
 bool ibx_frontend_capture_refuses(void *stream, int *rc);

@@ -588,8 +588,9 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
     bool (*fails)(const char *function, int *code) = NULL;
     int code = INVALID_VALUE;
     *(void **)&fails = driver_function("ibx_double_fails");
-    if (flags > 15 || fails("cudaGraphInstantiate", &code))
-        return returns(code);
+    const int unsafe = is_unsafe("cudaGraphInstantiate");
+    if (unsafe || flags > 15 || fails("cudaGraphInstantiate", &code))
+        return returns(unsafe ? unsafe : code);
     if (!graph_has_all(graph_of(graph)))
         raise(SIGSEGV); /* as driver 580 does */
     if (is_there_with_memory(graph)) {

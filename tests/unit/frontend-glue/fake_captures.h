@@ -40,7 +40,7 @@ static struct {
 static char made[16]; /* graphs: parts of captures */
 static char own[16];  /* ... and those that this library makes to name them */
 static unsigned parts, owns;
-static unsigned long long (*forbidding)(unsigned long long last, void **stream);
+static ibx_frontend_next_capture *forbidding;
 
 static int next_begin(void *stream, int mode)
 {
@@ -101,8 +101,7 @@ bool ibx_frontend_captures(void *stream)
 {
     return stream == &is;
 }
-void ibx_frontend_captures_forbid(unsigned long long (*next)(unsigned long long last,
-                                                             void **stream))
+void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next)
 {
     forbidding = next;
 }

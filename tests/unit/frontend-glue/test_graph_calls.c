@@ -69,6 +69,11 @@ bool ibx_frontend_first_begins(void)
 
 void ibx_frontend_first_is_over(void) {}
 
+int ibx_frontend_unsafe(void)
+{
+    return 0;
+}
+
 int ibx_frontend_cuda_version(void)
 {
     return is.version;

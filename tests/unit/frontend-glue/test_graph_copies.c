@@ -66,6 +66,16 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
     return is.number ? is.number : 1;
 }
 
+int ibx_frontend_relax(void)
+{
+    return 0;
+}
+
+void ibx_frontend_relax_end(int mode)
+{
+    (void)mode;
+}
+
 bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
 {
     *host = named;

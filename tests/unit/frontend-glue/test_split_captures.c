@@ -23,7 +23,7 @@ static int end(void **state)
     void *on;
     (void)state;
     is.mode = CUDA_CAPTURE_GLOBAL;
-    return captures_now || of_threads_now || forbidding(0, &on);
+    return captures_now || of_threads_now || forbidding(0, false, &on);
 }
 
 static void captures_in(void *in, int mode)
@@ -130,7 +130,7 @@ static void it_does_not_go_on(NO_STATE)
     assert_int_equal(asks(&graph), CUDA_UNKNOWN);
     assert_int_equal(captures_now, 0);
     is.mode = CUDA_CAPTURE_GLOBAL;
-    assert_int_equal(forbidding(0, &on), 0);
+    assert_int_equal(forbidding(0, false, &on), 0);
     is.begin = 0;
     captures_in(&stream, CUDA_CAPTURE_GLOBAL); /* drops it */
     assert_int_equal(captures_now, 1);
@@ -304,7 +304,7 @@ struct forbidden {
 static void *look(void *found)
 {
     struct forbidden *f = found;
-    f->id = forbidding(0, &f->on);
+    f->id = forbidding(0, false, &f->on);
     return NULL;
 }
 
@@ -347,7 +347,7 @@ static int nothing_is_captured(void)
 {
     void *on;
     is.mode = CUDA_CAPTURE_GLOBAL;
-    return forbidding(0, &on) ? 1 : 0;
+    return forbidding(0, false, &on) ? 1 : 0;
 }
 
 static void a_child_captures_nothing(NO_STATE)
