@@ -220,6 +220,52 @@ bool short_ones_soon(Scene &s)
     return HOLDS(took < many * std::chrono::milliseconds(100));
 }
 
+// CUDA takes the bytes of short pageable copies in the call, and waits for no function.
+bool taken_soon(Scene &s)
+{
+    constexpr int many = 30;
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < many; i++) {
+        REQUIRE(s.close());
+        void *stream = i % 2 ? s.gated : s.stream;
+        REQUIRE(cudaMemcpyAsync(s.device, s.pageable.data(), held::most, H2D, stream) == 0);
+        REQUIRE(s.open());
+    }
+    const auto took = std::chrono::steady_clock::now() - began;
+    return HOLDS(took < many / 2 * std::chrono::milliseconds(100));
+}
+
+// Each of several streams is waited for once, if copies in them come in turns: of those that have
+// the functions, and of those that wait for them.
+bool each_once(Scene &s)
+{
+    constexpr int many = 10, streams = 4;
+    auto *launch = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    auto *copy_rows = preloaded<CopyRows>("cudaMemcpy2DAsync");
+    void *with[streams], *behind[streams];
+    opened = false;
+    for (int i = 0; i < streams; i++) {
+        REQUIRE(cudaStreamCreateWithFlags(&with[i], 1) == 0);
+        REQUIRE(cudaStreamCreateWithFlags(&behind[i], 1) == 0);
+        REQUIRE(launch(with[i], wait_until_opened, nullptr) == 0);
+        REQUIRE(cudaEventRecord(s.events[0], with[i]) == 0);
+        REQUIRE(cudaStreamWaitEvent(behind[i], s.events[0], 0) == 0);
+    }
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < many; i++)
+        for (int j = 0; j < streams; j++) {
+            REQUIRE(cudaMemcpyAsync(s.device, s.allocated, area, H2D, with[j]) == 0);
+            REQUIRE(copy_rows(s.device, pitch, s.allocated, pitch, width, rows, H2D, behind[j]) ==
+                    0);
+        }
+    const auto took = std::chrono::steady_clock::now() - began;
+    opened = true;
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    for (int i = 0; i < streams; i++)
+        REQUIRE(cudaStreamDestroy(with[i]) == 0 && cudaStreamDestroy(behind[i]) == 0);
+    return HOLDS(took < many / 2 * 2 * streams * std::chrono::milliseconds(100));
+}
+
 // A stream is waited for once, also if copies in one that has no work come between.
 bool once_beside_another(Scene &s)
 {
@@ -248,6 +294,8 @@ bool copies_behind_gates()
     REQUIRE(gates::rows_behind_events(s));
     REQUIRE(gates::short_ones_soon(s));
     REQUIRE(gates::once_beside_another(s));
+    const bool soon = gates::taken_soon(s);
+    REQUIRE(gates::each_once(s) && soon);
     return HOLDS(cudaGetLastError() == 0);
 }
 

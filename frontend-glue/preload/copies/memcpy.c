@@ -16,6 +16,7 @@
 #define WAIT_MS       100u        /* how long a copy waits for host functions and words before it */
 #define SHORT_WAIT_MS 2u          /* ... if it is short: then a graph costs less than that */
 #define QUERY_NS      100000u     /* ... and how often it looks */
+#define VAIN          16u         /* streams that a thread has waited for in vain, at most */
 #define TAKEN_MOST    (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
 #define SHORT_MOST    (64u << 10) /* bytes of a short copy */
 
@@ -319,10 +320,37 @@ static bool would_wait(const struct rows *r, bool *takes)
     }
 }
 
-/* Bytes that are taken in the call are better those that a function has written by then. */
-static unsigned wait_of(const struct rows *r, bool takes)
+/* Bytes that CUDA takes in the call are those of the call, so nothing is waited for but what costs
+ * less than a graph. */
+static unsigned wait_of(const struct rows *r)
 {
-    return !takes && r->width * r->height <= SHORT_MOST ? SHORT_WAIT_MS : WAIT_MS;
+    return r->width * r->height <= SHORT_MOST ? SHORT_WAIT_MS : WAIT_MS;
+}
+
+/* The streams for which the thread has waited in vain, and for how long. */
+static _Thread_local struct vain {
+    const void *stream;
+    unsigned ms; /* 0: none */
+} vain[VAIN];
+
+/* NULL: none. */
+static struct vain *find_vain(const void *stream)
+{
+    struct vain *v = vain;
+    while (v < vain + VAIN && !(v->ms && v->stream == stream))
+        v++;
+    return v < vain + VAIN ? v : NULL;
+}
+
+/* With 0 it has been waited for: then it has no work. */
+static void note_vain(const void *stream, unsigned ms)
+{
+    static _Thread_local unsigned next;
+    struct vain *v = find_vain(stream);
+    if (!v && ms)
+        v = &vain[next++ % VAIN];
+    if (v)
+        *v = (struct vain){stream, ms};
 }
 
 /* Whether the stream has work that does not end in so many ms, or *rc: an error of that work. It
@@ -330,14 +358,11 @@ static unsigned wait_of(const struct rows *r, bool takes)
  * wait again, until that has no work. */
 static bool goes_on(void *stream, unsigned ms, int *rc)
 {
-    static _Thread_local struct {
-        const void *stream;
-        unsigned ms;
-    } vain;
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const int mode = ibx_frontend_relax();
     *rc = cudaStreamQuery(stream);
-    const bool waits = vain.stream != stream || vain.ms < ms;
+    const struct vain *before = find_vain(stream);
+    const bool waits = !before || before->ms < ms;
     while (*rc == CUDA_NOT_READY && waits && ibx_now_ns() < deadline) {
         const int cancel = ibx_thread_hold_cancel();
         nanosleep(&(struct timespec){.tv_nsec = QUERY_NS}, NULL);
@@ -345,12 +370,8 @@ static bool goes_on(void *stream, unsigned ms, int *rc)
         *rc = cudaStreamQuery(stream);
     }
     ibx_frontend_relax_end(mode);
-    if (*rc == CUDA_NOT_READY && waits) {
-        vain.stream = stream;
-        vain.ms = ms;
-    } else if (*rc != CUDA_NOT_READY && vain.stream == stream) {
-        vain.ms = 0;
-    }
+    if (*rc != CUDA_NOT_READY || waits)
+        note_vain(stream, *rc == CUDA_NOT_READY ? ms : 0);
     return *rc;
 }
 
@@ -380,8 +401,8 @@ static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
     if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) || !may_be_graph(r) ||
         !would_wait(r, &takes))
         return false;
-    if (!ibx_frontend_host_before(stream, wait_of(r, takes))) {
-        if (!goes_on(stream, wait_of(r, takes), rc))
+    if (!ibx_frontend_host_before(stream, wait_of(r))) {
+        if (!goes_on(stream, wait_of(r), rc))
             return false;
         if (*rc != CUDA_NOT_READY)
             return true;
@@ -509,7 +530,7 @@ static bool rows_behind_wait(const struct rows *r, void *stream, int *rc)
     const size_t n =
         ibx_frontend_extent(to_device ? r->from_pitch : r->to_pitch, r->width, r->height);
     if (!may_be_graph(r) || ibx_frontend_host_memory(host, n) == HOST_PAGEABLE ||
-        !goes_on(stream, wait_of(r, false), rc))
+        !goes_on(stream, wait_of(r), rc))
         return false;
     return *rc != CUDA_NOT_READY || copied_by_graph(r, false, stream, rc);
 }

@@ -62,6 +62,7 @@ static struct {
     uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
     struct ibx_in_stream called_in;
     uint64_t called_order;           /* its order */
+    unsigned called_vain_ms;         /* somebody has waited for it for so long in vain */
     uint64_t before_event;           /* the last order before an event in the legacy stream */
     bool returned;                   /* it has returned */
     struct host_node runs;           /* what was called and has not returned; {0}: nothing */
@@ -161,12 +162,10 @@ static struct ibx_in_stream stream_of(const void *handle)
                                   ibx_frontend_stream_device(handle)};
 }
 
-/* Called under the lock. The number of the first function that work in the stream comes after, and
- * that was not called; 0: none. */
-static uint64_t next_before(const struct ibx_in_stream *in)
+/* Called under the lock. The first function before work in the stream that was not called. */
+static struct ibx_outstanding *next_before(const struct ibx_in_stream *in)
 {
-    const struct ibx_outstanding *f = ibx_outstanding_before(server.functions, in);
-    return f ? f->number : 0;
+    return ibx_outstanding_before(server.functions, in);
 }
 
 /* Called under the lock. Whether work in the stream comes after one that was called, and whose
@@ -176,17 +175,19 @@ static bool is_after_called(const struct ibx_in_stream *in)
     return server.called && ibx_streams_ordered(&server.called_in, in);
 }
 
-/* Called under the lock. That one, or the next; also if the order is that of an event in the legacy
- * stream. */
-static uint64_t first_before(const struct ibx_in_stream *in)
+/* Called under the lock. For how long that one, or the next, was waited for in vain; also if the
+ * order is that of an event in the legacy stream. NULL: there is none. */
+static unsigned *vain_before(const struct ibx_in_stream *in)
 {
-    const uint64_t first = is_after_called(in) ? server.called : next_before(in);
-    if (first || !in->blocking)
-        return first;
+    struct ibx_outstanding *f = next_before(in);
+    if (is_after_called(in))
+        return &server.called_vain_ms;
+    if (f || !in->blocking)
+        return f ? &f->vain_ms : NULL;
     if (server.called && server.called_in.blocking && server.called_order <= server.before_event)
-        return server.called;
-    const struct ibx_outstanding *f = ibx_outstanding_up_to(server.functions, server.before_event);
-    return f ? f->number : 0;
+        return &server.called_vain_ms;
+    f = ibx_outstanding_up_to(server.functions, server.before_event);
+    return f ? &f->vain_ms : NULL;
 }
 
 void ibx_frontend_host_ordered(void)
@@ -211,20 +212,18 @@ bool ibx_frontend_host_waits(const void *stream)
 
 bool ibx_frontend_host_before(const void *stream, unsigned ms)
 {
-    /* The last function that was waited for in vain, and for how long. */
-    static uint64_t in_vain, vain_ms;
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
     const struct ibx_in_stream in = stream_of(stream);
     const int cancel = ibx_thread_hold_cancel();
-    uint64_t first;
+    unsigned *vain;
     pthread_mutex_lock(&lock);
-    while ((first = first_before(&in)) && (first != in_vain || vain_ms < ms) &&
-           server.state == SERVER_SERVES && ibx_now_ns() < deadline)
+    while ((vain = vain_before(&in)) && *vain < ms && server.state == SERVER_SERVES &&
+           ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-    vain_ms = !first || (first == in_vain && vain_ms > ms) ? vain_ms : ms;
-    in_vain = first ? first : in_vain;
-    const bool found = first && server.state == SERVER_SERVES;
+    if (vain && *vain < ms)
+        *vain = ms;
+    const bool found = vain && server.state == SERVER_SERVES;
     pthread_mutex_unlock(&lock);
     ibx_thread_release_cancel(cancel);
     return found;
@@ -378,6 +377,7 @@ static bool call_named(struct called *called)
     server.called = was_outstanding ? f->number : 0;
     server.called_in = f ? f->in : (struct ibx_in_stream){0};
     server.called_order = f ? f->order : 0;
+    server.called_vain_ms = f ? f->vain_ms : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
     server.runs_for = f && is_awaited(f) ? f->launch : 0;

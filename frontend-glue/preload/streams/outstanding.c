@@ -22,19 +22,18 @@ bool ibx_streams_ordered(const struct ibx_in_stream *one, const struct ibx_in_st
            (one->blocking && other->blocking && (is_legacy(one) || is_legacy(other)));
 }
 
-const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstanding *list,
-                                                     const struct ibx_in_stream *in)
+struct ibx_outstanding *ibx_outstanding_before(struct ibx_outstanding *list,
+                                               const struct ibx_in_stream *in)
 {
-    const struct ibx_outstanding *f = list;
+    struct ibx_outstanding *f = list;
     while (f && (f->abandoned || !ibx_streams_ordered(&f->in, in)))
         f = f->next;
     return f;
 }
 
-const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding *list,
-                                                    uint64_t order)
+struct ibx_outstanding *ibx_outstanding_up_to(struct ibx_outstanding *list, uint64_t order)
 {
-    const struct ibx_outstanding *f = list;
+    struct ibx_outstanding *f = list;
     while (f && (f->abandoned || !f->in.blocking || !f->order || f->order > order))
         f = f->next;
     return f;

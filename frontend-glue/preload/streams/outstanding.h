@@ -15,9 +15,10 @@ struct ibx_in_stream {
 struct ibx_outstanding {
     struct ibx_outstanding *next;
     uint64_t number;
-    uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
-    uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
-    bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
+    uint64_t order;   /* the order in which they were enqueued; 0: not enqueued yet */
+    uint64_t launch;  /* the launch of the graph that calls it; 0: not called by a graph */
+    unsigned vain_ms; /* somebody has waited for it for so long in vain */
+    bool abandoned;   /* the device was reset: nobody waits for it, though it may be called */
     struct ibx_in_stream in;
     struct ibx_launch_copy copy; /* if it copies for a graph */
     void *argument;
@@ -28,11 +29,10 @@ struct ibx_outstanding {
 /* Whether work in the one stream comes after what was in the other before. */
 bool ibx_streams_ordered(const struct ibx_in_stream *one, const struct ibx_in_stream *other);
 /* The first one that somebody waits for, and that work in the stream comes after; NULL: none. */
-const struct ibx_outstanding *ibx_outstanding_before(const struct ibx_outstanding *list,
-                                                     const struct ibx_in_stream *in);
+struct ibx_outstanding *ibx_outstanding_before(struct ibx_outstanding *list,
+                                               const struct ibx_in_stream *in);
 /* The first one up to that order that is in a blocking stream; NULL: none. */
-const struct ibx_outstanding *ibx_outstanding_up_to(const struct ibx_outstanding *list,
-                                                    uint64_t order);
+struct ibx_outstanding *ibx_outstanding_up_to(struct ibx_outstanding *list, uint64_t order);
 
 void ibx_outstanding_append(struct ibx_outstanding **list, struct ibx_outstanding *f);
 /* Removes the oldest one with this number; NULL: there is none. */
