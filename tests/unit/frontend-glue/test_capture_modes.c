@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which streams count as captured, and the modes in which threads capture: what the program sees,
+ * and what its thread at the back end has. */
+#include "frontend-glue/preload/streams/streams.h"
+#include "tests/fixtures/in_child.h"
+#include "tests/unit/frontend-glue/next_calls.h"
+
+#define STREAM ((void *)0x10)
+#define LEGACY ((void *)1)
+
+static struct {
+    bool no_modes, no_question; /* calls that GVirtuS, or the back end, does not have */
+    int mode;                   /* of the thread at the back end */
+    int mode_fails;
+    unsigned exchanges, questions, nexts, asks;
+    int status, ask_fails; /* what the back end says of a stream */
+    int stream_asked;      /* what CUDA says of its work */
+    const void *asked[4];
+    int waited_in; /* the mode at the back end during a wait */
+    int error;
+} is;
+
+int ibx_frontend_fail(int code)
+{
+    return is.error = code;
+}
+
+static int next_cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    const int before = is.mode;
+    is.exchanges++;
+    if (is.mode_fails)
+        return is.mode_fails;
+    is.mode = *mode;
+    *mode = before;
+    return 0;
+}
+
+static int next_cudaStreamIsCapturing(void *stream, int *status)
+{
+    (void)stream;
+    is.nexts++;
+    *status = is.status;
+    return 0;
+}
+
+void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
+{
+    (void)found;
+    if (!is.no_modes)
+        RETURN_NEXT(symbol, cudaThreadExchangeStreamCaptureMode);
+    RETURN_NEXT(symbol, cudaStreamIsCapturing);
+    return NULL;
+}
+
+void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
+                                const char *call)
+{
+    e->call = call;
+    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
+    ibx_put_u16(&e->body, (uint16_t)number);
+}
+
+bool ibx_frontend_request_known(const struct extension_request *e, void *out, size_t n, int *rc)
+{
+    struct ibx_writer w = ibx_writer_of(out, n);
+    struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
+    assert_int_equal(ibx_get_u16(&r), IBX_EXT_IS_CAPTURING);
+    is.questions++;
+    if (is.no_question)
+        return false;
+    ibx_put_u32(&w, (uint32_t)is.status);
+    *rc = is.ask_fails;
+    return true;
+}
+
+int ibx_frontend_stream_ask(void *stream)
+{
+    is.asked[is.asks++ % COUNT(is.asked)] = stream;
+    return is.stream_asked;
+}
+
+int cudaStreamSynchronize(void *stream)
+{
+    (void)stream;
+    is.waited_in = is.mode;
+    return 600;
+}
+
+/* Leaves the thread's mode GLOBAL, at both ends, and no captures. */
+static int begin(void **state)
+{
+    int mode = CUDA_CAPTURE_GLOBAL;
+    (void)state;
+    while (ibx_frontend_capturing())
+        ibx_frontend_capture_gone();
+    ibx_frontend_captures_forbid(NULL);
+    memset(&is, 0, sizeof(is));
+    if (cudaThreadExchangeStreamCaptureMode(&mode))
+        return -1;
+    const int there = CUDA_CAPTURE_THREAD_LOCAL;
+    memset(&is, 0, sizeof(is));
+    is.mode = there;
+    return ibx_frontend_capture_mode() != CUDA_CAPTURE_GLOBAL;
+}
+
+/* ------------------------------------------------------------ modes */
+
+/* The first test. At the back end all clients are threads of one process. */
+static void a_new_thread_is_in_mode_global_and_not_so_at_the_back_end(NO_STATE)
+{
+    int mode = CUDA_CAPTURE_GLOBAL;
+    memset(&is, 0, sizeof(is));
+    is.mode = CUDA_CAPTURE_GLOBAL;
+    assert_int_equal(ibx_frontend_capture_mode(), CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(&mode), 0);
+    assert_int_equal(mode, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(is.mode, CUDA_CAPTURE_THREAD_LOCAL);
+}
+
+static int exchange(int mode)
+{
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(&mode), 0);
+    return mode;
+}
+
+static void the_program_gets_the_mode_that_it_had_set(NO_STATE)
+{
+    assert_int_equal(exchange(CUDA_CAPTURE_RELAXED), CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(is.mode, CUDA_CAPTURE_RELAXED);
+    assert_int_equal(ibx_frontend_capture_mode(), CUDA_CAPTURE_RELAXED);
+    assert_int_equal(exchange(CUDA_CAPTURE_THREAD_LOCAL), CUDA_CAPTURE_RELAXED);
+    assert_int_equal(exchange(CUDA_CAPTURE_GLOBAL), CUDA_CAPTURE_THREAD_LOCAL);
+    assert_int_equal(is.mode, CUDA_CAPTURE_THREAD_LOCAL);
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(NULL), CUDA_INVALID_VALUE);
+}
+
+/* As PyTorch makes around each query. */
+static void an_exchange_that_changes_nothing_is_no_request(NO_STATE)
+{
+    exchange(CUDA_CAPTURE_THREAD_LOCAL);
+    exchange(CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(is.exchanges, 0);
+    exchange(CUDA_CAPTURE_RELAXED);
+    exchange(CUDA_CAPTURE_RELAXED);
+    assert_int_equal(is.exchanges, 1);
+}
+
+static void an_exchange_that_fails_changes_nothing(NO_STATE)
+{
+    int mode = CUDA_CAPTURE_RELAXED;
+    is.mode_fails = 999;
+    assert_int_equal(cudaThreadExchangeStreamCaptureMode(&mode), 999);
+    assert_int_equal(mode, CUDA_CAPTURE_RELAXED);
+    assert_int_equal(ibx_frontend_capture_mode(), CUDA_CAPTURE_GLOBAL);
+    is.mode_fails = 0;
+    exchange(CUDA_CAPTURE_RELAXED);
+    assert_int_equal(is.mode, CUDA_CAPTURE_RELAXED);
+}
+
+static int child_exchanges(void)
+{
+    int mode = CUDA_CAPTURE_RELAXED;
+    is.mode = CUDA_CAPTURE_GLOBAL; /* its new connection's */
+    if (ibx_frontend_capturing() || ibx_frontend_captures(STREAM) || is.questions)
+        return 1;
+    return cudaThreadExchangeStreamCaptureMode(&mode) || is.mode != CUDA_CAPTURE_RELAXED;
+}
+
+static void a_child_captures_nothing_and_has_a_thread_of_its_own(NO_STATE)
+{
+    exchange(CUDA_CAPTURE_RELAXED);
+    ibx_frontend_capture_begins();
+    is.status = 1;
+    passes_in_child(child_exchanges);
+    assert_true(ibx_frontend_captures(STREAM));
+}
+
+/* ------------------------------------------------------------ calls beside captures */
+
+static void this_librarys_waits_are_relaxed_beside_a_capture(NO_STATE)
+{
+    ibx_frontend_capture_begins();
+    assert_int_equal(ibx_frontend_stream_wait(NULL), 600);
+    assert_int_equal(is.waited_in, CUDA_CAPTURE_RELAXED);
+    assert_int_equal(is.mode, CUDA_CAPTURE_THREAD_LOCAL);
+    assert_int_equal(ibx_frontend_capture_mode(), CUDA_CAPTURE_GLOBAL);
+}
+
+static void without_a_capture_or_in_mode_relaxed_there_is_nothing_to_relax(NO_STATE)
+{
+    assert_int_equal(ibx_frontend_stream_wait(NULL), 600);
+    assert_int_equal(is.exchanges, 0);
+    exchange(CUDA_CAPTURE_RELAXED);
+    is.mode = 7; /* which another exchange would set */
+    ibx_frontend_capture_begins();
+    assert_int_equal(ibx_frontend_stream_wait(NULL), 600);
+    assert_int_equal(is.waited_in, 7);
+    assert_int_equal(ibx_frontend_capture_mode(), CUDA_CAPTURE_RELAXED);
+}
+
+static void a_gvirtus_without_modes_waits_all_the_same(NO_STATE)
+{
+    is.no_modes = true;
+    ibx_frontend_capture_begins();
+    assert_int_equal(ibx_frontend_stream_wait(NULL), 600);
+    assert_int_equal(is.waited_in, CUDA_CAPTURE_THREAD_LOCAL);
+}
+
+/* ------------------------------------------------------------ what captures forbid */
+
+static unsigned long long forbidding(unsigned long long last, void **stream)
+{
+    *stream = last ? NULL : STREAM;
+    return last < 2 ? last + 1 : 0;
+}
+
+/* The second one is of another thread's own stream, of which this thread cannot ask. */
+static void an_unsafe_call_invalidates_captures_and_fails(NO_STATE)
+{
+    ibx_frontend_captures_forbid(forbidding);
+    assert_int_equal(ibx_frontend_unsafe(), 0);
+    ibx_frontend_capture_begins();
+    assert_int_equal(ibx_frontend_unsafe(), CUDA_CAPTURE_UNSUPPORTED);
+    assert_int_equal(is.error, CUDA_CAPTURE_UNSUPPORTED);
+    assert_int_equal(is.asks, 1);
+    assert_ptr_equal(is.asked[0], STREAM);
+}
+
+/* ------------------------------------------------------------ which streams are captured */
+
+static void a_stream_is_asked_about_only_while_something_is_captured(NO_STATE)
+{
+    is.status = 1;
+    assert_false(ibx_frontend_captures(STREAM));
+    assert_int_equal(is.questions, 0);
+    ibx_frontend_capture_begins();
+    assert_true(ibx_frontend_captures(STREAM));
+    assert_int_equal(is.questions, 1);
+    assert_false(ibx_frontend_captures(NULL)); /* the legacy stream never is */
+    assert_false(ibx_frontend_captures(LEGACY));
+    assert_int_equal(is.questions, 1);
+    ibx_frontend_capture_gone();
+    assert_false(ibx_frontend_captures(STREAM));
+    ibx_frontend_capture_gone(); /* more ends than beginnings */
+    assert_false(ibx_frontend_capturing());
+}
+
+static void the_program_asks_the_back_end_or_gvirtus(NO_STATE)
+{
+    int status = 7;
+    is.status = 2;
+    assert_int_equal(cudaStreamIsCapturing(STREAM, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(cudaStreamIsCapturing(STREAM, &status), 0);
+    assert_int_equal(status, 2);
+    is.ask_fails = 906;
+    status = 7;
+    assert_int_equal(cudaStreamIsCapturing(STREAM, &status), 906);
+    assert_int_equal(status, 7);
+    assert_int_equal(is.nexts, 0);
+    is.no_question = true;
+    assert_int_equal(cudaStreamIsCapturing(STREAM, &status), 0);
+    assert_int_equal(status, 2);
+    assert_int_equal(is.nexts, 1);
+}
+
+static void a_capture_that_is_invalid_is_known(NO_STATE)
+{
+    is.status = 2;
+    assert_false(ibx_frontend_capture_is_invalid(STREAM));
+    ibx_frontend_capture_begins();
+    assert_true(ibx_frontend_capture_is_invalid(STREAM));
+    is.questions = 0;
+    assert_false(ibx_frontend_capture_is_invalid(NULL));
+    assert_false(ibx_frontend_capture_is_invalid(LEGACY));
+    assert_int_equal(is.questions, 0);
+    is.status = 1;
+    assert_false(ibx_frontend_capture_is_invalid(STREAM));
+}
+
+/* If it has ended meanwhile, the query is one like any other. */
+static void a_captured_stream_refuses_what_cuda_permits_in_none(NO_STATE)
+{
+    int rc = 0;
+    is.status = 1;
+    is.stream_asked = 900;
+    assert_false(ibx_frontend_capture_refuses(STREAM, &rc));
+    assert_int_equal(is.asks, 0);
+    ibx_frontend_capture_begins();
+    assert_true(ibx_frontend_capture_refuses(STREAM, &rc));
+    assert_int_equal(rc, 900);
+    assert_int_equal(is.error, 900);
+    is.stream_asked = is.error = 0;
+    assert_false(ibx_frontend_capture_refuses(STREAM, &rc));
+    is.stream_asked = CUDA_NOT_READY;
+    assert_false(ibx_frontend_capture_refuses(STREAM, &rc));
+    assert_int_equal(is.error, 0);
+}
+
+static void the_legacy_stream_refuses_beside_captures_that_wait_for_it(NO_STATE)
+{
+    int rc = 0;
+    is.stream_asked = CUDA_CAPTURE_IMPLICIT;
+    assert_false(ibx_frontend_legacy_refuses(NULL, &rc));
+    ibx_frontend_capture_begins();
+    assert_false(ibx_frontend_legacy_refuses(STREAM, &rc));
+    assert_int_equal(is.asks, 0);
+    assert_true(ibx_frontend_legacy_refuses(NULL, &rc));
+    assert_int_equal(rc, CUDA_CAPTURE_IMPLICIT);
+    assert_true(ibx_frontend_legacy_refuses(LEGACY, &rc));
+    assert_int_equal(is.mode, CUDA_CAPTURE_THREAD_LOCAL);
+    is.error = 0;
+    is.stream_asked = CUDA_NOT_READY;
+    assert_false(ibx_frontend_legacy_refuses(NULL, &rc));
+    assert_int_equal(is.error, 0);
+}
+
+/* In another mode the query would invalidate captures that have nothing to do with it. */
+static void the_legacy_stream_is_asked_in_mode_relaxed_only(NO_STATE)
+{
+    int rc = 0;
+    is.stream_asked = CUDA_CAPTURE_IMPLICIT;
+    is.no_modes = true;
+    ibx_frontend_capture_begins();
+    assert_false(ibx_frontend_legacy_refuses(NULL, &rc));
+    assert_int_equal(is.asks, 0);
+}
+
+static void captures_of_threads_own_streams_are_counted(NO_STATE)
+{
+    unsigned rested = 7;
+    assert_false(ibx_frontend_threads_capture(&rested));
+    assert_int_equal(rested, 0);
+    ibx_frontend_thread_capture_begins(false);
+    ibx_frontend_thread_capture_begins(true);
+    assert_true(ibx_frontend_threads_capture(&rested));
+    assert_int_equal(rested, 1);
+    ibx_frontend_thread_capture_ends(false);
+    assert_true(ibx_frontend_threads_capture(&rested));
+    assert_int_equal(rested, 1);
+    ibx_frontend_thread_capture_ends(true);
+    assert_false(ibx_frontend_threads_capture(&rested));
+    assert_int_equal(rested, 0);
+}
+
+/* The last test: this stays. */
+static void memory_that_is_captured_is_known_from_then_on(NO_STATE)
+{
+    ibx_frontend_ordered_memory();
+    assert_false(ibx_frontend_captured_memory());
+    ibx_frontend_capture_begins();
+    ibx_frontend_ordered_memory();
+    ibx_frontend_capture_gone();
+    assert_true(ibx_frontend_captured_memory());
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, begin)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_new_thread_is_in_mode_global_and_not_so_at_the_back_end),
+        TEST(the_program_gets_the_mode_that_it_had_set),
+        TEST(an_exchange_that_changes_nothing_is_no_request),
+        TEST(an_exchange_that_fails_changes_nothing),
+        TEST(a_child_captures_nothing_and_has_a_thread_of_its_own),
+        TEST(this_librarys_waits_are_relaxed_beside_a_capture),
+        TEST(without_a_capture_or_in_mode_relaxed_there_is_nothing_to_relax),
+        TEST(a_gvirtus_without_modes_waits_all_the_same),
+        TEST(an_unsafe_call_invalidates_captures_and_fails),
+        TEST(a_stream_is_asked_about_only_while_something_is_captured),
+        TEST(the_program_asks_the_back_end_or_gvirtus),
+        TEST(a_capture_that_is_invalid_is_known),
+        TEST(a_captured_stream_refuses_what_cuda_permits_in_none),
+        TEST(the_legacy_stream_refuses_beside_captures_that_wait_for_it),
+        TEST(the_legacy_stream_is_asked_in_mode_relaxed_only),
+        TEST(captures_of_threads_own_streams_are_counted),
+        TEST(memory_that_is_captured_is_known_from_then_on)};
+    return cmocka_run_group_tests_name("capture modes", tests, NULL, NULL);
+}
