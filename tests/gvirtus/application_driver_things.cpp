@@ -299,8 +299,9 @@ bool tells(Object texture, const DriverResource &of, const DriverTexture &how)
     DriverResource told;
     DriverTexture how_told;
     REQUIRE(cu("cuTexObjectGetResourceDesc", &told, texture) == 0 && told.kind == of.kind);
-    REQUIRE(of.kind == OF_ARRAY ? told.of.array == of.of.array
-                                : !std::memcmp(&told.of.memory, &of.of.memory, 40));
+    const bool has_handle = of.kind == OF_ARRAY || of.kind == OF_MIPMAP;
+    REQUIRE(has_handle ? told.of.array == of.of.array
+                       : !std::memcmp(&told.of.memory, &of.of.memory, sizeof(of.of.memory)));
     REQUIRE(cu("cuTexObjectGetTextureDesc", &how_told, texture) == 0);
     return HOLDS(!std::memcmp(&how_told, &how, sizeof(how)));
 }
