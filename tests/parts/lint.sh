@@ -17,7 +17,12 @@ scripts() {
 
 part_lint() {
     local file
-    ! comes_later asan fuzz || begin_ahead asan build_asan # lint keeps one processor busy
+    # Lint keeps one processor busy.
+    if comes_later asan fuzz; then
+        begin_ahead asan build_asan
+    elif comes_later rest; then
+        begin_ahead asan build_rest
+    fi
     for file in $(scripts); do check "shellcheck $file" 60 shellcheck -ax "$file"; done
     for file in docs/man/*.[1-9]; do
         [[ -e $file ]] && check "mandoc $file" 60 mandoc -T lint -W warning "$file"

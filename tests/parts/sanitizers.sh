@@ -35,8 +35,9 @@ build_asan() {
         -Dc_args="$lines $stops -Wno-error=unused-command-line-argument" "${everything[@]}"
 }
 
-# asan_tests ARGUMENT...: of meson test.
+# asan_tests [ARGUMENT...]: of meson test; without, the part's tests.
 asan_tests() {
+    local names=()
     # libfabric loads and unloads libraries: without the last option LeakSanitizer trips over their
     # thread-local storage.
     local -x ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
@@ -46,22 +47,29 @@ asan_tests() {
     local -x UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
     local -x IBX_CONTRACT_SMALL=1 MESON_TEST_TIMEOUT_MULTIPLIER=3
     build_asan || return 0
+    check 'every test has a turn' 60 tests/chosen-tests "$out/asan"
     end_ahead guest wait # it installs packages: not while tests run
     compile_ahead
-    tests_of asan $((3600 + ${FUZZ_SECONDS:-0})) "$@"
+    (($#)) || mapfile -t names < <(tests/chosen-tests "$out/asan" "$part" "$share")
+    tests_of asan $((3600 + ${FUZZ_SECONDS:-0})) "$@" "${names[@]}"
     end_ahead builds
 }
 
 part_asan() {
     comes_later install tsan || ! comes_later vm || contract_ahead
-    asan_tests --no-suite rest
+    asan_tests
 }
 
 # Beside asan most has been compiled; alone, what it needs is a third of everything.
+build_rest() {
+    local suite=rest
+    build_asan
+}
+
 part_rest() {
     local suite=rest
     local -x FUZZ_SECONDS=20 # that of the environment is for `long`
-    asan_tests --suite rest
+    asan_tests
 }
 
 # Tests wait much of their time. What other parts need is compiled then, and delays none of them.

@@ -250,13 +250,13 @@ def turns_run_everything(_):
 
     def said(*command):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    turns = [f"{number}/36" for number in range(1, 37)]
-    wanted, latest, cases = sorted(said(f"{tests}/run", "--list")[:6]), [], {}
+    turns = [f"{number}/48" for number in range(1, 49)]
+    wanted, latest, cases = sorted([*said(f"{tests}/run", "--list")[:6], "rest"]), [], {}
     for turn in turns:
         which, share, *parts = said(f"{tests}/turn", turn)
         equal(which, turn)
-        latest = [*latest, parts][-3:]  # three in a row have every part, each turn of which ...
-        if len(latest) == 3:
+        latest = [*latest, parts][-4:]  # four in a row have every part, each turn of which ...
+        if len(latest) == 4:
             equal(sorted({part for parts in latest for part in parts}), wanted)
         with unittest.mock.patch.dict(os.environ, IBX_TEST_SHARE=share):
             ours = [case for case in range(100) if in_share(f"test_{case}")]
@@ -266,9 +266,62 @@ def turns_run_everything(_):
         equal(sorted({case for ours in cases[part] for case in ours}), list(range(100)))
     equal(sorted(sum(cases["asan"], [])), list(range(100)))
     assert " ".join(said(f"{tests}/turn")[:1]) in turns
-    for wrong in ("37/36", "0/36", "1/6", "1", ""):
+    for wrong in ("49/48", "0/48", "1/36", "1", ""):
         done = subprocess.run([f"{tests}/turn", wrong], capture_output=True, check=False)
         equal(done.returncode, 2)
+
+
+def chosen_tests(folder, tests, *arguments):
+    """What tests/chosen-tests says of a build that has these tests."""
+    os.makedirs(f"{folder}/build/meson-info", exist_ok=True)
+    with open(f"{folder}/build/meson-info/intro-tests.json", "w", encoding="ascii") as file:
+        json.dump([{"name": name, "timeout": timeout, "suite": [f"ibx:{suite}" for suite in suites]}
+                   for name, timeout, *suites in tests], file)
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../chosen-tests")
+    done = subprocess.run([program, f"{folder}/build", *arguments], capture_output=True, text=True,
+                          check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+LONG = ("migrate-move-relay-often", 4800, "migrate", "rest")
+
+
+@test
+def shares_of_rest_have_every_test_together(_):
+    whole = [(f"whole-{i}", 60 + 600 * (i % 3 == 0), "unit", "rest", "whole") for i in range(30)]
+    tests = [("quick", 30, "unit"), ("wide", 30, "migrate", "rest"), LONG, *whole]
+    with tempfile.TemporaryDirectory() as folder:
+        equal(chosen_tests(folder, tests, "asan", "3/12"), (0, ["quick"]))
+        equal(chosen_tests(folder, tests, "rest", "1/1"), (0, [test[0] for test in tests[1:]]))
+        seen = []
+        for share in range(1, 13):
+            code, names = chosen_tests(folder, tests, "rest", f"{share}/12")
+            equal((code, names[0]), (0, "wide"))  # it runs a share of its cases
+            assert len([test for test in whole if test[0] in names and test[1] > 60]) <= 1, names
+            seen += names[1:]
+        equal(sorted(seen), sorted(test[0] for test in whole))
+        two = [name for i in (2, 3) for name in chosen_tests(folder, tests, "rest", f"{i}/12")[1]]
+        equal(set(chosen_tests(folder, tests, "rest", "2-3/12")[1]), set(two))
+
+
+@test
+def a_test_that_no_turn_runs_is_found(_):
+    with tempfile.TemporaryDirectory() as folder:
+        equal(chosen_tests(folder, [("quick", 30, "unit"), LONG]), (0, []))
+        code, said = chosen_tests(folder, [("quick", 30, "unit")])
+        equal((code, len(said)), (1, 1))
+        assert "names migrate-move-relay-often, and there is no such test" in said[0], said
+        code, said = chosen_tests(folder, [(LONG[0], 60, "unit")])
+        equal((code, len(said)), (1, 1))
+        assert "runs in some turn" in said[0], said
+
+
+@test
+def every_test_of_this_build_has_a_turn(_):
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../chosen-tests")
+    done = subprocess.run([program, os.environ["IBX_TEST_BUILD"]], capture_output=True, text=True,
+                          check=False)
+    equal((done.returncode, done.stdout, done.stderr), (0, "", ""))
 
 
 @contextlib.contextmanager
