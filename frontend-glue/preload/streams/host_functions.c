@@ -61,16 +61,16 @@ static struct {
     struct ibx_outstanding *functions; /* the outstanding functions, oldest first */
     uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
     struct ibx_in_stream called_in;
-    uint64_t called_order;           /* its order */
-    unsigned called_vain_ms;         /* somebody has waited for it for so long in vain */
-    uint64_t before_event;           /* the last order before an event in the legacy stream */
-    bool returned;                   /* it has returned */
-    struct host_node runs;           /* what was called and has not returned; {0}: nothing */
-    uint64_t runs_for;               /* the launch that awaits this; 0: none */
-    uint64_t changes;                /* copies that graphs have made, and streams that went on */
-} server;                            /* under the lock */
-static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
-static _Atomic uint64_t so_far;      /* how many were ever outstanding */
+    uint64_t called_order, called_for; /* its order and launch; order 0: not known yet */
+    unsigned called_vain_ms;           /* somebody has waited for it for so long in vain */
+    uint64_t before_event;             /* the last order before an event in the legacy stream */
+    bool returned;                     /* it has returned */
+    struct host_node runs;             /* what was called and has not returned; {0}: nothing */
+    uint64_t runs_for;                 /* the launch that awaits this; 0: none */
+    uint64_t changes;                  /* copies that graphs have made, and streams that went on */
+} server;                              /* under the lock */
+static _Atomic unsigned outstanding;   /* functions that a stream has not passed yet */
+static _Atomic uint64_t so_far;        /* how many were ever outstanding */
 
 /*
  * Whether this process has, or had, host functions.
@@ -83,11 +83,6 @@ enum use_state { USE_NONE, USE_BEGINS, USE_BEGUN };
 static _Atomic enum use_state used;
 static pthread_mutex_t use_lock = PTHREAD_MUTEX_INITIALIZER; /* held while the state is BEGINS */
 static const struct ibx_frontend_around *_Atomic around;
-
-static bool is_awaited(const struct ibx_outstanding *f)
-{
-    return f->copy.use == IBX_COPY_UNTAKEN || f->copy.use == IBX_COPY_AWAITED;
-}
 
 bool ibx_frontend_gives_beside(void)
 {
@@ -378,9 +373,10 @@ static bool call_named(struct called *called)
     server.called_in = f ? f->in : (struct ibx_in_stream){0};
     server.called_order = f ? f->order : 0;
     server.called_vain_ms = f ? f->vain_ms : 0;
+    server.called_for = f ? f->launch : 0;
     server.returned = false;
     server.runs = f ? (struct host_node){f->function, f->argument} : (struct host_node){0};
-    server.runs_for = f && is_awaited(f) ? f->launch : 0;
+    server.runs_for = f && ibx_outstanding_is_awaited(f) ? f->launch : 0;
     server.answers++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -511,6 +507,14 @@ static void add(struct ibx_outstanding *f)
     atomic_fetch_add(&outstanding, 1);
 }
 
+/* Called under the lock, after what has enqueued a function or a launch's: the back end may have
+ * named it meanwhile, so that it is in the list no more. */
+static void order_called(uint64_t number, uint64_t launch)
+{
+    if (!server.called_order && (launch ? server.called_for == launch : server.called == number))
+        server.called_order = ++server.last_order;
+}
+
 /* ------------------------------------------------------------------------------ of graphs */
 
 uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
@@ -570,7 +574,7 @@ static bool add_repeated(uint64_t number, struct ibx_launch_copy *copy,
 static bool awaits(uint64_t launch)
 {
     const struct ibx_outstanding *f = server.functions;
-    while (f && (f->launch != launch || f->abandoned || !is_awaited(f)))
+    while (f && (f->launch != launch || f->abandoned || !ibx_outstanding_is_awaited(f)))
         f = f->next;
     return f || server.runs_for == launch;
 }
@@ -643,6 +647,8 @@ int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
     const bool ready = serves && n == made->count;
     const int rc = ready ? launch(exec, stream) : serves ? CUDA_MEMORY_ALLOCATION : CUDA_UNKNOWN;
     pthread_mutex_lock(&lock);
+    if (!rc)
+        order_called(0, made->id);
     atomic_fetch_sub(&outstanding, ibx_outstanding_settle(&server.functions, made->id,
                                                           rc ? NULL : &server.last_order));
     pthread_mutex_unlock(&lock);
@@ -684,17 +690,11 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     ibx_frontend_device_used();
     int rc = ibx_frontend_request_make(&e, NULL, 0);
     pthread_mutex_lock(&lock);
-    for (f = server.functions; !rc && f && f->number != number;)
-        f = f->next;
-    if (!rc && f) /* if it is not there, it was called already */
-        f->order = ++server.last_order;
-    if (rc)
-        f = ibx_outstanding_take(&server.functions, number);
+    f = rc ? ibx_outstanding_take(&server.functions, number) : NULL;
+    atomic_fetch_sub(&outstanding, f != NULL);
+    if (!rc && !ibx_outstanding_order(server.functions, number, &server.last_order))
+        order_called(number, 0);
     pthread_mutex_unlock(&lock);
-    if (!rc)
-        return CUDA_SUCCESS;
-    if (f)
-        atomic_fetch_sub(&outstanding, 1);
     free(f);
     return rc;
 }

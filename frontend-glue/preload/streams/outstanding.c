@@ -88,6 +88,16 @@ struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, u
     return instead;
 }
 
+bool ibx_outstanding_order(struct ibx_outstanding *list, uint64_t number, uint64_t *order)
+{
+    struct ibx_outstanding *f = list;
+    while (f && f->number != number)
+        f = f->next;
+    if (f)
+        f->order = ++*order;
+    return f;
+}
+
 unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, uint64_t *order)
 {
     unsigned removed = 0;

@@ -34,6 +34,12 @@ struct ibx_outstanding *ibx_outstanding_before(struct ibx_outstanding *list,
 /* The first one up to that order that is in a blocking stream; NULL: none. */
 struct ibx_outstanding *ibx_outstanding_up_to(struct ibx_outstanding *list, uint64_t order);
 
+/* Whether a launch waits until its copy is made, or its bytes are taken. */
+static inline bool ibx_outstanding_is_awaited(const struct ibx_outstanding *f)
+{
+    return f->copy.use == IBX_COPY_UNTAKEN || f->copy.use == IBX_COPY_AWAITED;
+}
+
 void ibx_outstanding_append(struct ibx_outstanding **list, struct ibx_outstanding *f);
 /* Removes the oldest one with this number; NULL: there is none. */
 struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint64_t number);
@@ -41,6 +47,9 @@ struct ibx_outstanding *ibx_outstanding_take(struct ibx_outstanding **list, uint
  * launch: it replaces an outstanding one, since a back end may call no more functions than the
  * launched graphs have. Removes that; NULL: there is none. */
 struct ibx_outstanding *ibx_outstanding_replace(struct ibx_outstanding **list, uint64_t number);
+/* After a call that has enqueued a function of this number: it has the order that follows *order.
+ * False: it is in the list no more. */
+bool ibx_outstanding_order(struct ibx_outstanding *list, uint64_t number, uint64_t *order);
 /* After a launch: its functions are enqueued, in the order that follows *order or, if it has failed
  * (NULL), removed. Returns how many were removed. */
 unsigned ibx_outstanding_settle(struct ibx_outstanding **list, uint64_t launch, uint64_t *order);

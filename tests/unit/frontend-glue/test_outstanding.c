@@ -160,6 +160,17 @@ static void a_changed_graph_calls_another_function_instead(NO_STATE)
     free(of_graph);
 }
 
+static void a_function_is_in_the_order_of_its_call(NO_STATE)
+{
+    uint64_t order = 10;
+    struct ibx_outstanding *first = add(1, FIRST, true), *second = add(2, FIRST, true);
+    assert_true(ibx_outstanding_order(list, 2, &order));
+    assert_false(ibx_outstanding_order(list, 3, &order)); /* it was called already */
+    assert_int_equal(first->order, 0);
+    assert_int_equal(second->order, 11);
+    assert_int_equal(order, 11);
+}
+
 static void functions_of_a_launch_are_in_its_order(NO_STATE)
 {
     uint64_t order = 10;
@@ -211,7 +222,8 @@ int main(void)
                                        TEST(the_oldest_of_a_number_is_taken),
                                        TEST(one_that_a_reset_has_left_is_taken_last),
                                        TEST(a_changed_graph_calls_another_function_instead),
-                                       TEST(functions_of_a_launch_are_in_its_order),
+                                       TEST(a_function_is_in_the_order_of_its_call),
+        TEST(functions_of_a_launch_are_in_its_order),
                                        TEST(a_launch_that_fails_calls_none),
                                        TEST(a_reset_leaves_what_is_enqueued_on_its_device)};
     return cmocka_run_group_tests_name("outstanding", tests, NULL, NULL);
