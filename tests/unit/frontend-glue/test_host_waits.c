@@ -7,6 +7,7 @@
 #define SECOND ((void *)0x200)
 #define EVENT  ((void *)0x300)
 #define OTHER  ((void *)0x400)
+#define APART  ((void *)0x500)
 
 /* Leaves the scene with the line that is wrong, as its exit code, and says what is wrong. */
 #define CHECK(condition)                                                                           \
@@ -187,6 +188,7 @@ static int is_lost_with_the_back_end(void)
     ibx_frontend_host_event(EVENT, FIRST);
     ibx_frontend_host_event(OTHER, FIRST);
     ibx_frontend_host_event(EVENT, FIRST); /* again, which leaves the other one */
+    ibx_frontend_host_event(APART, SECOND); /* which has no functions */
     launched(CUDA_STREAM_PER_THREAD, NULL, &made);
     const uint64_t last = ibx_frontend_host_enqueued();
     CHECK(first && last > first);
@@ -196,7 +198,7 @@ static int is_lost_with_the_back_end(void)
     CHECK(!ibx_frontend_host_lost(last, false, SECOND));
     CHECK(!ibx_frontend_host_lost(last, false, CUDA_STREAM_PER_THREAD)); /* another thread's */
     CHECK(ibx_frontend_host_event_lost(EVENT) && ibx_frontend_host_event_lost(OTHER));
-    CHECK(!ibx_frontend_host_event_lost(SECOND));
+    CHECK(!ibx_frontend_host_event_lost(APART));
     CHECK(ibx_frontend_host_gone(FIRST) && !ibx_frontend_host_gone(SECOND));
     return 0;
 }
