@@ -71,7 +71,8 @@ int ibx_frontend_request_ask(const struct extension_request *e, uint64_t *answer
 }
 int ibx_frontend_request_make(const struct extension_request *e, void *out, size_t n)
 {
-    memset(out, 0, n);
+    if (n)
+        memset(out, 0, n);
     return sent(e);
 }
 uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy)
