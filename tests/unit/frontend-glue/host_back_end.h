@@ -9,6 +9,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/patience.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -97,14 +98,6 @@ bool ibx_frontend_stream_blocks(const void *stream)
 {
     (void)stream;
     return true;
-}
-
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
 }
 
 int ibx_frontend_request_ask(const struct extension_request *e, uint64_t *answer)

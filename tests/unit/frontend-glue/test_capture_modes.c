@@ -3,6 +3,7 @@
  * and what its thread at the back end has. */
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/in_child.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 #include "tests/unit/frontend-glue/next_calls.h"
 
 #define STREAM ((void *)0x10)
@@ -51,14 +52,6 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
         RETURN_NEXT(symbol, cudaThreadExchangeStreamCaptureMode);
     RETURN_NEXT(symbol, cudaStreamIsCapturing);
     return NULL;
-}
-
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
 }
 
 bool ibx_frontend_request_known(const struct extension_request *e, void *out, size_t n, int *rc)

@@ -6,6 +6,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/unit.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 
 #include "common/log.h"
 
@@ -169,22 +170,6 @@ int ibx_frontend_host_launch(struct ibx_launch *made, void *stream,
 {
     (void)made;
     return launch(exec, stream);
-}
-
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
-}
-
-void ibx_frontend_node_begin(struct extension_request *e, enum ibx_extension number,
-                             const char *call, const void *exec, const void *node)
-{
-    ibx_frontend_request_begin(e, number, call);
-    ibx_put_u64(&e->body, (uintptr_t)exec);
-    ibx_put_u64(&e->body, (uintptr_t)node);
 }
 
 /* ---------------------------------------------------------------- the back end */

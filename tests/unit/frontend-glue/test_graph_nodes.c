@@ -6,6 +6,7 @@
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/unit.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 
 #define GRAPH ((void *)1000)
 #define MADE  ((void *)2000)
@@ -30,20 +31,6 @@ static struct {
 int ibx_frontend_fail(int code)
 {
     return is.error = code;
-}
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
-}
-void ibx_frontend_node_begin(struct extension_request *e, enum ibx_extension number,
-                             const char *call, const void *exec, const void *node)
-{
-    ibx_frontend_request_begin(e, number, call);
-    ibx_put_u64(&e->body, (uintptr_t)exec);
-    ibx_put_u64(&e->body, (uintptr_t)node);
 }
 void ibx_frontend_request_free(struct extension_request *e)
 {

@@ -3,6 +3,7 @@
  * simulated; printed.c's own clock goes on. */
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/unit.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 
 #include "common/clock.h"
 
@@ -62,14 +63,6 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
     static const struct ibx_frontend_calls calls = {
         .version = IBX_FRONTEND_VERSION, .last_call = last_call, .failure = failure};
     return is.attached ? &calls : NULL;
-}
-
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
 }
 
 bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)

@@ -3,6 +3,7 @@
  * back end and GVirtuS's functions are simulated. */
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/unit.h"
+#include "tests/unit/frontend-glue/begun_requests.h"
 #include "tests/unit/frontend-glue/next_calls.h"
 
 #define STREAM ((void *)0x100)
@@ -110,14 +111,6 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
     RETURN_NEXT(symbol, cudaEventQuery);
     RETURN_NEXT(symbol, cudaDeviceSynchronize);
     return NULL;
-}
-void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
-                                const char *call)
-{
-    e->name = NULL;
-    e->call = call;
-    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
-    ibx_put_u16(&e->body, (uint16_t)number);
 }
 bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
