@@ -308,7 +308,8 @@ def shares_of_rest_have_every_test_together(_):
 def a_test_that_no_turn_runs_is_found(_):
     with tempfile.TemporaryDirectory() as folder:
         equal(chosen_tests(folder, [("quick", 30, "unit"), LONG]), (0, []))
-        code, said = chosen_tests(folder, [("quick", 30, "unit")])
+        equal(chosen_tests(folder, [("quick", 30, "unit")]), (0, []))  # nothing can migrate
+        code, said = chosen_tests(folder, [("migrate-move", 30, "migrate")])
         equal((code, len(said)), (1, 1))
         assert "names migrate-move-relay-often, and there is no such test" in said[0], said
         code, said = chosen_tests(folder, [(LONG[0], 60, "unit")])
