@@ -5,6 +5,7 @@
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/journal_scene.h"
 #include "tests/fixtures/new_destination.h"
+#include "tests/unit/migrate/own_monitor.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -83,29 +84,6 @@ int __wrap_ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns,
 {
     (void)qmp, (void)deadline_ns;
     return zeros ? ibx_error_set(err, zeros, "so it says") : 0;
-}
-
-int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                           struct ibx_error *err);
-int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                           struct ibx_error *err)
-{
-    (void)path, (void)deadline_ns, (void)err;
-    *qmp = (struct ibx_qmp *)&d;
-    return 0;
-}
-
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return getpid();
-}
-
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp);
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp)
-{
-    (void)qmp;
 }
 
 /* ------------------------------------------------------------ steps */

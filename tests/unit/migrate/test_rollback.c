@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a rollback refuses although the operator has confirmed it: the destination may answer by
  * then, and the migration or a return may have gone on. */
+#define MONITOR_MAY_BE_GONE
+
 #include "migrate/common/write_protection.h"
 #include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
@@ -9,6 +11,7 @@
 #include "tests/fixtures/journal_scene.h"
 #include "tests/fixtures/new_destination.h"
 #include "tests/fixtures/patience.h"
+#include "tests/unit/migrate/own_monitor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,19 +47,6 @@ int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qm
         return __real_ibx_qmp_connect(path, deadline_ns, qmp, err);
     *qmp = (struct ibx_qmp *)&is;
     return 0;
-}
-
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return getpid();
-}
-
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp);
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp)
-{
-    (void)qmp;
 }
 
 int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,

@@ -5,6 +5,7 @@
 #include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/unit/migrate/own_monitor.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,29 +21,6 @@ static struct {
     struct ibx_vm_undo undo;        /* what was to be undone then */
     uint64_t disowned;              /* the epoch with which the destination was told */
 } is;
-
-int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                           struct ibx_error *err);
-int __wrap_ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                           struct ibx_error *err)
-{
-    (void)path, (void)deadline_ns, (void)err;
-    *qmp = (struct ibx_qmp *)&is;
-    return 0;
-}
-
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp);
-pid_t __wrap_ibx_qmp_pid(const struct ibx_qmp *qmp)
-{
-    (void)qmp;
-    return getpid();
-}
-
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp);
-void __wrap_ibx_qmp_close(struct ibx_qmp *qmp)
-{
-    (void)qmp;
-}
 
 int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                          struct ibx_error *err);
