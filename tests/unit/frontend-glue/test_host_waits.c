@@ -187,7 +187,7 @@ static int is_lost_with_the_back_end(void)
     const uint64_t first = ibx_frontend_host_enqueued();
     ibx_frontend_host_event(EVENT, FIRST);
     ibx_frontend_host_event(OTHER, FIRST);
-    ibx_frontend_host_event(EVENT, FIRST); /* again, which leaves the other one */
+    ibx_frontend_host_event(EVENT, FIRST);  /* again, which leaves the other one */
     ibx_frontend_host_event(APART, SECOND); /* which has no functions */
     launched(CUDA_STREAM_PER_THREAD, NULL, &made);
     const uint64_t last = ibx_frontend_host_enqueued();

@@ -223,7 +223,7 @@ int main(void)
                                        TEST(one_that_a_reset_has_left_is_taken_last),
                                        TEST(a_changed_graph_calls_another_function_instead),
                                        TEST(a_function_is_in_the_order_of_its_call),
-        TEST(functions_of_a_launch_are_in_its_order),
+                                       TEST(functions_of_a_launch_are_in_its_order),
                                        TEST(a_launch_that_fails_calls_none),
                                        TEST(a_reset_leaves_what_is_enqueued_on_its_device)};
     return cmocka_run_group_tests_name("outstanding", tests, NULL, NULL);
