@@ -258,6 +258,15 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *), void *
 
 /* ------------------------------------------------------------ steps */
 
+/* In a scene, whose process ends if the condition does not hold. */
+#define CHECK(condition)                                                                           \
+    do                                                                                             \
+        if (!(condition)) {                                                                        \
+            print_error("%s:%d: %s\n", __FILE__, __LINE__, #condition);                            \
+            _exit(1);                                                                              \
+        }                                                                                          \
+    while (0)
+
 static void await(const _Atomic unsigned *figure, unsigned least)
 {
     while (*figure < least) /* an alarm ends a wait in vain */

@@ -14,20 +14,17 @@ static int polls(void)
     static _Atomic unsigned called;
     spins = true;
     for (unsigned i = 0; i < 10; i++) {
-        if (call_one(&called))
-            return 1;
+        CHECK(!call_one(&called));
         await(&looks, looks + 1000);
         now_ns += POLL_NS - 1;
         await(&looks, looks + 1000);
-        if (sleeps)
-            return 2;
+        CHECK(!sleeps);
     }
     for (unsigned i = 1; i <= 10; i++) {
         now_ns += POLL_NS;
         await(&sleeps, i);
         const unsigned before = looks;
-        if (call_one(&called))
-            return 1;
+        CHECK(!call_one(&called));
         await(&looks, before + 1000); /* it polls again */
     }
     return 0;
@@ -38,11 +35,11 @@ static int sleeps_at_once(void)
 {
     static _Atomic unsigned called;
     for (unsigned i = 1; i <= 10; i++) {
-        if (call_one(&called))
-            return 1;
+        CHECK(!call_one(&called));
         await(&sleeps, i);
     }
-    return looks ? 2 : 0;
+    CHECK(!looks);
+    return 0;
 }
 
 static uint64_t first_over(void)
@@ -60,19 +57,16 @@ static int not_outstanding(void)
 {
     static _Atomic unsigned called, repeated;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t number = ibx_frontend_host_repeated(count, (void *)&repeated, &queue);
     const uint64_t befores[] = {number, UINT64_C(1) << 40};
     for (unsigned i = 0; i < 2; i++) {
         back_end.before = befores[i];
         back_end.over = 0;
         const unsigned before = called;
-        if (cudaLaunchHostFunc(NULL, count, (void *)&called))
-            return 1;
+        CHECK(!cudaLaunchHostFunc(NULL, count, (void *)&called));
         await(&called, before + 1); /* it has reported that the previous one was over */
-        if (repeated || first_over() != befores[i])
-            return 2;
+        CHECK(!repeated && first_over() == befores[i]);
         while (ibx_frontend_host_functions())
             sched_yield();
     }
@@ -95,22 +89,20 @@ static int changed(void)
 {
     static _Atomic unsigned called, first, second;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t of_graph = ibx_frontend_host_repeated(count, (void *)&first, &queue);
     uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
     for (unsigned i = 1; i <= 3; i++) {
         back_end.before = i == 3 ? now : 0; /* once more than it was launched */
         struct ibx_launch made = {.numbers = &of_graph, .count = 1};
-        if (ibx_frontend_host_launch(&made, NULL, launch_changed, &now))
-            return 2;
+        CHECK(!ibx_frontend_host_launch(&made, NULL, launch_changed, &now));
         await(&second, i);
         while (ibx_frontend_host_functions())
             sched_yield();
     }
-    if (call_one(&called)) /* whatever was named before is over */
-        return 1;
-    return first || second != 3 ? 3 : 0;
+    CHECK(!call_one(&called)); /* whatever was named before is over */
+    CHECK(!first && second == 3);
+    return 0;
 }
 
 static int launch_only(void *exec, void *stream)
@@ -152,31 +144,27 @@ static int each_launch(void)
 {
     static _Atomic unsigned called, of_graph;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
-    if (launch_taken(number, 'a', NULL) || launch_taken(number, 'b', NULL) ||
-        !launch_taken(number, 'f', &queue))
-        return 2;
+    CHECK(!launch_taken(number, 'a', NULL) && !launch_taken(number, 'b', NULL));
+    CHECK(launch_taken(number, 'f', &queue));
     name(number, &of_graph);
     name(number, &of_graph);
     await(&freed, 3);
-    if (launch_taken(number, 'r', NULL))
-        return 3;
+    CHECK(!launch_taken(number, 'r', NULL));
     ibx_frontend_host_reset(0);
-    if (launch_taken(number, 'c', NULL))
-        return 4;
+    CHECK(!launch_taken(number, 'c', NULL));
     name(number, &of_graph);
     await(&freed, 5);
     device = 1; /* those on another device are not lost */
-    if (launch_taken(number, 'd', NULL))
-        return 6;
+    CHECK(!launch_taken(number, 'd', NULL));
     ibx_frontend_host_reset(0);
     name(number, &of_graph);
     await(&freed, 6);
     while (ibx_frontend_host_functions())
         sched_yield();
-    return strcmp(given, "abcd") != 0 || freed != 6 ? 5 : 0;
+    CHECK(!strcmp(given, "abcd") && freed == 6);
+    return 0;
 }
 
 /* The same of a launch behind a reset, which has left another one in the list. */
@@ -184,20 +172,18 @@ static int changed_after_reset(void)
 {
     static _Atomic unsigned called, first, second;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t of_graph = ibx_frontend_host_repeated(count, (void *)&first, &queue);
     uint64_t now = ibx_frontend_host_repeated(count, (void *)&second, &queue);
     struct ibx_launch made = {.numbers = &of_graph, .count = 1};
-    if (ibx_frontend_host_launch(&made, NULL, launch_only, NULL))
-        return 2;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_only, NULL));
     ibx_frontend_host_reset(0);
-    if (ibx_frontend_host_launch(&made, NULL, launch_changed, &now))
-        return 3;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_changed, &now));
     await(&second, 1);
     while (ibx_frontend_host_functions())
         sched_yield();
-    return first ? 4 : 0;
+    CHECK(!first);
+    return 0;
 }
 
 /* Waits for what the launch awaits. Returns the CUDA error. */
@@ -215,20 +201,18 @@ static int launch_awaits(void)
     static _Atomic unsigned called, first;
     static uint64_t number;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     number = ibx_frontend_host_repeated(count, (void *)&first, &queue);
     struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
     struct ibx_launch made = {&number, &copy, 1, 0};
-    if (ibx_frontend_host_launch(&made, NULL, launch_changed, &number))
-        return 2;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_changed, &number));
     const int code = waited(&made);
-    if ((first != 1 && asked < 3) || (code && code != 700))
-        return 3;
+    CHECK((first == 1 || asked >= 3) && (!code || code == 700));
     await(&first, 1);
     asked = 0;
-    return ibx_frontend_host_launch(&made, NULL, launch_only, NULL) || waited(&made) != 700 ||
-           asked != 3;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_only, NULL));
+    CHECK(waited(&made) == 700 && asked == 3);
+    return 0;
 }
 
 /* ... though the back end answers again and again that no function is to be called. */
@@ -236,8 +220,7 @@ static int stream_fails(void)
 {
     static _Atomic unsigned called, of_graph;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
     struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
     struct ibx_launch made = {&number, &copy, 1, 0};
@@ -246,8 +229,9 @@ static int stream_fails(void)
     back_end.names_nothing = true;
     pthread_cond_broadcast(&back_end.more);
     pthread_mutex_unlock(&back_end.lock);
-    return ibx_frontend_host_launch(&made, NULL, launch_only, NULL) || waited(&made) != 700 ||
-           asked != 3;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_only, NULL));
+    CHECK(waited(&made) == 700 && asked == 3);
+    return 0;
 }
 
 static int launch_and_end(void *exec, void *stream)
@@ -265,14 +249,14 @@ static int back_end_ends(void)
 {
     static _Atomic unsigned called, of_graph;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
     struct ibx_launch_copy copy = {IBX_COPY_AWAITED, NULL};
     struct ibx_launch made = {&number, &copy, 1, 0};
     atomic_store(&ticks, true);
-    return ibx_frontend_host_launch(&made, NULL, launch_and_end, NULL) ||
-           waited(&made) != CUDA_UNKNOWN || of_graph;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_and_end, NULL));
+    CHECK(waited(&made) == CUDA_UNKNOWN && !of_graph);
+    return 0;
 }
 
 /* A launch waits no more when it has taken the bytes, which the function gets. */
@@ -280,20 +264,19 @@ static int launch_takes_later(void)
 {
     static _Atomic unsigned called, of_graph;
     uint64_t queue = 0;
-    if (call_one(&called))
-        return 1;
+    CHECK(!call_one(&called));
     const uint64_t number = ibx_frontend_host_repeated(count, (void *)&of_graph, &queue);
     struct ibx_launch_copy copy = {IBX_COPY_UNTAKEN, NULL};
     struct ibx_launch made = {&number, &copy, 1, 0};
     struct ibx_launch_bytes *bytes = taken('t').taken;
-    if (ibx_frontend_host_launch(&made, NULL, launch_only, NULL) ||
-        ibx_frontend_host_give(made.id + 1, number, bytes) ||
-        ibx_frontend_host_give(made.id, number + 1, bytes) ||
-        !ibx_frontend_host_give(made.id, number, bytes) || waited(&made) || asked)
-        return 2;
+    CHECK(!ibx_frontend_host_launch(&made, NULL, launch_only, NULL));
+    CHECK(!ibx_frontend_host_give(made.id + 1, number, bytes));
+    CHECK(!ibx_frontend_host_give(made.id, number + 1, bytes));
+    CHECK(ibx_frontend_host_give(made.id, number, bytes) && !waited(&made) && !asked);
     name(number, &of_graph);
     await(&freed, 1);
-    return strcmp(given, "t") != 0 || ibx_frontend_host_give(made.id, number, NULL);
+    CHECK(!strcmp(given, "t") && !ibx_frontend_host_give(made.id, number, NULL));
+    return 0;
 }
 
 static atomic_bool may_begin;
@@ -323,8 +306,7 @@ static int forked_before_first(void)
     void *failed = NULL;
     int status = -1;
     ibx_frontend_around_functions(&calls);
-    if (pthread_create(&thread, NULL, enqueue, (void *)&called))
-        return 1;
+    CHECK(!pthread_create(&thread, NULL, enqueue, (void *)&called));
     await(&first_begins, 1);
     const pid_t child = fork();
     may_begin = true;
@@ -334,9 +316,9 @@ static int forked_before_first(void)
     }
     pthread_join(thread, &failed);
     await(&called, 1);
-    if (failed || waitpid(child, &status, 0) != child)
-        return 2;
-    return status ? 3 : 0;
+    CHECK(!failed && waitpid(child, &status, 0) == child);
+    CHECK(!status);
+    return 0;
 }
 
 static void test_polls(void **state)

@@ -9,15 +9,6 @@
 #define OTHER  ((void *)0x400)
 #define APART  ((void *)0x500)
 
-/* Leaves the scene with the line that is wrong, as its exit code, and says what is wrong. */
-#define CHECK(condition)                                                                           \
-    do                                                                                             \
-        if (!(condition)) {                                                                        \
-            print_error("%s:%d: %s\n", __FILE__, __LINE__, #condition);                            \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    while (0)
-
 static void back_end_changes(bool *what, bool to)
 {
     pthread_mutex_lock(&back_end.lock);
