@@ -33,6 +33,7 @@ static struct {
     bool tells;                    /* how many functions an update has found */
     uint64_t flags;
     unsigned orders, orders_well, destroyed;
+    unsigned lists, updates; /* requests */
 } gpu;
 
 static struct {
@@ -185,6 +186,7 @@ static int answer_list(enum ibx_extension number, struct ibx_reader *in, struct 
     const bool of_node = number == IBX_EXT_NODE_NEIGHBOURS || number == IBX_EXT_NODE_EDGES;
     const bool edges = number == IBX_EXT_NODE_EDGES;
     const bool functions = number == IBX_EXT_GRAPH_FUNCTIONS;
+    gpu.lists++;
     if (from && from == gpu.grows_at)
         gpu.nodes++;
     const size_t count = of_node ? gpu.behind : functions ? gpu.functions : gpu.nodes;
@@ -219,6 +221,7 @@ static int answer(enum ibx_extension number, struct ibx_reader *in, struct ibx_w
         return 0;
     case IBX_EXT_EXEC_UPDATE:
     case IBX_EXT_EXEC_REFRESH:
+        gpu.updates++;
         ibx_put_u32(out, (uint32_t)gpu.update_fails);
         ibx_put_u32(out, 3);
         ibx_put_u64(out, node(1));
@@ -526,7 +529,10 @@ static void test_update(NO_STATE)
     ASSERT_CALLS(40);
     gpu.functions = 0;
     gpu.tells = true;
+    gpu.lists = gpu.updates = 0;
     assert_int_equal(cudaGraphExecUpdate(EXEC, GRAPH, &told), 0);
+    assert_int_equal(gpu.updates, 1); /* which has told all that there is to know */
+    assert_int_equal(gpu.lists, 0);
     ASSERT_CALLS_NONE();
 }
 
