@@ -6,6 +6,7 @@
  *   page_connections.c  the source: makes the connections
  *   page_server.c  the source: registers guest RAM and tells the destination where it is
  *   page_reader.c  the destination: a page reader of the fault engine (userfaultfd/)
+ *   ram_view.c     the source: guest RAM as it is mapped here (ram_view.h)
  */
 #ifndef IBX_MIGRATE_PAGES_PAGES_H
 #define IBX_MIGRATE_PAGES_PAGES_H

@@ -631,7 +631,7 @@ bool drawings_of_graphs()
     unsigned char edge[8] = {1, 0, 1}, data[3][8] = {}, plain[8] = {};
     void *ends[2][3];
     std::size_t count = 3;
-    const auto list = [&](unsigned char (*kinds)[8]) {
+    const auto list = [&](unsigned char(*kinds)[8]) {
         return run<void *, void **, void **, void *, std::size_t *>(
             "cudaGraphGetEdges", graph.handle, ends[0], ends[1], kinds, &count);
     };

@@ -16,7 +16,6 @@
 #define MODE_RELAXED   2
 #define NON_BLOCKING   1u /* of a stream's flags */
 #define UPDATE_FAILURE 910
-#define LOSSY_QUERY    402
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -664,53 +663,5 @@ EXPORT int cudaGraphExecUpdate(void *handle, void *graph_handle, struct update_r
         if (child)
             exec->nodes[i].of.child = graph_copy(graph->nodes[i].of.child);
     }
-    return returns(0);
-}
-
-static int list(void *handle, void **nodes, size_t *count, bool root)
-{
-    struct double_graph *graph = graph_of(handle);
-    size_t found = 0;
-    for (unsigned i = 0; i < graph->count; i++) {
-        if (graph->nodes[i].type == NODE_NONE || (root && graph->nodes[i].count))
-            continue;
-        if (nodes && found < *count)
-            nodes[found] = &graph->nodes[i];
-        found++;
-    }
-    *count = found;
-    return returns(0);
-}
-
-/* As cudaGraphDestroy() above. */
-EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
-{
-    *count = (uintptr_t)graph < 4096 ? 0 : *count;
-    return (uintptr_t)graph < 4096 ? returns(0) : list(graph, nodes, count, false);
-}
-
-EXPORT int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
-{
-    return list(graph, nodes, count, true);
-}
-
-static _Atomic bool edges_have_data;
-
-EXPORT void ibx_double_edges_have_data(bool they)
-{
-    edges_have_data = they;
-}
-
-/* Tells only how many there are, and not even that if they have data. */
-EXPORT int cudaGraphGetEdges(void *handle, void **from, void **to, void *edges, size_t *count)
-{
-    *count = 0;
-    if (edges_have_data)
-        return returns(LOSSY_QUERY);
-    if (from || to || edges)
-        return returns(INVALID_VALUE);
-    for (unsigned i = 0; (uintptr_t)handle >= 4096 && i < graph_of(handle)->count; i++)
-        *count +=
-            graph_of(handle)->nodes[i].type == NODE_NONE ? 0 : graph_of(handle)->nodes[i].count;
     return returns(0);
 }

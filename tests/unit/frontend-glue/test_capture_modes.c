@@ -19,11 +19,18 @@ static struct {
     const void *asked[4];
     int waited_in; /* the mode at the back end during a wait */
     int error;
+    bool others;      /* whether other threads' captures were asked for */
+    bool in_function; /* a host function has made the call */
 } is;
 
 int ibx_frontend_fail(int code)
 {
     return is.error = code;
+}
+
+bool ibx_frontend_in_host_function(void)
+{
+    return is.in_function;
 }
 
 static int next_cudaThreadExchangeStreamCaptureMode(int *mode)
@@ -202,8 +209,9 @@ static void a_gvirtus_without_modes_waits_all_the_same(NO_STATE)
 
 /* ------------------------------------------------------------ what captures forbid */
 
-static unsigned long long forbidding(unsigned long long last, void **stream)
+static unsigned long long forbidding(unsigned long long last, bool others, void **stream)
 {
+    is.others = others;
     *stream = last ? NULL : STREAM;
     return last < 2 ? last + 1 : 0;
 }
@@ -218,6 +226,25 @@ static void an_unsafe_call_invalidates_captures_and_fails(NO_STATE)
     assert_int_equal(is.error, CUDA_CAPTURE_UNSUPPORTED);
     assert_int_equal(is.asks, 1);
     assert_ptr_equal(is.asked[0], STREAM);
+    assert_false(is.others);
+}
+
+/* Host functions have an error of their own for such calls. */
+static void other_threads_captures_forbid_what_gets_to_the_back_end(NO_STATE)
+{
+    ibx_frontend_captures_forbid(forbidding);
+    assert_int_equal(ibx_frontend_unsafe_beside(), 0);
+    ibx_frontend_capture_begins();
+    is.in_function = true;
+    assert_int_equal(ibx_frontend_unsafe_beside(), 0);
+    assert_int_equal(is.asks, 0);
+    is.in_function = false;
+    assert_int_equal(ibx_frontend_unsafe_beside(), CUDA_CAPTURE_UNSUPPORTED);
+    assert_true(is.others);
+    is.status = 1;
+    assert_int_equal(ibx_frontend_unsafe_in(STREAM), 0);
+    is.status = 0;
+    assert_int_equal(ibx_frontend_unsafe_in(STREAM), CUDA_CAPTURE_UNSUPPORTED);
 }
 
 /* ------------------------------------------------------------ which streams are captured */
@@ -361,6 +388,7 @@ int main(void)
         TEST(without_a_capture_or_in_mode_relaxed_there_is_nothing_to_relax),
         TEST(a_gvirtus_without_modes_waits_all_the_same),
         TEST(an_unsafe_call_invalidates_captures_and_fails),
+        TEST(other_threads_captures_forbid_what_gets_to_the_back_end),
         TEST(a_stream_is_asked_about_only_while_something_is_captured),
         TEST(the_program_asks_the_back_end_or_gvirtus),
         TEST(a_capture_that_is_invalid_is_known),

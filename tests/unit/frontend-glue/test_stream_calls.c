@@ -18,6 +18,7 @@ static struct {
     bool unsent;                                                /* a request could not be sent */
     bool lost;                                                  /* host functions are */
     int graph_fails;                                            /* a copy in a graph has failed */
+    int forbidden; /* what a capture makes of waits and questions */
     unsigned requests, nexts, orders, noted, ordered, worked, made;
     const char *request;          /* the latest one */
     const void *event, *event_in; /* of a record that was noted */
@@ -139,6 +140,10 @@ void ibx_frontend_stream_worked(void *stream)
 bool ibx_frontend_captures(void *stream)
 {
     return is.captures && stream == STREAM;
+}
+int ibx_frontend_unsafe_beside(void)
+{
+    return is.forbidden;
 }
 bool ibx_frontend_capturing(void)
 {
@@ -362,6 +367,18 @@ static void a_stream_with_work_of_this_process_is_not_ready(NO_STATE)
     assert_int_equal(is.requests, 1);
 }
 
+static void what_a_capture_forbids_gets_nowhere(NO_STATE)
+{
+    is.forbidden = 900;
+    assert_int_equal(cudaStreamSynchronize(STREAM), 900);
+    assert_int_equal(cudaStreamQuery(STREAM), 900);
+    assert_int_equal(cudaEventSynchronize(EVENT), 900);
+    is.event_pending = true;
+    assert_int_equal(cudaEventQuery(EVENT), 900);
+    assert_int_equal(is.requests + is.nexts, 0);
+    assert_null(is.rests);
+}
+
 static void functions_that_are_lost_are_an_error_of_the_wait(NO_STATE)
 {
     is.lost = true;
@@ -473,6 +490,7 @@ int main(void)
         TEST(a_stream_that_rests_needs_no_request),
         TEST(a_stream_rests_after_a_wait_and_the_legacy_one_is_not_the_device),
         TEST(a_stream_with_work_of_this_process_is_not_ready),
+        TEST(what_a_capture_forbids_gets_nowhere),
         TEST(functions_that_are_lost_are_an_error_of_the_wait),
         TEST(copies_in_graphs_that_failed_are_an_error_of_the_wait),
         TEST(an_event_that_is_over_needs_no_request),
