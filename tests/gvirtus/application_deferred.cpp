@@ -209,9 +209,12 @@ bool modules_deferred_print()
     stub_hold_registered(false);
     while (stub_functions() == before) // reaches GVirtuS once the module is registered there
         module.function(module.kernel, "looks");
-    const bool good = launches_well();
-    stub_remote()->print("by a kernel\n");
-    const std::string wrote = written([] { return cudaDeviceSynchronize() == 0; });
+    char *device = device_memory(4096);
+    const bool good = device && stub_launch(device + 8, device, 8, nullptr) == 0;
+    const std::string wrote = written([] {
+        stub_remote()->print("by a kernel\n"); // before a wait for what was launched
+        return cudaDeviceSynchronize() == 0;
+    });
     first.join();
     module.unload();
     return HOLDS(good && wrote == "by a kernel\n");

@@ -3,7 +3,8 @@
  * The output of printf in kernels, which the driver writes at the back end. If a module of the
  * program calls printf, the output is fetched after each call that waits, when CUDA would write it,
  * and at the end of the process. A reply to such a call tells whether there is any; if it does not,
- * or the call was answered in this process, the back end is asked.
+ * or the call was answered in this process, the back end is asked. What one thread has fetched is
+ * written before another one's wait returns.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -11,13 +12,36 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <time.h>
 
+#define TURN_MS 1000u    /* how long a wait waits for another thread that writes */
 #define END_MS  1000u    /* how long the end of the process waits for the output */
 #define LOOK_NS 1000000l /* ... and looks whether another thread still writes its own */
 
-static atomic_bool prints; /* a module of this program calls printf */
+static atomic_bool prints;                               /* a module of this program calls printf */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of who fetches and writes */
+
+static void in_child(void)
+{
+    turn = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+__attribute__((constructor)) static void know_of_forks(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* False: another thread writes for long, to a pipe that is full or while somebody has the lock of
+ * `stdout`, which may be who waits here. */
+static bool take_turn(void)
+{
+    const uint64_t ns = ibx_deadline_in_ms(TURN_MS);
+    const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u),
+                                   .tv_nsec = (long)(ns % 1000000000u)};
+    return !pthread_mutex_clocklock(&turn, CLOCK_MONOTONIC, &until);
+}
 
 /* The last call waits for nothing of other threads. */
 static bool make_last(struct extension_request *e, uint64_t until, void *out, size_t n, int *code)
@@ -70,10 +94,13 @@ void ibx_frontend_printed(void)
     if (!asks())
         return;
     const int before = errno;
+    const bool alone = take_turn();
     const bool told = ibx_frontend_knows(IBX_FRONTEND_PRINTED, 0, &some);
     bool more = !told || some ? fetch(told ? 0 : IBX_EXT_PRINTED_ALL, 0) : false;
     while (more)
         more = fetch(0, 0);
+    if (alone)
+        pthread_mutex_unlock(&turn);
     errno = before;
 }
 

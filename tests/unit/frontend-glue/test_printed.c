@@ -2,6 +2,7 @@
 /* When the output of printf in kernels is fetched, and that it reaches stdout. The back end is
  * simulated; printed.c's own clock goes on. */
 #include "frontend-glue/preload/streams/streams.h"
+#include "tests/fixtures/thread_state.h"
 #include "tests/fixtures/unit.h"
 #include "tests/unit/frontend-glue/begun_requests.h"
 
@@ -9,6 +10,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,6 +26,7 @@ static struct {
     unsigned last_calls; /* requests as the process ends */
     int failure;
     int error;
+    pthread_barrier_t *answers; /* the answer waits here, for its request to be known, and again */
 } is;
 
 /* ------------------------------------------------------------ the back end */
@@ -35,6 +38,8 @@ static int answer(const void *body, size_t n, void *out, size_t room)
     assert_int_equal(ibx_get_u16(&r), IBX_EXT_PRINTED);
     is.wanted = ibx_get_u8(&r);
     is.asks++;
+    for (int i = 0; is.answers && i < 2; i++)
+        pthread_barrier_wait(is.answers);
     errno = EBADF; /* as any request may leave it */
     const size_t some = is.left < IBX_EXT_PRINTED_MOST ? is.left : IBX_EXT_PRINTED_MOST;
     ibx_put_u32(&w, is.wrong ? IBX_EXT_PRINTED_MOST + 1 : (uint32_t)some);
@@ -265,6 +270,43 @@ static void a_wait_that_fails_fetches_nothing(NO_STATE)
 }
 
 static pthread_barrier_t both;
+static _Atomic bool another_waited;
+static _Atomic pid_t waiting;
+
+static void *waits_as_well(void *nothing)
+{
+    waiting = gettid();
+    ibx_frontend_printed();
+    another_waited = true;
+    return nothing;
+}
+
+static void *waits(void *nothing)
+{
+    ibx_frontend_printed();
+    return nothing;
+}
+
+/* What another thread has fetched is written before a wait returns for which nothing is left. */
+static void a_wait_is_not_over_before_output_is_written(NO_STATE)
+{
+    pthread_t first, second;
+    is.left = 7;
+    is.answers = &both;
+    assert_int_equal(pthread_barrier_init(&both, NULL, 2), 0);
+    assert_int_equal(pthread_create(&first, NULL, waits, NULL), 0);
+    pthread_barrier_wait(&both); /* it has made its request */
+    is.told = false;
+    assert_int_equal(pthread_create(&second, NULL, waits_as_well, NULL), 0);
+    while (!another_waited && (!waiting || thread_state(getpid(), waiting) != 'S'))
+        sched_yield();
+    assert_false(another_waited);
+    pthread_barrier_wait(&both);
+    assert_int_equal(pthread_join(first, NULL) + pthread_join(second, NULL), 0);
+    assert_int_equal(is.asks, 1);
+    assert_int_equal(written(), 7);
+    pthread_barrier_destroy(&both);
+}
 
 static void *keeps_stdout(void *nothing)
 {
@@ -319,6 +361,7 @@ int main(void)
                                        TEST(errno_stays_the_programs),
                                        TEST(the_end_of_the_process_writes_the_rest),
                                        TEST(a_wait_that_fails_fetches_nothing),
+                                       TEST(a_wait_is_not_over_before_output_is_written),
                                        TEST(the_end_of_the_process_does_not_wait_for_ever),
                                        TEST(a_back_end_that_cannot_tell_is_asked_once)};
     return cmocka_run_group_tests_name("printed", tests, NULL, NULL);
