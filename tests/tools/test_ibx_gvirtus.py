@@ -119,11 +119,13 @@ def other_places(scene):
     home.write("conf/gpu.json", STOCK)
     before = home.snapshot()
     home.install("--config", home.path("bin/../conf/gpu.json"), "--properties", home.path("bin/p"))
-    home.says("GVIRTUS_RDMA_PROPERTIES=")
+    home.says("GVIRTUS_RDMA_PROPERTIES=", "GVIRTUS_CONFIG=" + home.path("conf/gpu.json") + " in ")
     assert home.exists("bin/p") and home.exists("conf/gpu.json.before-ibx")
     home.remove()
     equal(home.snapshot(), before)
     home.fails_to_install("/none/x.json has no directory: ", "--config", "/none/x.json")
+    home.install("--config", home.path("bin/../" + CONFIG))
+    assert "GVIRTUS_CONFIG" not in home.said, home.said
 
 
 @test
@@ -383,6 +385,25 @@ def show_says_what_is_selected(scene):
     home.write(LIBRARY, "another")
     equal(home.run("show"), 1)
     home.says("(not installed by ibx-gvirtus)")
+    home.write(CONFIG, selected.replace("oldtcp", "oldtpc"))
+    equal(home.run("show"), 1)
+    home.says("ibx-gvirtus: oldtpc is selected, but there is no ")
+
+
+@test
+def show_says_with_what_no_gvirtus_starts(scene):
+    home = Home(scene)
+    home.install()
+    selected = home.read(CONFIG)
+    for was, becomes, words in (
+            ('"tcp/ip"', '"tcp"', 'GVirtuS has no suite "tcp", and does not start: write tcp/ip '),
+            ('"8888"', "8888", '"port" of the first endpoint is no text'),
+            ('"server_address"', '"address"',
+             '"server_address" of the first endpoint is missing'),
+            ("false", "true", "secure_application : true, with which GVirtuS refuses")):
+        assert was in selected, selected
+        home.write(CONFIG, selected.replace(was, becomes))
+        home.fails(words, "show")
 
 
 @test

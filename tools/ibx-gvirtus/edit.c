@@ -74,13 +74,43 @@ static struct gvirtus_endpoint endpoint_of(const json_t *object)
     return endpoint;
 }
 
+static void check_security(const char *file, const json_t *root)
+{
+    if (json_is_true(json_object_get(root, "secure_application")))
+        ibx_tool_end("%s says secure_application : true, with which GVirtuS refuses every "
+                     "communicator but https and wss: set it to false (ibx authenticates by "
+                     "rdma.key_file)",
+                     file);
+}
+
+/* Ends the process if the endpoint is one with which no generation of GVirtuS starts. */
+static void check_endpoint(const char *file, const json_t *object)
+{
+    static const char *const keys[] = {"suite", "protocol", "server_address", "port"};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        const json_t *value = json_object_get(object, keys[i]);
+        if (!json_is_string(value))
+            ibx_tool_end("%s: \"%s\" of the first endpoint is %s, with which GVirtuS does not "
+                         "start: write it as text, in quotes",
+                         file, keys[i], value ? "no text" : "missing");
+    }
+    const char *suite = text_of(object, "suite");
+    if (strcmp(suite, "tcp/ip") != 0 && strcmp(suite, "infiniband-rdma") != 0)
+        ibx_tool_end("%s: GVirtuS has no suite \"%s\", and does not start: write tcp/ip (for "
+                     "protocol ib, infiniband-rdma)",
+                     file, suite);
+}
+
 struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
 {
     char *text = ibx_gvirtus_text_read(file);
     if (!text)
         ibx_tool_end("cannot open %s: %s", file, strerror(ENOENT));
     json_t *root = parse_config(file, text);
-    struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(file, root));
+    const json_t *object = endpoint_object(file, root);
+    check_security(file, root);
+    check_endpoint(file, object);
+    struct gvirtus_endpoint endpoint = endpoint_of(object);
     free(text);
     json_decref(root);
     return endpoint;
@@ -102,11 +132,7 @@ static json_t *new_config(const struct ibx_properties *properties)
 /* Selects the plugin in the first endpoint; all the rest stays as it is. */
 static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri)
 {
-    if (json_is_true(json_object_get(root, "secure_application")))
-        ibx_tool_end("%s says secure_application : true, with which GVirtuS refuses every "
-                     "communicator but https and wss: set it to false (ibx authenticates by "
-                     "rdma.key_file)",
-                     edit->config_file);
+    check_security(edit->config_file, root);
     json_t *object = endpoint_object(edit->config_file, root);
     struct gvirtus_endpoint before = endpoint_of(object);
     const char *address = dotted_quad(uri->host) ? uri->host

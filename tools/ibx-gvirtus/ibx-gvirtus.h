@@ -74,11 +74,12 @@ void ibx_gvirtus_show(const struct gvirtus_args *args);
 /* Whether `library` is installed, and unchanged since. */
 bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library);
 
-/* The first endpoint of properties.json; fields that are not usable are "" or 0. */
+/* The first endpoint of properties.json; an address or a port that is not usable is "" or 0. */
 struct gvirtus_endpoint {
     char suite[64], protocol[64], address[256];
     uint16_t port;
 };
+/* Ends the process if GVirtuS would not start with this file. */
 struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file);
 
 /* Both texts, before and after the edit; the caller frees all four by free(). */

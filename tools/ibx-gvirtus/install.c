@@ -415,6 +415,28 @@ static void put_all(const struct gvirtus_paths *paths, const char *slot,
                  left ? "; not all files could be put back: run ibx-gvirtus remove again" : "");
 }
 
+/* Says what was written, and what GVirtuS's processes need to find it. */
+static void say_installed(const struct gvirtus_args *args, const struct gvirtus_paths *paths,
+                          const char *uri)
+{
+    char usual[PATH_MAX];
+    for (int i = 0; i < FILES; i++) {
+        char backup[PATH_MAX];
+        beside(backup, paths->files[i], BACKUP);
+        ibx_gvirtus_say("%s: written%s", paths->files[i],
+                        exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
+    }
+    ibx_gvirtus_say("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"", uri);
+    ibx_gvirtus_path(usual, "%s/etc/properties.json", paths->home);
+    if (args->config && strcmp(paths->files[GVIRTUS_CONFIG], usual) != 0)
+        ibx_gvirtus_say("its processes need GVIRTUS_CONFIG=%s in their environment, and its back "
+                        "end that path as its argument",
+                        paths->files[GVIRTUS_CONFIG]);
+    if (args->properties)
+        ibx_gvirtus_say("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment",
+                        paths->files[GVIRTUS_PROPERTIES]);
+}
+
 void ibx_gvirtus_install(const struct gvirtus_args *args)
 {
     struct gvirtus_paths paths;
@@ -441,17 +463,7 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
     ibx_gvirtus_edit(&edit);
     put_all(&paths, args->slot, (const char *[]){library, edit.config_after, edit.properties_after},
             (size_t[]){length, strlen(edit.config_after), strlen(edit.properties_after)});
-    for (int i = 0; i < FILES; i++) {
-        char backup[PATH_MAX];
-        beside(backup, paths.files[i], BACKUP);
-        ibx_gvirtus_say("%s: written%s", paths.files[i],
-                        exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
-    }
-    ibx_gvirtus_say("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"",
-                    edit.chosen);
-    if (args->properties)
-        ibx_gvirtus_say("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment",
-                        paths.files[GVIRTUS_PROPERTIES]);
+    say_installed(args, &paths, edit.chosen);
     free(edit.config_before);
     free(edit.properties_before);
     free(edit.config_after);

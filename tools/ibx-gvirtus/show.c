@@ -64,11 +64,11 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
     const char *remedy = access(paths->state, F_OK)
                              ? ": run ibx-gvirtus install"
                              : ", though ibx was installed: run ibx-gvirtus remove, then install";
+    if (missing)
+        ibx_tool_end("%s is selected, but there is no %s%s", endpoint.protocol, library, remedy);
     if (strcmp(endpoint.protocol, "oldtcp") && strcmp(endpoint.protocol, "ib"))
         ibx_tool_end("GVirtuS's own communicator \"%s\" is selected in %s%s", endpoint.protocol,
                      config, remedy);
-    if (missing)
-        ibx_tool_end("%s is selected, but there is no %s%s", endpoint.protocol, library, remedy);
     return endpoint;
 }
 
