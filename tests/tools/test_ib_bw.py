@@ -80,6 +80,9 @@ def bad_values_exit_1_with_one_sentence(scene):
     fails(scene, ("self", "--time=0"), "is not more than 0 and at most 3600 seconds")
     for uri in ("127.0.0.1:1", "http://127.0.0.1:1", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"):
         fails(scene, ("run", uri))
+    for where in ("99999", "127.0.0.1:99999"):
+        fails(scene, ("serve", "--stock", where, "tcp://127.0.0.1:0"),
+              'ib-bw: --stock: port "99999" is not a number from 0 to 65535')
 
 
 # ---------------------------------------------------------------------------- servers

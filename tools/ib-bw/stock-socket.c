@@ -61,11 +61,13 @@ static int open_socket(const char *where, bool listens, struct ibx_error *err)
     struct ibx_uri uri;
     char text[400], service[8];
     if (strpbrk(where, "/?") ||
-        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
-        ibx_uri_parse(text, &uri, NULL))
+        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text))
         return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
+    int rc = ibx_uri_parse(text, &uri, err);
+    if (rc)
+        return ibx_error_prefix(err, rc, "--stock");
     snprintf(service, sizeof(service), "%u", uri.port);
-    int rc = getaddrinfo(uri.host, service, &hints, &list);
+    rc = getaddrinfo(uri.host, service, &hints, &list);
     if (rc)
         return ibx_error_set(err, -EADDRNOTAVAIL,
                              "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
