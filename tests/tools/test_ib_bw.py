@@ -92,6 +92,7 @@ def bad_values_exit_1_with_one_sentence(scene):
 def nobody_there_is_one_sentence(scene):
     port = free_port()
     fails(scene, ("run", f"tcp://127.0.0.1:{port}"), str(port))
+    fails(scene, ("run", f"tcp://0.0.0.0:{port}"), str(port), "for a client this is its own host")
     _, uri = scene.serve()
     fails(scene, ("run", "--stock", f"127.0.0.1:{port}", uri), str(port),
           "start the server with --stock")

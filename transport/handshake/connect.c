@@ -45,13 +45,22 @@ static const char *outcome(int rc)
                : "no server answers";
 }
 
+/* Whether this is an address to listen at, by which a client reaches its own host. */
+static bool names_own_host(const struct ibx_uri *uri)
+{
+    return !uri->path[0] && (!strcmp(uri->host, "0.0.0.0") || !strcmp(uri->host, "::"));
+}
+
 /* "; " and what to do about this error of connect(2), or "". */
 static const char *remedy(const struct ibx_uri *uri, int rc)
 {
     switch (rc) {
     case -ECONNREFUSED:
     case -ENOENT: /* of a unix socket */
-        return "; start the server there, or correct the URI";
+        return names_own_host(uri)
+                   ? "; for a client this is its own host: start the server here, or "
+                     "write the name of the server's host"
+                   : "; start the server there, or correct the URI";
     case -ETIMEDOUT: /* of a unix socket: see "its queue stayed full" */
         return uri->path[0] ? "" : UNREACHABLE;
     case -EHOSTUNREACH:
