@@ -14,6 +14,7 @@ static struct ibx_cuda table;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
 static void *handle;
 static char reason[256]; /* why loading failed; "" if it has not */
+static int reason_code = -EINVAL;
 
 static const struct {
     const char *symbol;
@@ -74,6 +75,7 @@ static void load(void)
                  "the CUDA driver cannot be loaded (install NVIDIA's driver, or set IBX_LIBCUDA "
                  "to its library): %.140s",
                  why ? why : library);
+        reason_code = library == named ? -EINVAL : -ENOENT;
         return;
     }
     if (dlsym(handle, OF_REMOTE_GPU)) {
@@ -100,7 +102,7 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
     pthread_once(&loaded, load);
     if (!reason[0])
         return &table;
-    ibx_error_set(err, -ENOENT, "%s", reason);
+    ibx_error_set(err, reason_code, "%s", reason);
     return NULL;
 }
 

@@ -140,9 +140,9 @@ struct ibx_cuda {
      * it fails and ends the capture. */
 };
 
-/* The one table of this process. NULL with -ENOENT in `err`: the library, or a required function,
- * is missing. Later calls return the result of the first one. From any thread; creates no context
- * and calls no CUDA function. */
+/* The one table of this process. NULL with -ENOENT in `err`: the driver's library is missing; with
+ * -EINVAL: the one that is there, or that IBX_LIBCUDA names, cannot be used. Later calls return the
+ * result of the first one. From any thread; creates no context and calls no CUDA function. */
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
 /* Looks up a driver function that is not in the table; NULL: the driver does not have it. */
 void *ibx_cuda_symbol(const char *name);

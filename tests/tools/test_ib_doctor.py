@@ -199,6 +199,18 @@ class Doctor(unittest.TestCase):
                 config.write((0x0001 | 1 << 16 | after << 20).to_bytes(4, "little"))
             self.expect(self.check_of(self.report(self.root), "PCI ACS"), "ok")
 
+    def test_root_that_is_not_there(self):
+        done = run(root="/nowhere")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("IBX_DOCTOR_ROOT=/nowhere: No such file or directory; name ", done.stderr)
+
+    def test_driver_that_cannot_be_used(self):
+        """Not the driver is missing then, and another remedy helps."""
+        for library, words in (("/nowhere/libcuda.so.1", "/nowhere/libcuda.so.1: cannot open"),
+                               ("libc.so.6", "libc.so.6 has no cuCtxGetCurrent: a driver for")):
+            check = self.check_of(self.report(self.root, IBX_LIBCUDA=library), "CUDA")
+            self.expect(check, "missing", words, value="no driver that can be used")
+
     def gpu(self, attributes=""):
         """The lines of the first GPU of a double of CUDA, in 0000:03:00.0, by name."""
         if not LIBCUDA:

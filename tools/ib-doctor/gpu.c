@@ -246,17 +246,28 @@ static void check_one_gpu(const struct ibx_cuda *cuda, int index)
     check_bar(&gpu);
 }
 
+static void add_no_driver(const struct ibx_error *err)
+{
+    if (err->code == -ENOENT)
+        ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING,
+                       "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
+                       "no driver here");
+    else
+        ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING, err->message, "no driver that can be used");
+}
+
 void ibx_doctor_check_gpu(void)
 {
-    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    struct ibx_error err = {0};
+    const struct ibx_cuda *cuda = ibx_cuda_load(&err);
     int (*init)(unsigned flags), (*device_count)(int *count);
     int version = 0, count = 0;
     *(void **)&init = ibx_cuda_symbol("cuInit");
     *(void **)&device_count = ibx_cuda_symbol("cuDeviceGetCount");
+    if (cuda && (!init || !device_count))
+        ibx_error_set(&err, -EINVAL, "it has no cuInit or cuDeviceGetCount");
     if (!init || !device_count) {
-        ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING,
-                       "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
-                       "no driver here");
+        add_no_driver(&err);
         return;
     }
     int rc = init(0);

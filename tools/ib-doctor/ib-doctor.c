@@ -101,6 +101,15 @@ static bool print_json(const struct path_answer *answers)
     return good;
 }
 
+/* A report about a folder that is not there would say of a host what nobody has looked at. */
+static void check_root(void)
+{
+    const char *root = ibx_doctor_root();
+    if (*root && access(ibx_doctor_path("/."), X_OK))
+        ibx_tool_end("IBX_DOCTOR_ROOT=%s: %s; name a folder that contains a host's /proc and /sys",
+                     root, strerror(errno));
+}
+
 int main(int argc, char **argv)
 {
     static const struct ibx_tool_option options[] = {
@@ -111,6 +120,7 @@ int main(int argc, char **argv)
         .options = options};
     bool json = false; /* the only argument */
     ibx_tool_parse(&tool, argc, argv, &json, NULL, NULL);
+    check_root();
     ibx_doctor_check_rdma();
     ibx_doctor_check_memory();
     ibx_doctor_check_system();
