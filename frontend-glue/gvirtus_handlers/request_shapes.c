@@ -248,10 +248,13 @@ static const struct {
      * or the handler sends what is there, wherever an earlier request has left the stack pointing.
      * None of them works. */
     {"cudnnDeriveBNTensorDescriptor", IBX_BARRED},
+    {"cudnnDestroyPersistentRNNPlan", IBX_BARRED}, /* this and GetRNNLin...: cuDNN 8 */
     {"cudnnGetAttnDescriptor", IBX_BARRED},
     {"cudnnGetFoldedConvBackwardDataDescrip", IBX_BARRED},
     {"cudnnGetFusedOpsVariantParamPackAttrib", IBX_BARRED},
     {"cudnnGetMultiHeadAttnWeights", IBX_BARRED},
+    {"cudnnGetRNNLinLayerBiasParams", IBX_BARRED},
+    {"cudnnGetRNNLinLayerMatrixParams", IBX_BARRED},
     {"cudnnGetReductionIndicesSize", IBX_BARRED},
     {"cudnnGetReductionWorkspaceSize", IBX_BARRED},
     {"cudnnIm2Col", IBX_BARRED},

@@ -420,10 +420,13 @@ static void barred(void **state)
 static void barred_without_an_address(void **state)
 {
     static const char *const names[] = {"cudnnDeriveBNTensorDescriptor",
+                                        "cudnnDestroyPersistentRNNPlan",
                                         "cudnnGetAttnDescriptor",
                                         "cudnnGetFoldedConvBackwardDataDescriptors",
                                         "cudnnGetFusedOpsVariantParamPackAttribute",
                                         "cudnnGetMultiHeadAttnWeights",
+                                        "cudnnGetRNNLinLayerBiasParams",
+                                        "cudnnGetRNNLinLayerMatrixParams",
                                         "cudnnGetReductionIndicesSize",
                                         "cudnnGetReductionWorkspaceSize",
                                         "cudnnIm2Col",
@@ -436,8 +439,10 @@ static void barred_without_an_address(void **state)
                                         "cudnnSetTensorNdDescriptorEx",
                                         "cudnnSetTensorTransformDescriptor"};
     static const char *const others[] = {
-        "cudnnSetTensorNdDescriptor", "cudnnGetMultiHeadAttnBuffers", "cudnnGetOpTensorDescriptor",
-        "cudnnGetFusedOpsConstParamPackAttribute", "cudnnGetReduceTensorDescriptor"};
+        "cudnnSetTensorNdDescriptor",     "cudnnGetMultiHeadAttnBuffers",
+        "cudnnGetOpTensorDescriptor",     "cudnnGetFusedOpsConstParamPackAttribute",
+        "cudnnGetReduceTensorDescriptor", "cudnnGetRNNParamsSize",
+        "cudnnSetPersistentRNNPlan"};
     const unsigned count = sizeof(names) / sizeof(names[0]);
     (void)state;
     for (unsigned i = 0; i < count + sizeof(others) / sizeof(others[0]); i++) {
