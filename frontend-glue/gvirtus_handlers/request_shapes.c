@@ -3,6 +3,7 @@
 
 #include "common/wire.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define NAME_KNOWN 23u  /* characters of a request's name */
@@ -296,16 +297,34 @@ static const struct {
     {"cuMemUnmap", IBX_BARRED_BESIDE},
 };
 
+static uint32_t endings[BARRED_KNOWN + 1]; /* the last letters of names of that length */
+
+static uint32_t ending(char letter)
+{
+    return UINT32_C(1) << (letter & 31);
+}
+
+static void note_endings(void)
+{
+    for (size_t i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
+        const size_t length = strlen(barred[i].name);
+        endings[length] |= ending(barred[i].name[length - 1]);
+    }
+}
+
 unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
                            uint8_t **last)
 {
-    const size_t from = watch->got, until = n < BARRED_KNOWN ? from + n : BARRED_KNOWN;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const size_t from = watch->got;
     if (!n || from >= BARRED_KNOWN)
         return 0;
+    pthread_once(&once, note_endings);
+    if (n == 1 && !(endings[from + 1] & ending((char)bytes[0])))
+        return 0; /* as for nearly all bytes: GVirtuS reads names one by one */
     for (size_t i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
-        if (barred[i].name[from] != (char)bytes[0] ||
-            (until < BARRED_KNOWN && barred[i].name[until]))
-            continue; /* as for nearly all bytes: GVirtuS reads names one by one */
+        if (barred[i].name[from] != (char)bytes[0])
+            continue;
         *last = ibx_request_ends_name(watch, bytes, n, barred[i].name);
         if (*last)
             return barred[i].why;
