@@ -335,7 +335,8 @@ static bool brings_less(struct gpu_session *x, uint64_t function, size_t bytes)
         ibx_log(IBX_LOG_WARN,
                 "%s: a launch fails with cudaErrorInvalidValue, since it brings %zu of the %zu "
                 "bytes of its kernel's parameters: GVirtuS does not read the sizes of those of "
-                "more than 4 KiB; run the program with libibx-frontend.so, and rdma.pipeline on",
+                "more than 4 KiB, and until 2024 leaves out gaps between them and single bytes; "
+                "run the program with libibx-frontend.so, and rdma.pipeline on",
                 ibx_session_path(x->s)->peer, bytes, end);
     return true;
 }
