@@ -115,6 +115,9 @@ struct ibx_options {
                             gives no sign of life while this side waits for it, though its host
                             answers: it is stopped, or something between the hosts swallows
                             everything; 0: never [0] */
+    unsigned answer_ms;  /* server of tcp: after which a connection with READs or WRITEs under way
+                            ends if nothing comes from the client, not even an answer to a CHECK,
+                            though its host answers; 0: never [0] */
     bool signs;          /* server: another thread tells clients of tcp that this process lives
                             while a connection's own thread polls nothing [false] */
     bool messages_only;  /* client: no READs and WRITEs, for which tcp then opens no sockets

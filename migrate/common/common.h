@@ -45,6 +45,9 @@ uint64_t ibx_migration_busy_until(void);
 /* How long (ms) the peer may make no progress before the commit while a VM depends on it: 5 times
  * timeout_ms, at least 10 s. */
 uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
+/* How long (ms) nothing may come over a connection that stands, from a peer that is well and would
+ * send: as long, at least 30 s, because it may wait for QEMU's monitor. */
+uint64_t ibx_migration_sign_ms(const struct ibx_options *transport);
 
 /* SIGINT, SIGTERM and SIGHUP as a descriptor, unless they are ignored (common/signals.h). */
 struct migration_signals {

@@ -17,6 +17,7 @@
 #define BUSY_MS      20    /* in one state: most of them take less than a millisecond */
 #define STALL_TIMES  5     /* times the transport's timeout */
 #define STALL_MIN_MS 10000 /* guests and disks of QEMU are slow, too */
+#define SIGN_MIN_MS  (MIGRATION_QMP_MS + 10000)
 
 uint64_t ibx_migration_busy_until(void)
 {
@@ -27,6 +28,12 @@ uint64_t ibx_migration_stall_ms(const struct ibx_options *transport)
 {
     const uint64_t times = (uint64_t)transport->timeout_ms * STALL_TIMES;
     return times > STALL_MIN_MS ? times : STALL_MIN_MS;
+}
+
+uint64_t ibx_migration_sign_ms(const struct ibx_options *transport)
+{
+    const uint64_t stall_ms = ibx_migration_stall_ms(transport);
+    return stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
 }
 
 int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err)

@@ -118,6 +118,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
     }
     *d = (struct destination){.options = options, .ram_lock_fds = {-1, -1}, .lock_fd = -1};
     d->transport = ibx_migration_options(&options->transport, options->listen);
+    d->transport.answer_ms = (unsigned)ibx_migration_sign_ms(&d->transport);
     d->signals.fd = -1;
     d->reporter.observer = &options->observer;
     d->status.began_ns = ibx_now_ns();

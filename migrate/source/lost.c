@@ -12,7 +12,6 @@
 #include <stdio.h>
 
 #define DECIDES_MS   10000 /* for libvirt to continue the VM here, or to end its QEMU */
-#define SIGN_MIN_MS  (MIGRATION_QMP_MS + 10000) /* so long a link that stands may be silent */
 #define NOBODY_TIMES 60    /* times timeout_ms, for somebody to listen there again */
 #define AWAY_MS      30000 /* between two tries to connect: this tool was stopped itself */
 
@@ -235,8 +234,7 @@ static uint64_t unheard_since(const struct source *s)
 
 uint64_t ibx_source_sign_ms(const struct source *s)
 {
-    const uint64_t stall_ms = ibx_migration_stall_ms(&s->transport);
-    return stall_ms > SIGN_MIN_MS ? stall_ms : SIGN_MIN_MS;
+    return ibx_migration_sign_ms(&s->transport);
 }
 
 /* How long that may last; 0: ending.c counts, from when the destination was away. One that answers

@@ -9,8 +9,9 @@
  * where a READ gets another page than it should: that is detected after the commit, and the VM
  * is paused.
  *
- * Or the relay swallows everything from COMMIT or some later point on. Then the source connects
- * again. */
+ * Or the relay swallows everything from COMMIT or some later point on, or what the page connections
+ * bring. Then the source connects again. */
+#include "migrate/channel/protocol.h"
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/tcp_relay.h"
 
@@ -60,7 +61,8 @@ static struct wire {
     size_t flip;           /* the number of the byte that is changed; SIZE_MAX: none */
     atomic_bool flipped, cut;
     atomic_bool swallows[TCP_RELAY_CONNECTIONS]; /* all of what the connection brings */
-    bool looks; /* whether fields are looked for, and one of them changed in these bits */
+    atomic_uint control; /* the connection that has brought COMMIT, if fields are looked for */
+    bool looks;          /* whether fields are looked for, and one of them changed in these bits */
     struct field field;
     uint8_t bits;
     /* the length of the longest one of each type; 0: none was sent */
@@ -106,8 +108,9 @@ static void head_byte(struct way *way, uint8_t *byte)
     one_byte(way, byte);
 }
 
-static void parse(struct way *way, uint8_t *bytes, size_t n)
+static void parse(unsigned connection, bool to_receiver, uint8_t *bytes, size_t n)
 {
+    struct way *way = &ways[connection][to_receiver];
     for (size_t i = 0; i < n; i++) {
         const size_t head = way->frames ? FRAME_HEAD : HANDSHAKE_HEAD;
         if (way->have < head) {
@@ -116,6 +119,8 @@ static void parse(struct way *way, uint8_t *bytes, size_t n)
             if (way->next.layer == FRAME && way->next.type == FRAME_MESSAGE) {
                 way->next.layer = MESSAGE;
                 way->next.type = bytes[i];
+                if (to_receiver && bytes[i] == IBX_MIGRATE_COMMIT)
+                    wire->control = connection;
                 way->next.at = 0;
             }
             one_byte(way, &bytes[i]);
@@ -139,7 +144,7 @@ static void change_and_record(unsigned connection, bool to_receiver, uint8_t *by
 {
     const size_t passed = wire->passed;
     if (wire->looks)
-        parse(&ways[connection][to_receiver], bytes, n);
+        parse(connection, to_receiver, bytes, n);
     if (wire->flip - passed < n) {
         bytes[wire->flip - passed] ^= 0x10;
         wire->flipped = true;
@@ -388,11 +393,10 @@ static void test_no_changed_field_is_taken(void)
     wire->looks = false;
 }
 
-/* Both tools with a key and encryption, and the relay between them. */
-static void begin_swallowed(const char *stop_at)
+/* Both tools with a key, and the relay between them. */
+static void begin_swallowed(const char *encryption, const char *stop_at)
 {
     static char key[128], command[256];
-    static const char encryption[] = "encryption=required";
     pair_start(&(struct vm_options){.append = "idle=20000000"});
     snprintf(key, sizeof(key), "%s/key", mover_folder);
     snprintf(command, sizeof(command), "umask 077; openssl rand -hex 32 > %s", key);
@@ -416,7 +420,7 @@ static void swallow_all(void)
 /* A VM waits for pages whose connections stand. */
 static void test_all_is_swallowed_after_the_commit(void)
 {
-    begin_swallowed(NULL);
+    begin_swallowed("encryption=required", NULL);
     mover_await(&receiver, "filling", 0);
     swallow_all();
     mover_await_silent(&receiver);
@@ -425,10 +429,25 @@ static void test_all_is_swallowed_after_the_commit(void)
     pair_filled();
 }
 
+/* A VM waits for pages. Each side still hears of the other over the control connection. */
+static void test_the_page_connections_are_swallowed(void)
+{
+    wire->looks = true;
+    wire->field = (struct field){.layer = LAYERS};
+    begin_swallowed("encryption=off", NULL);
+    mover_await(&receiver, "filling", 0);
+    wire->looks = false;
+    swallow_all();
+    wire->swallows[wire->control] = false;
+    mover_await_words(&sender, "connected again");
+    mover_must_print(&receiver, "no more pages come: Connection timed out");
+    pair_filled();
+}
+
 /* COMMIT itself is swallowed, and the VM runs nowhere. */
 static void test_the_commit_is_swallowed(void)
 {
-    begin_swallowed("source:committed");
+    begin_swallowed("encryption=required", "source:committed");
     mover_await_stop(&sender);
     swallow_all();
     mover_kill(&sender, SIGCONT);
@@ -447,6 +466,7 @@ int main(void)
                                            VM_TEST(test_no_changed_byte_is_taken),
                                            VM_TEST(test_no_changed_field_is_taken),
                                            VM_TEST(test_all_is_swallowed_after_the_commit),
+                                           VM_TEST(test_the_page_connections_are_swallowed),
                                            VM_TEST(test_the_commit_is_swallowed),
                                            {0}};
     return vm_tests(tests, end);

@@ -94,15 +94,25 @@ void ibx_tcp_sign_send(struct tcp_lane *lane)
     check_send(lane, &lane->answer, IBX_TCP_LIVES, lane->come);
 }
 
-/* Ends a connection whose server has given no sign of life for too long. A client may be stopped
- * for any time: if what it sends is swallowed, its own limit ends the connection. */
+/* How long the peer may be silent while this side waits; 0: for ever. A client may be stopped for
+ * any time: if what it sends is swallowed, its own limit ends the connection. Only servers with
+ * answer_ms know that their clients poll. */
+static unsigned silence_limit_ms(const struct tcp *tcp)
+{
+    const struct ibx_options *options = ibx_link_options(tcp->link);
+    if (tcp->expects_signs)
+        return options->silence_ms;
+    return ibx_link_role(tcp->link) == IBX_ROLE_SERVER && tcp->posts_used ? options->answer_ms : 0;
+}
+
+/* Ends a connection whose peer has been silent for too long. */
 static void check_silence(struct tcp *tcp, uint64_t all, uint64_t now)
 {
-    const unsigned limit_ms = ibx_link_options(tcp->link)->silence_ms;
+    const unsigned limit_ms = silence_limit_ms(tcp);
     if (all != tcp->heard_all || !tcp->alive_since)
         tcp->alive_since = now;
     tcp->heard_all = all;
-    if (!limit_ms || !tcp->expects_signs || now - tcp->alive_since < limit_ms * IBX_NS_PER_MS)
+    if (!limit_ms || now - tcp->alive_since < limit_ms * IBX_NS_PER_MS)
         return;
     ibx_tcp_fail(
         tcp, -ETIMEDOUT,

@@ -8,7 +8,8 @@
  * an answer nor a sign for silence_ms ends its connection.
  *
  * A server that waits for its client polls, and answers what arrives. It sends no signs then: they
- * would hide that what the client sends is swallowed.
+ * would hide that what the client sends is swallowed. A server whose clients always poll needs no
+ * signs of theirs either: it ends a connection on which no CHECK is answered (answer_ms).
  *
  * The thread of signs only sends. What waits on lane 0, since the socket had no room for it, is
  * before a sign, and nobody else sends it while the connection's own thread is away. So the thread

@@ -337,6 +337,45 @@ static void without_a_limit_or_signs_no_server_is_given_up(NO_STATE)
     assert_int_equal(is.status, 0);
 }
 
+/* Looks for 31 s. */
+static int look_on(void)
+{
+    look_after(0);
+    for (unsigned i = 0; i < 62; i++)
+        look_after(500);
+    return is.status;
+}
+
+/* ... while READs of a server are under way, that says so. */
+static void a_client_that_answers_nothing_is_given_up(NO_STATE)
+{
+    is.role = IBX_ROLE_SERVER;
+    options.answer_ms = 30000;
+    tcp->posts_used = 1;
+    look_after(0);
+    for (unsigned i = 0; i < 100; i++) {
+        look_after(500);
+        if (i < 40 && !(i % 4))
+            tcp->lanes[0].come += HEADER; /* an answer to a CHECK */
+        tcp->checks += i < 40 && !(i % 4);
+        assert_int_equal(is.status, i < 97 ? 0 : -ETIMEDOUT); /* the last one comes at 18 s */
+    }
+}
+
+static void other_clients_may_be_silent(NO_STATE)
+{
+    is.role = IBX_ROLE_SERVER;
+    options.silence_ms = 30000; /* is that of a client */
+    tcp->posts_used = 1;
+    assert_int_equal(look_on(), 0);
+    options.answer_ms = 30000;
+    tcp->posts_used = 0; /* nothing is wanted of it but the rest of a frame, perhaps */
+    assert_int_equal(look_on(), 0);
+    is.role = IBX_ROLE_CLIENT;
+    tcp->posts_used = 1;
+    assert_int_equal(look_on(), 0);
+}
+
 /* This process was stopped, and has not listened meanwhile. */
 static void a_process_that_comes_late_begins_to_wait(NO_STATE)
 {
@@ -528,6 +567,8 @@ int main(void)
         TEST(a_connection_that_has_ended_asks_nothing),
         TEST(a_server_without_a_sign_of_life_is_given_up),
         TEST(without_a_limit_or_signs_no_server_is_given_up),
+        TEST(a_client_that_answers_nothing_is_given_up),
+        TEST(other_clients_may_be_silent),
         TEST(a_process_that_comes_late_begins_to_wait),
         TEST(a_sign_of_life_that_was_not_agreed_on_is_an_error),
         TEST(acknowledged_bytes_that_stay_missing_are_lost),
