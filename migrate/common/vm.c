@@ -186,6 +186,7 @@ int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int th
         return rc;
     }
     both.arguments[1] = json_pack("{s:s}", "uri", "fd:" STREAM_NAME);
+    ibx_migration_stop_at("vm", "given");
     rc = ibx_qmp_execute_both(qmp, &both, &set, deadline_ns, err);
     if (!rc && set)
         return ibx_error_set(err, -EBUSY,
@@ -235,10 +236,58 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
                                                "migration of its VM is under way, it continues");
 }
 
+/* Whether QEMU has completed a migration that has fewer pages than the VM: nobody could load it. To
+ * be called when RAM is not left out any more, since QEMU counts all of it then. */
+static bool completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    json_int_t all = 0, normal = 0, zero = 0, page = 0;
+    const char *status = "";
+    json_t *last;
+    if (ibx_qmp_execute(qmp, "query-migrate", NULL, &last, deadline_ns, NULL))
+        return false;
+    const bool less =
+        !json_unpack(last, "{s:s, s:{s:I, s:I, s:I, s:I}}", "status", &status, "ram", "total", &all,
+                     "normal", &normal, "duplicate", &zero, "page-size", &page) &&
+        !strcmp(status, "completed") && page > 0 && (normal + zero) < all / page;
+    json_decref(last);
+    return less;
+}
+
+/* Another client's migration began between our two commands, and has ended by itself: the VM was
+ * not "postmigrate" when ours began. Whether `err` says so. */
+static bool say_completed(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32];
+    if (ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) ||
+        strcmp(status, "postmigrate") != 0 || !completed_without_ram(qmp, deadline_ns))
+        return false;
+    ibx_error_set(err, -EREMOTEIO,
+                  "another client of QEMU (libvirt, for example) has migrated or saved the VM at "
+                  "the same moment, without its memory (x-ignore-shared): do not use what it has "
+                  "made, and do not end QEMU (process %d), in which the VM stands with its memory: "
+                  "cont in its monitor continues it",
+                  (int)ibx_qmp_pid(qmp));
+    return true;
+}
+
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, struct ibx_error *err)
 {
-    if (rc != -EREMOTEIO || !save_ram(qmp, before, ibx_deadline_in_ms(MIGRATION_QMP_MS)))
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_vm_progress now;
+    if (rc != -EREMOTEIO)
+        return rc;
+    const bool ended = save_ram(qmp, before, deadline);
+    if (say_completed(qmp, deadline, err))
+        return rc;
+    if (!ended)
         return ibx_vm_not_begun(rc, err);
+    if (!ibx_vm_migration(qmp, &now, deadline, NULL) && !ibx_vm_migration_ended(now.status))
+        return ibx_error_set(err, rc,
+                             "another client of QEMU (libvirt, for example) began to migrate or "
+                             "save the VM at the same moment, without its memory "
+                             "(x-ignore-shared), and QEMU does not give that up (%s): end whatever "
+                             "takes what QEMU writes, and do not use that",
+                             now.status);
     return ibx_error_set(err, rc,
                          "another client of QEMU (libvirt, for example) began to migrate or save "
                          "the VM at the same moment, when QEMU was set to leave the VM's memory "
@@ -483,25 +532,58 @@ static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, stru
     return rc;
 }
 
-int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
+/* As ibx_vm_restore(). -EREMOTEIO: QEMU has refused them. */
+static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
-    struct ibx_error why = {0};
     const uint64_t enough = ibx_deadline_in_ms(libvirt ? LIBVIRT_MS : 0);
     int rc;
-    while ((rc = ibx_settings_restore(qmp, before, deadline_ns, &why)) == -EREMOTEIO &&
+    while ((rc = ibx_settings_restore(qmp, before, deadline_ns, err)) == -EREMOTEIO &&
            ibx_now_ns() < enough && ibx_now_ns() < deadline_ns) {
         if (libvirt) /* it may be saving the VM by now, which would be lost */
             end_without_ram(qmp, deadline_ns);
         usleep(LOOK_MS * 1000);
     }
-    if (rc != -EREMOTEIO)
-        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    return rc;
+}
+
+/* Such settings stay as they are, and an operator is told what they were. */
+static int leave_settings(const json_t *before, const struct ibx_error *why)
+{
     char *text = json_dumps(before, JSON_COMPACT);
     ibx_log(IBX_LOG_WARN, "QEMU's migration settings could not be put back (%s): they were %s",
-            why.message, text ? text : "");
+            why->message, text ? text : "");
     free(text);
     return 0;
+}
+
+int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    const int rc = restore(qmp, before, libvirt, deadline_ns, &why);
+    if (rc == -EREMOTEIO)
+        return leave_settings(before, &why);
+    return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+}
+
+/* -EAGAIN: what QEMU saves next would have no RAM, because another client's migration goes on that
+ * has none either, and that QEMU was told to give up. */
+static int restore_after(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    bool without;
+    const int rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, &why);
+    if (rc != -EREMOTEIO)
+        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    if (vm->libvirt || !ibx_settings_omit_ram(vm->before) ||
+        ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) || !without)
+        return leave_settings(vm->before, &why);
+    return ibx_error_set(err, -EAGAIN,
+                         "QEMU is still to leave the VM's memory out of what it saves "
+                         "(x-ignore-shared), and takes no setting before another client's "
+                         "migration ends: let nobody save the VM");
 }
 
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
@@ -521,7 +603,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     if (!rc && vm->touched && !vm->libvirt) /* which sets return-path itself, or does not */
         rc = ibx_return_path_disable(qmp, deadline_ns, err);
     if (!rc)
-        rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
+        rc = restore_after(qmp, vm, deadline_ns, err);
     if (rc)
         return rc;
     if (vm->libvirt && vm->before) /* otherwise the migration was not this tool's */

@@ -107,7 +107,7 @@ int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int th
 int ibx_vm_not_begun(int rc, struct ibx_error *err);
 /* The same after the settings were changed, with what they were. Another client's migration, or
  * save, that began after that has no RAM if this tool has set x-ignore-shared: it is ended, and
- * that setting is off again. */
+ * that setting is off again. If it has completed by then, or does not end, `err` says so. */
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before,
                            struct ibx_error *err);
 /* What QEMU's own migration is to be. */
@@ -138,7 +138,8 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
  * continued may stop again at once, for instance if a disk is full (IBX_VM_IO_ERROR). If the VM
  * runs already, its disks are activated, also where libvirt drives (ibx_vm_libvirt_disks()).
  * -EBUSY: with vm->stream, another program's migration is under way in QEMU, or QEMU has completed
- * one. */
+ * one. -EAGAIN: everything is done, but QEMU still leaves RAM out of what it saves, because another
+ * client's migration does not end. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
 /* For a QEMU before 10.0 that libvirt drives and whose migration has failed: waits for the end of

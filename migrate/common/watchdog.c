@@ -302,8 +302,9 @@ static void continue_vm(struct watchdog *w)
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
-    /* libvirt may be about to start a migration, which fails because the tool has ended. */
-    while (rc == -EREMOTEIO && w->vm.libvirt && ibx_now_ns() < deadline) {
+    /* libvirt may be about to start a migration, which fails because the tool has ended; or another
+     * client's migration, which has to end, has not ended yet. */
+    while ((rc == -EAGAIN || (rc == -EREMOTEIO && w->vm.libvirt)) && ibx_now_ns() < deadline) {
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     }

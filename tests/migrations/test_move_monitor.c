@@ -9,7 +9,9 @@
 
 #include "common/clock.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #define LOOK_MS 5
 
@@ -229,6 +231,156 @@ static void test_destination_loses_the_monitor(void)
     pair_filled();
 }
 
+/* ------------------------------------------------------------ between two commands of this tool */
+
+static char fifo[128];
+
+/* Whether what QEMU saves next has the VM's memory. */
+static bool takes_its_ram(void)
+{
+    json_t *list = vm_run(&vms[0], "query-migrate-capabilities", NULL), *item;
+    bool without = false;
+    size_t i;
+    json_array_foreach(list, i, item)
+    {
+        without |=
+            !strcmp(json_string_value(json_object_get(item, "capability")), "x-ignore-shared") &&
+            json_is_true(json_object_get(item, "state"));
+    }
+    json_decref(list);
+    return !without;
+}
+
+static void start_to_send(const char *stop)
+{
+    pair_start(NULL);
+    pair_receive(NULL);
+    mover_stop_next(stop);
+    pair_send(NULL);
+    mover_await_stop(&sender);
+}
+
+static void start_to_freeze(const char *stop)
+{
+    static char folder[160];
+    pair_start_source();
+    snprintf(folder, sizeof(folder), "%s/snapshot", mover_folder);
+    mover_stop_next(stop);
+    mover_start(&sender,
+                (const char *[]){"freeze", folder, "--qmp", vms[0].tool, "--resume", NULL});
+    mover_await_stop(&sender);
+}
+
+/* Has QEMU get a command that it cannot execute before something else happens. */
+static void queue(const char *command, json_t *arguments)
+{
+    vm_refused(ibx_qmp_execute(vms[0].qmp, command, arguments, NULL, 0, &vm_error), -ETIMEDOUT,
+               "did not answer");
+}
+
+/* Another client's migration to `uri`, without a return path as libvirt saves, begins when QEMU has
+ * been told to leave the VM's memory out, and before it is told to migrate: QEMU takes commands of
+ * its monitors in turns, and has all of these by now. Leaves the tool, which waits for QEMU's
+ * answers, in a stop. */
+static void another_comes_between(const char *uri)
+{
+    char bytes[4096];
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "return-path",
+                    "state", 0, "capability", "events", "state", 1));
+    snprintf(fifo, sizeof(fifo), "%.64s/fifo", mover_folder);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    queue("pmemsave", json_pack("{s:i, s:i, s:s}", "val", 0, "size", 4096, "filename", fifo));
+    vm_await_opening(&vms[0]);
+    mover_kill(&sender, SIGCONT);
+    mover_await_asleep(&sender);
+    mover_kill(&sender, SIGSTOP);
+    queue("migrate", json_pack("{s:s}", "uri", uri));
+    mover_await_asleep(&(struct mover){.pid = vms[0].pid}); /* it has read that */
+    const int fd = open(fifo, O_RDONLY | O_CLOEXEC);
+    while (read(fd, bytes, sizeof(bytes)) > 0)
+        ;
+    close(fd);
+    unlink(fifo);
+}
+
+/* It is over before the tool hears of it. */
+static void is_over_by_then(void)
+{
+    char uri[160];
+    snprintf(uri, sizeof(uri), "exec:cat >%.64s/other", mover_folder);
+    another_comes_between(uri);
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    mover_resumed(&vms[0]);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "has migrated or saved the VM at the same moment");
+    mover_must_print(&sender, "do not use what it has made");
+    assert_false(mover_resumed(&vms[0]));
+    assert_false(vm_runs(&vms[0]));
+    assert_true(takes_its_ram());
+    vm_do(&vms[0], "cont", NULL); /* as the sentence says */
+}
+
+static void test_another_that_is_over_between_two_commands(void)
+{
+    start_to_send("vm:given");
+    is_over_by_then();
+    mover_ends(&receiver, 1);
+    pair_stayed();
+    mover_end_all(NULL);
+    start_to_freeze("vm:given");
+    is_over_by_then();
+    pair_runs_at_the_source();
+}
+
+/* Nobody reads what it writes. */
+static int does_not_end(void)
+{
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    assert_true(fcntl(ends[1], F_SETPIPE_SZ, 4096) > 0);
+    vm_ok(ibx_qmp_getfd(vms[0].qmp, "nobody", ends[1], vm_soon(), &vm_error));
+    close(ends[1]);
+    another_comes_between("fd:nobody");
+    json_decref(vm_event(&vms[0], "MIGRATION", "active"));
+    mover_kill(&sender, SIGCONT);
+    return ends[0];
+}
+
+/* QEMU has been told to give it up, and does so when that end is closed. `watchdog`: of the tool,
+ * to be killed before it can help; 0: it puts QEMU's settings back. */
+static void then_it_ends(int end, int status, pid_t watchdog)
+{
+    mover_ends(&sender, status);
+    mover_must_print(&sender, "QEMU does not give that up (cancelling)");
+    mover_must_print(&sender, "QEMU is still to leave the VM's memory out of what it saves");
+    assert_false(takes_its_ram());
+    if (watchdog)
+        kill(watchdog, SIGKILL);
+    close(end);
+    if (watchdog)
+        MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    else
+        mover_await_watchdog(&sender, "ib-migrate ended before");
+    assert_true(takes_its_ram());
+}
+
+static void test_another_that_does_not_end_between_two_commands(void)
+{
+    for (unsigned killed = 0; killed < 2; killed++) {
+        start_to_send("vm:given");
+        const pid_t watchdog = mover_watchdog(&sender);
+        then_it_ends(does_not_end(), 3, killed ? watchdog : 0);
+        mover_ends(&receiver, 1);
+        pair_stayed();
+        mover_end_all(NULL);
+    }
+    start_to_freeze("vm:given");
+    then_it_ends(does_not_end(), 1, 0);
+    pair_runs_at_the_source();
+}
+
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
@@ -243,6 +395,8 @@ int main(void)
         VM_TEST(test_the_monitor_is_lost_until_the_end),
         VM_TEST(test_the_monitor_is_another_clients_for_long),
         VM_TEST(test_destination_loses_the_monitor),
+        VM_TEST(test_another_that_is_over_between_two_commands),
+        VM_TEST(test_another_that_does_not_end_between_two_commands),
         {0},
     };
     return vm_tests(tests, mover_end_all);

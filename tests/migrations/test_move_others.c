@@ -335,24 +335,6 @@ static void test_beside_a_rollback(void)
 
 /* ------------------------------------------------------------ another client's answers */
 
-/* Its main thread opens a pipe, and waits for whoever reads from it. */
-static void await_opening(void)
-{
-    char path[64], where[64] = "";
-    const uint64_t deadline = vm_soon();
-    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[0].pid);
-    while (!strstr(where, "wait_for_partner") && !strstr(where, "fifo_open")) {
-        FILE *file = fopen(path, "re");
-        assert_non_null(file);
-        if (!fgets(where, sizeof(where), file))
-            where[0] = '\0';
-        fclose(file);
-        if (ibx_now_ns() >= deadline)
-            fail_msg("QEMU is at %s", where);
-        poll(NULL, 0, 2);
-    }
-}
-
 /* A client has gone while QEMU executes its command: QEMU writes memory to a pipe that nobody reads
  * yet. */
 static void somebody_was_there(const char *pipe)
@@ -370,7 +352,7 @@ static void somebody_was_there(const char *pipe)
                         "{\"execute\": \"pmemsave\", \"id\": 1, \"arguments\": {\"val\": 0, "
                         "\"size\": 4096, \"filename\": \"%s\"}}\n",
                         pipe) > 0);
-    await_opening();
+    vm_await_opening(&vms[0]);
     close(fd);
 }
 

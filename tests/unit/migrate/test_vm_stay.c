@@ -261,11 +261,38 @@ static void test_does_not_begin(NO_STATE)
                {"closefd", READY(6), 0}, {SET_OFF, REFUSED(7), 0},
                {"query-migrate-capabilities", WITHOUT_RAM(8), 0},
                {"query-migrate", STATUS("active", 9), 0}, {"migrate_cancel", READY(10), 0},
-               {SET_OFF, READY(11), 0}),
+               {SET_OFF, READY(11), 0}, {"query-status", STATUS("running", 12), 0},
+               {"query-migrate", STATUS("cancelled", 13), 0}),
         before);
     says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, "both were given up");
     done();
     json_decref(before);
+}
+
+/* The same, and the other client's is complete by then: `normal` pages of the VM's 16384 are in
+ * it. */
+static void is_over_by_then(const char *last, const char *words)
+{
+    json_t *before = json_loads(OFF_BEFORE, 0, NULL);
+    const int rc = migrate_without_ram(
+        SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
+               {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
+               {"closefd", READY(6), 0}, {SET_OFF, READY(7), 0},
+               {"query-status", STATUS("postmigrate", 8), 0}, {"query-migrate", last, 0}),
+        before);
+    says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, words);
+    done();
+    json_decref(before);
+}
+
+#define COMPLETED(normal)                                                                          \
+    "{\"return\": {\"status\": \"completed\", \"ram\": {\"total\": 67108864, \"normal\": " normal  \
+    ", \"duplicate\": 100, \"page-size\": 4096}}, \"id\": 9}\r\n"
+
+static void test_does_not_begin_beside_one_that_is_over(NO_STATE)
+{
+    is_over_by_then(COMPLETED("60"), "without its memory (x-ignore-shared): do not use what it");
+    is_over_by_then(COMPLETED("16284"), "did not begin");
 }
 
 /* QEMU has taken the setting and refused to migrate: what another client saves next has RAM. */
@@ -275,11 +302,25 @@ static void test_does_not_begin_and_leaves_ram_in(NO_STATE)
     const int rc = migrate_without_ram(
         SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
                {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
-               {"closefd", READY(6), 0}, {SET_OFF, READY(7), 0}),
+               {"closefd", READY(6), 0}, {SET_OFF, READY(7), 0},
+               {"query-status", STATUS("running", 8), 0}),
         before);
     says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, "did not begin");
     done();
     json_decref(before);
+}
+
+/* ... and does not end, though it was told to: QEMU's next save would have no RAM, and the watchdog
+ * tries again. Nothing is logged before that has ended. */
+static void test_waits_for_one_that_does_not_end(NO_STATE)
+{
+    struct ibx_vm_undo vm = {.before = json_loads(OFF_BEFORE, 0, NULL)};
+    attached(SCRIPT({SET_OFF, REFUSED(2), 0}, {"query-migrate-capabilities", WITHOUT_RAM(3), 0},
+                    {SET_OFF, READY(4), 0}));
+    says(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), -EAGAIN,
+         "let nobody save the VM");
+    assert_int_equal(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    done();
 }
 
 static void said(const char *answer, const char *words)
@@ -319,7 +360,9 @@ int main(void)
         cmocka_unit_test(test_begins_without_a_setting_that_is_on),
         cmocka_unit_test(test_begins_with_ram),
         cmocka_unit_test(test_does_not_begin),
+        cmocka_unit_test(test_does_not_begin_beside_one_that_is_over),
         cmocka_unit_test(test_does_not_begin_and_leaves_ram_in),
+        cmocka_unit_test(test_waits_for_one_that_does_not_end),
         cmocka_unit_test(test_names_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
