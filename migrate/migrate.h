@@ -169,6 +169,10 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
  * could not be ended. */
 int ibx_migrate_stays(const char *folder, struct ibx_record *record, bool *stays,
                       struct ibx_error *err);
+/* Whether the QEMU of a (source's) record leaves the VM's memory out of what it saves
+ * (x-ignore-shared). An error: it does not say so within a second; it may be stopped, or another
+ * client has its monitor. */
+int ibx_migrate_leaves_out_ram(const struct ibx_record *record, bool *leaves);
 /* For a (source's) record beside which a rollback has noted that it would continue the VM, and that
  * does not say that it did: finds out whether it did. If so, the record is ROLLED_BACK, with QEMU's
  * status here in vm_status, and `*back` is set. So it is, too, if QEMU has ended since and had run

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
+#include "migrate/common/libvirt.h"
 #include "migrate/common/write_protection.h"
 #include "migrate/common/return_path.h"
 #include "migrate/common/vm.h"
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GLANCE_MS   1000u /* for the answers of a QEMU that somebody only looks at */
 #define SETTINGS_MS 2000u /* in which settings that a killed tool has left have to be restored */
 
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
@@ -62,6 +64,18 @@ static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_
                          "the monitor %s belongs to process %d now, and this VM is in the QEMU of "
                          "process %d: restore that QEMU's monitor",
                          record->qmp, pid, (int)record->pid);
+}
+
+int ibx_migrate_leaves_out_ram(const struct ibx_record *record, bool *leaves)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(GLANCE_MS);
+    struct ibx_qmp *qmp;
+    int rc = reach(record, deadline, &qmp, NULL);
+    if (rc)
+        return rc;
+    rc = ibx_libvirt_is_without_ram(qmp, leaves, deadline, NULL);
+    ibx_qmp_close(qmp);
+    return rc;
 }
 
 /* Rollback where libvirt drives: libvirt continues the VM, not this tool. If it has, restores

@@ -263,16 +263,21 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
     ibx_text_plain(sentence);
 }
 
-/* For a source whose tool and watchdog have ended: adds a warning that QEMU may still have
- * x-ignore-shared set, with which savevm silently leaves out the VM's RAM. */
+/* For a source whose tool and watchdog have ended: adds that QEMU may still have the settings of
+ * the migration. With x-ignore-shared savevm silently leaves out the VM's RAM. */
 static void add_settings(const struct ibx_record *record, char *sentence, size_t size)
 {
     const size_t used = strlen(sentence);
-    if (record->source && record->settings[0] && ibx_journal_qemu_lives(record) &&
-        (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_MAY_RUN))
-        snprintf(sentence + used, size - used,
-                 "; QEMU may still have the settings of a migration, with which a snapshot of the "
-                 "VM (savevm) has no RAM, until \"ib-migrate recover\" or \"rollback\"");
+    bool leaves = true;
+    if (!record->source || !record->settings[0] || !ibx_journal_qemu_lives(record) ||
+        (record->state != IBX_JOURNAL_HERE && record->state != IBX_JOURNAL_MAY_RUN))
+        return;
+    const bool known = !ibx_migrate_leaves_out_ram(record, &leaves);
+    snprintf(
+        sentence + used, size - used,
+        "; QEMU %s the settings of a migration%s, until \"ib-migrate recover\" or \"rollback\"",
+        known && leaves ? "still has" : "may still have",
+        leaves ? ", with which a snapshot of the VM (savevm) has no RAM" : "");
 }
 
 static void print_line_json(json_t *record, const char *state, const char *trouble, json_t *status)
