@@ -311,6 +311,10 @@ static void test_qemu_killed_before_it_runs_the_vm(void)
     struct mover *status = MOVER_RUN(0, "status", "--qmp", vms[0].tool);
     mover_must_print(status, " went to ");
     assert_false(mover_printed(status, " ran "));
+    /* A service manager starts it again after other exit statuses. */
+    struct mover *recover = MOVER_RUN(1, "recover", "--qmp", vms[1].tool, "--json", TIMED);
+    mover_must_print(recover, "of this migration has ended: unless it runs at the source");
+    mover_must_print(recover, "\"outcome\":\"failed\"");
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     pair_stays();
 }

@@ -30,14 +30,20 @@ static bool waits_for_source(const struct ibx_record *record)
     return record->state == IBX_JOURNAL_COMPLETE || record->state == IBX_JOURNAL_SHUT_DOWN;
 }
 
+/* Whether recover can do nothing here, now or later: the QEMU that was to run the VM has ended.
+ * Only the source may know whether the VM ever ran in it. */
+static bool is_nothing_left_here(const struct ibx_record *record)
+{
+    return !record->source && !waits_for_source(record) && ibx_journal_qemu_gone(record);
+}
+
 /* Whether recover can do nothing more for the VM: its QEMU has ended at the destination, where it
  * ran, before all pages were there, or libvirt has saved it at the source without its memory. */
 static bool is_lost(const struct ibx_record *record)
 {
     if (record->source)
         return ibx_journal_lost_there(record) || ibx_journal_without_ram(record);
-    return !waits_for_source(record) && ibx_journal_ran_here(record) &&
-           ibx_journal_qemu_gone(record);
+    return is_nothing_left_here(record) && ibx_journal_ran_here(record);
 }
 
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
@@ -47,9 +53,8 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (last->source && (ibx_journal_lost_there(&last->record) || err->code == -ENOTRECOVERABLE))
-        return; /* the error message tells it */
-    if (!last->source && !waits_for_source(&last->record) &&
-        ibx_journal_qemu_gone(&last->record)) { /* the error message tells where the VM is */
+        return;                                /* the error message tells it */
+    if (is_nothing_left_here(&last->record)) { /* the error message tells where the VM is */
         snprintf(state, sizeof(state),
                  "the QEMU here (process %d) has ended with this migration: start it anew before "
                  "the next ib-migrate receive",
@@ -112,12 +117,13 @@ static int finish(const struct migrate_args *args, int rc, bool again,
     const bool ended =
         !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
     ibx_cli_result_late_signals();
-    const int status = ended                             ? MIGRATE_ENDED
-                       : !rc                             ? MIGRATE_DONE
-                       : !again && was_stopped(rc, last) ? MIGRATE_STOPPED
-                       : !unfinished(&last->record)      ? MIGRATE_FAILED
-                       : again && is_lost(&last->record) ? MIGRATE_LOST
-                                                         : MIGRATE_UNFINISHED;
+    const int status = ended                                          ? MIGRATE_ENDED
+                       : !rc                                          ? MIGRATE_DONE
+                       : !again && was_stopped(rc, last)              ? MIGRATE_STOPPED
+                       : !unfinished(&last->record)                   ? MIGRATE_FAILED
+                       : again && is_lost(&last->record)              ? MIGRATE_LOST
+                       : again && is_nothing_left_here(&last->record) ? MIGRATE_FAILED
+                                                                      : MIGRATE_UNFINISHED;
     if (args->json)
         ibx_cli_print_summary(rc, status, last, err);
     if (rc)
