@@ -300,11 +300,6 @@ static int compare(struct verifier_thread *t, uint64_t range, const uint8_t *ent
     return 0;
 }
 
-static void changed(const struct ibx_verifier *v)
-{
-    eventfd_write(v->event_fd, 1);
-}
-
 /* The next range that waits; under the lock. */
 static struct job *take_range(struct ibx_verifier *v, uint64_t *at)
 {
@@ -378,7 +373,7 @@ static void compare_next(struct verifier_thread *t)
     if (--job->left == 0)
         free(job);
     if (tell || !v->queued)
-        changed(v);
+        eventfd_write(v->event_fd, 1);
 }
 
 /* Computes the next digest in advance. The caller holds the lock, which is released meanwhile.
@@ -425,10 +420,14 @@ static void *verifier_main(void *argument)
     pthread_mutex_lock(&v->lock);
     while (!v->closing) {
         t->view = ibx_ram_view_hold(v->into_holes ? NULL : v->view); /* a touch fills a hole */
-        const bool worked = work(t);
-        ibx_ram_view_drop(t->view);
-        if (!worked)
+        if (!work(t)) {
+            ibx_ram_view_drop(t->view);
             ibx_thread_wait(&v->more, &v->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&v->lock);
+        ibx_ram_view_drop(t->view); /* the last holder unmaps it, which takes long */
+        pthread_mutex_lock(&v->lock);
     }
     pthread_mutex_unlock(&v->lock);
     return NULL;

@@ -329,6 +329,7 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
             ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
     }
     memcpy(s->status.message, err->message, sizeof(s->status.message));
+    ibx_source_verify_unlinked(s);
     ibx_source_link_close(&s->link);
     return 0;
 }
@@ -597,8 +598,7 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
         return rc;
     ibx_source_await_longer(s);
     s->interrupts = 0;
-    if (s->verifier)
-        ibx_verifier_see(s->verifier, NULL); /* a thread of the link unmaps it */
+    ibx_source_verify_unlinked(s);
     if (ibx_source_link_send(&s->link, IBX_MIGRATE_CONFIRM, err))
         ibx_source_link_close(&s->link);
     else

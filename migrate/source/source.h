@@ -455,6 +455,9 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 void ibx_source_verify_ahead(struct source *s);
 /* To be called when a new link is made. */
 void ibx_source_verify_anew(struct source *s);
+/* To be called before a link is closed, so that its mapping of guest RAM goes with it: pages are
+ * read from files until there is another link. Unmapping takes long, and would delay CONFIRM. */
+void ibx_source_verify_unlinked(struct source *s);
 /* Takes a DIGEST: compares its ranges with guest RAM. */
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err);

@@ -12,6 +12,13 @@
 
 #define TELL_MS 2000 /* for QEMU to answer */
 
+/* Pages are compared where the link has them mapped to be served. */
+static void see_link(struct source *s)
+{
+    if (s->verifier && !s->status.record.borrow && s->link.pages)
+        ibx_verifier_see(s->verifier, ibx_page_server_view(s->link.pages));
+}
+
 static int open_verifier(struct source *s, struct ibx_error *err)
 {
     if (s->verifier)
@@ -22,8 +29,8 @@ static int open_verifier(struct source *s, struct ibx_error *err)
         ibx_verifier_compare_parts(s->verifier);
     if (!rc && s->stop_map.looked_again)
         ibx_verifier_look_into_holes(s->verifier);
-    if (!rc && !s->status.record.borrow && s->link.pages)
-        ibx_verifier_see(s->verifier, ibx_page_server_view(s->link.pages));
+    if (!rc)
+        see_link(s);
     if (!rc)
         ibx_verifier_miss(s->verifier, s->missed.first, s->missed.count);
     return rc;
@@ -76,9 +83,16 @@ static bool has_told(struct source *s)
            ibx_qmp_has_events(s->vm.qmp);
 }
 
+void ibx_source_verify_unlinked(struct source *s)
+{
+    if (s->verifier)
+        ibx_verifier_see(s->verifier, NULL);
+}
+
 /* The digests of a borrowed VM come over a new link as far as they were not answered. */
 void ibx_source_verify_anew(struct source *s)
 {
+    see_link(s);
     s->parts.heard = s->parts.told = 0;
     if (!s->status.record.borrow)
         return;

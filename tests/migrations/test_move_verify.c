@@ -262,6 +262,45 @@ static void test_told_over_the_next_link(void)
     broken(&receiver, &sender);
 }
 
+/* How often the source's tool has guest RAM mapped. */
+static unsigned mappings(void)
+{
+    char path[64], line[512];
+    unsigned count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)sender.pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        count += strstr(line, vms[0].ram) != NULL;
+    fclose(file);
+    return count;
+}
+
+static void await_mappings(unsigned count)
+{
+    const uint64_t deadline = vm_soon();
+    while (mappings() != count) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* With its link a source loses its mapping of guest RAM, which takes long to unmap, also if it has
+ * compared pages there. It compares them in the next link's. */
+static void test_compared_in_the_mapping_of_the_link(void)
+{
+    pair_filling(NULL, NULL);
+    verifier_find();
+    await_mappings(1);
+    mover_kill(&receiver, SIGKILL);
+    mover_await_words(&sender, "connecting again");
+    await_mappings(0);
+    pair_recover(&receiver);
+    mover_await(&receiver, "filling", 0);
+    await_mappings(1);
+    pair_filled();
+}
+
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
@@ -271,6 +310,7 @@ int main(void)
                                            VM_TEST(test_recover_compares_all),
                                            VM_TEST(test_told_while_the_destination_is_busy),
                                            VM_TEST(test_told_over_the_next_link),
+                                           VM_TEST(test_compared_in_the_mapping_of_the_link),
                                            {0}};
     return vm_tests(tests, end_all);
 }

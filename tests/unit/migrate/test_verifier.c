@@ -7,17 +7,23 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PAGE    4096u
-#define RANGES  3u
-#define PAGES   (RANGES * IBX_DIGEST_PAGES)
-#define BEFORE  (5u * PAGE) /* bytes in the file */
-#define WAIT_MS 20000
+#define PAGE     4096u
+#define RANGES   3u
+#define PAGES    (RANGES * IBX_DIGEST_PAGES)
+#define BEFORE   (5u * PAGE) /* bytes in the file */
+#define WAIT_MS  20000
+#define UNMAP_MS 2000
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
 
 static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
 static struct ibx_error error;
@@ -34,8 +40,12 @@ static struct {
 
 ssize_t __real_pread64(int fd, void *out, size_t size, off_t at);
 ssize_t __wrap_pread64(int fd, void *out, size_t size, off_t at);
+int __real_madvise(void *at, size_t size, int advice);
+int __wrap_madvise(void *at, size_t size, int advice);
+int __real_munmap(void *at, size_t size);
+int __wrap_munmap(void *at, size_t size);
 
-ssize_t __wrap_pread64(int fd, void *out, size_t size, off_t at)
+static void door_pass(void)
 {
     pthread_mutex_lock(&door.lock);
     door.inside++;
@@ -43,7 +53,41 @@ ssize_t __wrap_pread64(int fd, void *out, size_t size, off_t at)
     while (door.closed)
         pthread_cond_wait(&door.changed, &door.lock);
     pthread_mutex_unlock(&door.lock);
+}
+
+ssize_t __wrap_pread64(int fd, void *out, size_t size, off_t at)
+{
+    door_pass();
     return __real_pread64(fd, out, size, at);
+}
+
+/* Threads that read guest RAM where it is mapped wait here. */
+static pthread_mutex_t populating = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool populates;
+
+int __wrap_madvise(void *at, size_t size, int advice)
+{
+    if (advice == MADV_POPULATE_READ) {
+        populates = true;
+        pthread_mutex_lock(&populating);
+        pthread_mutex_unlock(&populating);
+    }
+    return __real_madvise(at, size, advice);
+}
+
+/* Whoever unmaps all of guest RAM needs as long as the test wants, but not for ever. */
+static atomic_bool unmapping, may_unmap = true, unmapped, in_time;
+
+int __wrap_munmap(void *at, size_t size)
+{
+    if (size == PAGES * PAGE) {
+        unmapping = true;
+        for (unsigned ms = 0; !may_unmap && ms < UNMAP_MS; ms++)
+            poll(NULL, 0, 1);
+        in_time = may_unmap;
+        unmapped = true;
+    }
+    return __real_munmap(at, size);
 }
 
 static void door_set(bool closed)
@@ -264,6 +308,29 @@ static void test_view_is_taken_back(NO_STATE)
     assert_true(reads() > 0);
 }
 
+/* The last holder of a view unmaps it, which takes long. If that is a thread that compares, nobody
+ * waits for it. */
+static void test_nobody_waits_for_the_unmapping(NO_STATE)
+{
+    see();
+    all_come();
+    pthread_mutex_lock(&populating);
+    populates = unmapping = may_unmap = unmapped = false;
+    assert_int_equal(take(0, false), 0);
+    while (!populates)
+        poll(NULL, 0, 1);
+    ibx_verifier_see(verifier, NULL);
+    pthread_mutex_unlock(&populating);
+    while (!unmapping)
+        poll(NULL, 0, 1);
+    ibx_verifier_idle(verifier);
+    may_unmap = true;
+    while (!unmapped)
+        poll(NULL, 0, 1);
+    assert_true(in_time);
+    assert_int_equal(result(), -EAGAIN);
+}
+
 /* That is a reason, and no signal. */
 static void test_file_that_was_cut_short(NO_STATE)
 {
@@ -301,6 +368,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_page_that_comes_twice, start, end),
         cmocka_unit_test_setup_teardown(test_pages_are_not_copied, start, end),
         cmocka_unit_test_setup_teardown(test_view_is_taken_back, start, end),
+        cmocka_unit_test_setup_teardown(test_nobody_waits_for_the_unmapping, start, end),
         cmocka_unit_test_setup_teardown(test_file_that_was_cut_short, start, end),
         cmocka_unit_test_setup_teardown(test_view_fills_no_hole, start, end),
     };
