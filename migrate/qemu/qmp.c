@@ -333,8 +333,10 @@ static int ask_capabilities(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
     struct ibx_error why = {0};
     json_t *enable = qmp->reads_ahead ? json_pack("{s:[s]}", "enable", READS_AHEAD) : NULL;
     int rc = ibx_qmp_execute(qmp, CAPABILITIES, enable, NULL, deadline_ns, &why);
-    if (rc == -EOPNOTSUPP) /* QEMU says so if capabilities have been negotiated before */
+    if (rc == -EOPNOTSUPP) { /* QEMU says so if capabilities have been negotiated before */
+        qmp->alone = false;
         return 0;
+    }
     if (rc && err)
         *err = why;
     return rc;
@@ -380,6 +382,15 @@ static uint64_t first_id(void)
     return random % FIRST_ID_MAX;
 }
 
+/* QEMU runs one command after the other, so no answer to an earlier client comes after the one to
+ * CAPABILITIES. From then on ids are short: QEMU takes some microseconds to read a byte. Not on a
+ * connection that another client has used, which may count from 1, too. */
+static void shorten_ids(struct ibx_qmp *qmp, uint64_t first)
+{
+    if (qmp->alone)
+        qmp->asked = qmp->answered -= first;
+}
+
 /* `of`: an earlier client, to which QEMU has sent its greeting; NULL: none. */
 static int attach(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct ibx_qmp **qmp,
                   struct ibx_error *err)
@@ -394,7 +405,9 @@ static int attach(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct
             .version = of->version, .greetings = of->greetings, .reads_ahead = of->reads_ahead};
     new->fd = fd;
     new->kills = ibx_qmp_oom_kills();
-    new->asked = new->answered = first_id();
+    const uint64_t first = first_id();
+    new->asked = new->answered = first;
+    new->alone = !of;
     new->events = json_array();
     int rc = find_process(new, err);
     if (!rc)
@@ -404,6 +417,7 @@ static int attach(const struct ibx_qmp *of, int fd, uint64_t deadline_ns, struct
         ibx_qmp_close(new);
         return rc;
     }
+    shorten_ids(new, first);
     *qmp = new;
     return 0;
 }

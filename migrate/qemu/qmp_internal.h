@@ -28,8 +28,9 @@ struct ibx_qmp {
     struct ibx_qmp_version version;
     unsigned greetings; /* received so far: see negotiate() */
     bool negotiated;
+    bool alone;        /* no other client has used this connection */
     bool reads_ahead;  /* QEMU can read a command while it runs another one */
-    uint64_t asked;    /* id of the last command; ids count from a random number */
+    uint64_t asked;    /* id of the last command */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
     uint64_t stood_in; /* `answered` when QEMU first did a command of the watchdog since the last

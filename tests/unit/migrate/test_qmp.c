@@ -284,7 +284,7 @@ static void test_late_answers_are_dropped(NO_STATE)
 /* An answer that arrives while no call waits is not taken for the next command's. */
 static void test_answer_between_two_commands(NO_STATE)
 {
-    static const char late[] = "{\"return\": 2, \"id\": 2}\n";
+    static const char late[] = "{\"return\": 2, \"id\" : 2}\n"; /* the peer may not have read it */
     json_t *result = NULL;
     attached(SCRIPT({"first", NULL, 0}, {"second", "{\"return\": 3, \"id\": 3}\n", 0}));
     says(run("first", NULL, 0), -ETIMEDOUT, "did not answer first in time");

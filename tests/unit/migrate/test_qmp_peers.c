@@ -242,7 +242,7 @@ static void test_remaining_qemu_is_asked(NO_STATE)
  * first answer to its own. */
 static void test_answers_to_an_earlier_client(NO_STATE)
 {
-#define FOREIGN "{\"return\": {}, \"id\" : 3}\r\n"
+#define FOREIGN "{\"return\": {}, \"id\" : 7}\r\n"
     const struct step steps[] = {
         {NULL, FOREIGN, 0},
         {NULL, GREETING, 0},
@@ -262,17 +262,36 @@ static void test_answers_to_an_earlier_client(NO_STATE)
     done();
 }
 
-/* Two clients of one QEMU do not use the same ids. */
+/* Two clients of one QEMU do not use the same ids while it may answer the earlier one. From the
+ * answer to the first command on ids are short. */
 static void test_ids_of_two_clients(NO_STATE)
 {
-    const struct step steps[] = {GREETED, {0}};
+    const struct step steps[] = {GREETED, {"query-status", "{\"return\": 5, \"id\": 2}\n", 0}, {0}};
     attached(steps);
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();
-    const json_int_t first = peer.before;
+    const json_int_t first = peer.first;
+    assert_int_equal(peer.before, 0);
     attached(steps);
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();
-    assert_true(first > 0 && peer.before > 0 && first != peer.before);
-    assert_true(first < (1ll << 53) && peer.before < (1ll << 53));
+    assert_true(first > 1 && peer.first > 1 && first != peer.first);
+    assert_true(first < (1ll << 53) && peer.first < (1ll << 53));
+}
+
+/* On a connection over which another client has sent commands no answer to one of those passes for
+ * an answer to this client's. */
+static void test_ids_on_a_connection_of_another_client(NO_STATE)
+{
+    static const char again[] = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": "
+                                "\"Capabilities negotiation is already complete\"}, \"id\": 1}\n";
+    attached((const struct step[]){{NULL, GREETING, 0},
+                                   {"qmp_capabilities", again, 0},
+                                   {"query-status", "{\"return\": 5, \"id\": 2}\n", 0},
+                                   {0}});
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+    assert_true(peer.before > 0);
 }
 
 /* QEMU greets a client that connects during its start twice, and then expects the negotiation. */
@@ -530,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_remaining_qemu_is_asked),
         cmocka_unit_test(test_answers_to_an_earlier_client),
         cmocka_unit_test(test_ids_of_two_clients),
+        cmocka_unit_test(test_ids_on_a_connection_of_another_client),
         cmocka_unit_test(test_qemu_greets_twice),
         cmocka_unit_test(test_peer_answers_twice),
         cmocka_unit_test(test_death_is_remembered),
