@@ -74,7 +74,8 @@ void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
     struct ibx_error silent = {0};
     struct describing d = {
         .qmp = qmp, .deadline_ns = deadline_ns, .description = json_object(), .err = &silent};
-    ibx_describe_board(&d);
+    if (!ibx_describe_board(&d))
+        ibx_describe_processors(&d);
     json_decref(d.description);
 }
 

@@ -39,6 +39,8 @@ int ibx_describe_devices(struct describing *d);
 int ibx_describe_machine(struct describing *d);
 /* Adds "machine" alone, the properties of the machine. */
 int ibx_describe_board(struct describing *d);
+/* Adds "cpus", "cpu", "cpuid" and "cpu-properties". */
+int ibx_describe_processors(struct describing *d);
 /* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
 json_t *ibx_ram_of_ramblock(const char *text);
 /* "memory", from the answer to query-memory-devices: each device with its maximum size and that of

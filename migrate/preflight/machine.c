@@ -98,6 +98,17 @@ static void put_cpu_properties(struct describing *d, const char *path)
     put(d, "cpu-properties", properties);
 }
 
+/* Whether a property of a vCPU is what it was when QEMU started. QEMU lets a monitor set the
+ * others.
+ */
+static bool is_constant(const char *property)
+{
+    for (size_t i = 0; i < ibx_cpu_property_count; i++)
+        if (!strcmp(property, ibx_cpu_properties[i].name))
+            return ibx_cpu_properties[i].rule != IBX_CPU_BY_MODEL && strcmp(property, "vendor");
+    return !strcmp(property, "type") || !strcmp(property, "feature-words");
+}
+
 /* Adds "kvm": false with any other accelerator. */
 static int put_accelerator(struct describing *d)
 {
@@ -112,7 +123,9 @@ static int put_accelerator(struct describing *d)
     return 0;
 }
 
-static int put_processors(struct describing *d)
+#define BOARD "/machine/unattached/" /* of vCPUs that were not plugged in */
+
+int ibx_describe_processors(struct describing *d)
 {
     json_t *list, *cpu, *value, *places = json_array();
     size_t index;
@@ -125,6 +138,8 @@ static int put_processors(struct describing *d)
     {
         json_array_append_new(places, place_of(cpu));
     }
+    if (!strncmp(path, BOARD, strlen(BOARD))) /* and the first one is not unplugged */
+        ibx_qmp_fix(d->qmp, path, is_constant);
     if (*path) {
         ask_property_ahead(d, path, "type");
         ask_property_ahead(d, path, "feature-words");
@@ -369,7 +384,7 @@ int ibx_describe_machine(struct describing *d)
 {
     int rc = put_accelerator(d);
     if (!rc)
-        rc = put_processors(d);
+        rc = ibx_describe_processors(d);
     if (!rc)
         rc = put_ram(d);
     if (!rc)

@@ -144,6 +144,9 @@ unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
  * jobs and exports are cached from now on, each for a second at most; with false they no longer
  * are. A cached result is shared by all callers, who must not change it. */
 void ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
+/* Properties of the object at `path` for which `constant` returns true do not change either: from
+ * now on they are cached as those of the machine, instead of those of an earlier path. */
+void ibx_qmp_fix(struct ibx_qmp *qmp, const char *path, bool (*constant)(const char *property));
 /* Sends a command without waiting; ibx_qmp_reply() takes the answer. Replaces an earlier posted
  * command, whose answer is dropped, unless this one cannot be sent. */
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,

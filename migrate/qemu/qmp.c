@@ -22,8 +22,16 @@
 
 /* ------------------------------------------------------------ questions asked again */
 
-/* The cache for the answer to a command: `fixed` for properties of the machine, which do not
- * change, `answers` for others, which expire. NULL: the answer is not cached. */
+/* Whether a property never changes (NULL: the list of all properties). */
+static bool is_fixed(const struct ibx_qmp *qmp, const char *path, const char *property)
+{
+    if (!strcmp(path, "/machine"))
+        return !property || strcmp(property, CHANGES);
+    return property && qmp->fixed_path && !strcmp(path, qmp->fixed_path) && qmp->constant(property);
+}
+
+/* The cache for the answer to a command: `fixed` for properties that do not change, `answers` for
+ * others, which expire. NULL: the answer is not cached. */
 static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *arguments)
 {
     static const char *const lasting[] = {"query-jobs", "query-block-exports", "query-memdev",
@@ -31,7 +39,7 @@ static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *
     const char *path = json_string_value(json_object_get(arguments, "path"));
     const bool qom = !strcmp(command, "qom-get") || !strcmp(command, "qom-list");
     const char *property = json_string_value(json_object_get(arguments, "property"));
-    if (qom && path && !strcmp(path, "/machine") && (!property || strcmp(property, CHANGES)))
+    if (qom && path && is_fixed(qmp, path, property))
         return &qmp->fixed;
     if (qmp->answers && ibx_now_ns() - qmp->since_ns > REMEMBERED_MS * IBX_NS_PER_MS)
         ibx_qmp_remember(qmp, true);
@@ -48,6 +56,15 @@ void ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
     qmp->answers = on ? json_object() : NULL;
     qmp->remembered += ibx_qmp_weight(qmp->answers);
     qmp->since_ns = ibx_now_ns();
+}
+
+void ibx_qmp_fix(struct ibx_qmp *qmp, const char *path, bool (*constant)(const char *property))
+{
+    if (qmp->fixed_path && !strcmp(qmp->fixed_path, path))
+        return;
+    free(qmp->fixed_path);
+    qmp->fixed_path = strdup(path); /* without memory nothing is cached */
+    qmp->constant = constant;
 }
 
 /* ------------------------------------------------------------ commands */
@@ -443,6 +460,7 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     json_decref(qmp->events);
     json_decref(qmp->answers);
     json_decref(qmp->fixed);
+    free(qmp->fixed_path);
     shutdown(qmp->fd, SHUT_RDWR); /* ends it, too, where the watchdog has a copy */
     close(qmp->fd);
     if (qmp->pid_fd >= 0)

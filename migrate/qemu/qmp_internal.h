@@ -39,10 +39,12 @@ struct ibx_qmp {
     json_t *reply;     /* its answer; NULL: it has not come */
     struct ahead ahead[IBX_QMP_AHEAD_MAX];
     unsigned aheads;
-    json_t *events;    /* array, oldest first */
-    size_t needed;     /* the first so many events are known to matter, and are dropped last */
-    json_t *answers;   /* cached results by command and arguments; NULL: no caching */
-    json_t *fixed;     /* the same for results that never change; NULL: none yet */
+    json_t *events;   /* array, oldest first */
+    size_t needed;    /* the first so many events are known to matter, and are dropped last */
+    json_t *answers;  /* cached results by command and arguments; NULL: no caching */
+    json_t *fixed;    /* the same for results that never change; NULL: none yet */
+    char *fixed_path; /* of ibx_qmp_fix(); NULL: none */
+    bool (*constant)(const char *property);
     size_t remembered; /* the weight of both */
     uint64_t since_ns; /* when `answers` was last emptied */
     char *line;        /* bytes received and not yet parsed */

@@ -227,6 +227,23 @@ static void test_another_command_line(void)
     mover_must_print(&sender, "the destination has opt/ibx/b, which the VM here has not: ");
 }
 
+/* The receiver, which knows its vCPU already, asks for what may have changed. */
+static void test_a_processor_changed_since(void)
+{
+    mover_begin();
+    vm_start_pair(&(struct vm_options){.append = ""},
+                  &(struct vm_options){.append = "", .incoming = true});
+    pair_receive(NULL);
+    MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    vm_do(&vms[1], "qom-set",
+          json_pack("{s:s,s:s,s:i}", "path", "/machine/unattached/device[0]", "property", "model",
+                    "value", 6));
+    pair_send(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the vCPUs differ: model is ");
+    pair_stays();
+}
+
 /* The guest would lose what it has written when the destination's host loses its power. */
 static void test_a_disk_written_through(void)
 {
@@ -662,6 +679,7 @@ int main(void)
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_another_icount),
                                            VM_TEST(test_another_command_line),
+                                           VM_TEST(test_a_processor_changed_since),
                                            VM_TEST(test_a_disk_written_through),
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_memory_exchanged),

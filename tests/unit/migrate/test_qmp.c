@@ -342,15 +342,20 @@ static void test_posted_answer_stays_if_another_is_not_sent(NO_STATE)
         fail_msg("%s", peer.wrong);
 }
 
-static json_int_t machine(const char *property)
+static json_int_t of(const char *path, const char *property)
 {
-    json_t *value, *arguments = json_pack("{s:s, s:s}", "path", "/machine", "property", property);
+    json_t *value, *arguments = json_pack("{s:s, s:s}", "path", path, "property", property);
     int rc =
         ibx_qmp_execute(qmp, "qom-get", arguments, &value, ibx_deadline_in_ms(GENEROUS), &error);
     json_int_t number = rc ? rc : json_integer_value(value);
     if (!rc)
         json_decref(value);
     return number;
+}
+
+static json_int_t machine(const char *property)
+{
+    return of("/machine", property);
 }
 
 static json_int_t first_of(const char *command)
@@ -388,6 +393,37 @@ static void test_remembers(NO_STATE)
     ibx_qmp_remember(qmp, false);
     assert_int_equal(first_of("query-jobs"), 32);
     assert_int_equal(machine("usb"), 10);
+    done();
+}
+
+static bool is_pmu(const char *property)
+{
+    return !strcmp(property, "pmu");
+}
+
+/* So are constant properties of one other object; an answer without them is not kept. */
+static void test_remembers_an_object(NO_STATE)
+{
+    attached(SCRIPT({"pmu", "{\"return\": 1, \"id\": 2}\r\n", 0},
+                    {"pmu", "{\"error\": {\"desc\": \"no\"}, \"id\": 3}\r\n", 0},
+                    {"pmu", "{\"return\": 2, \"id\": 4}\r\n", 0},
+                    {"family", "{\"return\": 3, \"id\": 5}\r\n", 0},
+                    {"family", "{\"return\": 4, \"id\": 6}\r\n", 0},
+                    {"/b", "{\"return\": 5, \"id\": 7}\r\n", 0},
+                    {"/b", "{\"return\": 6, \"id\": 8}\r\n", 0},
+                    {"/b", "{\"return\": 7, \"id\": 9}\r\n", 0}));
+    assert_int_equal(of("/a", "pmu"), 1);
+    ibx_qmp_fix(qmp, "/a", is_pmu);
+    assert_int_equal(of("/a", "pmu"), -EREMOTEIO);
+    assert_int_equal(of("/a", "pmu"), 2);
+    assert_int_equal(of("/a", "pmu"), 2);
+    assert_int_equal(of("/a", "family"), 3);
+    assert_int_equal(of("/a", "family"), 4);
+    assert_int_equal(of("/b", "pmu"), 5);
+    assert_int_equal(of("/b", "pmu"), 6);
+    ibx_qmp_fix(qmp, "/b", is_pmu);
+    assert_int_equal(of("/b", "pmu"), 7);
+    assert_int_equal(of("/b", "pmu"), 7);
     done();
 }
 
@@ -546,6 +582,7 @@ int main(void)
         cmocka_unit_test(test_posted_command),
         cmocka_unit_test(test_posted_answer_stays_if_another_is_not_sent),
         cmocka_unit_test(test_remembers),
+        cmocka_unit_test(test_remembers_an_object),
         cmocka_unit_test(test_questions_of_an_outer_caller_stay),
         cmocka_unit_test(test_nothing_is_sent_ahead_twice),
         cmocka_unit_test(test_old_answers_are_not_used),
