@@ -260,11 +260,11 @@ bool what_it_is()
     Attributes is = {};
     void *none = nullptr;
     auto *attributes = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
-    auto *prefetch =
-        preloaded<int(const void *, std::size_t, std::uint64_t, void *)>("cudaMemPrefetchAsync");
+    auto *prefetch = preloaded<int(const void *, std::size_t, std::uint64_t, unsigned, void *)>(
+        "cudaMemPrefetchAsync");
     REQUIRE(m && attributes(&is, m + 50) == 0 && is.type == 3 && is.on_device == m + 50);
     REQUIRE(is.on_host == m + 50 && is.device == 0);
-    REQUIRE(prefetch(m, 100, 1, nullptr) == 0 && prefetch(m, 101, 1, nullptr) == 1);
+    REQUIRE(prefetch(m, 100, 1, 0, nullptr) == 0 && prefetch(m, 101, 1, 0, nullptr) == 1);
     REQUIRE(cudaGetLastError() == 1);
     REQUIRE(malloc_managed(&none, 0) == 0 && malloc_managed(&none, 8, 4) == 1 && !none);
     REQUIRE(malloc_managed(&none, std::size_t(1) << 60) == 2 && cudaGetLastError() == 2);
@@ -406,12 +406,17 @@ static bool hints_of_several(char *m)
                  fails(discard(ranges, bytes, 3, 0, nullptr), 1));
 }
 
+// In the legacy stream.
+static int prefetch(const void *memory, std::size_t n, Place where, unsigned flags)
+{
+    using Call = int(const void *, std::size_t, Place, unsigned, void *);
+    return preloaded<Call>("cudaMemPrefetchAsync")(memory, n, where, flags, nullptr);
+}
+
 // Memory that is not managed has no hints, also if the device can access it.
 static bool hints_of_no_managed()
 {
     auto *advise = preloaded<int(const void *, std::size_t, int, Place)>("cudaMemAdvise");
-    auto *prefetch =
-        preloaded<int(const void *, std::size_t, Place, unsigned)>("cudaMemPrefetchAsync");
     auto *attach =
         preloaded<int(void *, void *, std::size_t, unsigned)>("cudaStreamAttachMemAsync");
     void *locked = nullptr, *mapped = nullptr;
@@ -434,8 +439,6 @@ static bool hints()
 {
     char *m = managed_memory(4 * page);
     auto *advise = preloaded<int(const void *, std::size_t, int, Place)>("cudaMemAdvise");
-    auto *prefetch =
-        preloaded<int(const void *, std::size_t, Place, unsigned)>("cudaMemPrefetchAsync");
     auto *attribute = preloaded<int(void *, std::size_t, int, const void *, std::size_t)>(
         "cudaMemRangeGetAttribute");
     const Place device = {1, 0}, host = {2, 0};
