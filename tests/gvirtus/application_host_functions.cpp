@@ -74,7 +74,7 @@ void note_call(void *stream, int status, void *argument)
 }
 
 struct Calls {
-    void *stream, *event, *device;
+    void *stream, *event, *device, *pinned, *registered;
     char *host;
     std::vector<int> codes;
     int last;
@@ -96,7 +96,9 @@ void call_cuda(void *argument)
                 cudaMemcpyAsync(c->host, c->device, 100, D2H, c->stream),
                 cudaMemset(c->device, 1, 100),
                 launch_host(c->stream, set_flag, nullptr),
-                stub_launch(c->host, c->host, 1, c->stream)};
+                stub_launch(c->host, c->host, 1, c->stream),
+                cudaFreeHost(c->pinned),
+                host_unregister(c->registered)};
     c->last = cudaGetLastError();
     c->codes.push_back(cudaGetLastError() == 0 && cudaSetDevice(0) == 0 ? 800 : 0);
     const bool asks = cudaEventQuery(c->event) == 0 && cudaEventSynchronize(c->event) == 0;
@@ -107,15 +109,17 @@ void call_cuda(void *argument)
 
 bool calls_in_host_functions()
 {
-    char host[100] = {};
-    Calls calls = {nullptr, nullptr, device_memory(100), host, {}, 0};
+    char host[100] = {}, registered[100] = {};
+    Calls calls = {nullptr, nullptr, device_memory(100), nullptr, registered, host, {}, 0};
+    REQUIRE(cudaMallocHost(&calls.pinned, 100) == 0 && host_register(registered, 100) == 0);
     REQUIRE(cudaEventCreate(&calls.event) == 0 && cudaEventRecord(calls.event, nullptr) == 0);
     REQUIRE(cudaStreamCreate(&calls.stream) == 0);
     REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(calls.stream, call_cuda, &calls) == 0);
     REQUIRE(cudaStreamSynchronize(calls.stream) == 0 && cudaGetLastError() == 0);
     for (int code : calls.codes)
         REQUIRE(code == 800);
-    REQUIRE(calls.codes.size() == 12 && calls.last == 800);
+    REQUIRE(calls.codes.size() == 14 && calls.last == 800);
+    REQUIRE(cudaFreeHost(calls.pinned) == 0 && host_unregister(registered) == 0);
     return HOLDS(cudaFree(calls.device) == 0 && cudaEventDestroy(calls.event) == 0 &&
                  cudaStreamDestroy(calls.stream) == 0);
 }

@@ -435,9 +435,10 @@ static int free_host(void *address)
 
 int cudaFreeHost(void *address)
 {
-    if (ibx_frontend_unloads())
-        return CUDA_UNLOADING;
-    const int rc = ibx_frontend_unsafe();
+    int rc;
+    if (ibx_frontend_forbidden(&rc))
+        return rc;
+    rc = ibx_frontend_unsafe();
     return rc || !address ? rc : free_host(address);
 }
 
@@ -532,11 +533,9 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
 
 int cudaHostUnregister(void *address)
 {
-    if (ibx_frontend_unloads())
-        return CUDA_UNLOADING;
     struct range range;
-    const int rc = ibx_frontend_unsafe();
-    if (rc)
+    int rc;
+    if (ibx_frontend_forbidden(&rc) || (rc = ibx_frontend_unsafe()))
         return rc;
     ibx_frontend_owned_gone(OWNED_REGISTERED, address);
     ibx_frontend_print_all();
