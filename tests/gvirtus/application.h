@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
+#include <unistd.h>
 #include <vector>
 
 // taken: the back end's plugin runs the copies.
@@ -86,6 +87,19 @@ class FirstCalls
         return stub_connecting_most() <= most_before || last.load() >= std::chrono::seconds(3);
     }
 };
+
+// For a function of a stream: whether it is over. It ends when the thread has waited for a while.
+struct UntilItWaits {
+    std::atomic<bool> over{false};
+    const pid_t thread = gettid();
+};
+inline void until_it_waits(void *one)
+{
+    auto *it = static_cast<UntilItWaits *>(one);
+    for (int asleep = 0; asleep < 200; usleep(1000))
+        asleep = thread_state(getpid(), it->thread) == 'S' ? asleep + 1 : 0;
+    it->over = true;
+}
 
 // Stops the process, and waits until none of its threads runs any more.
 void stop(pid_t process);

@@ -289,6 +289,31 @@ bool permitted_in_relaxed_mode(const UnsafeCalls &unsafe, void *stream)
     return HOLDS(exchange(&mode) == 0);
 }
 
+// Page-locked memory that ends beside a capture that permits it waits for what is not captured,
+// too, whether it was in a copy or not.
+bool waits_beside_capture(void *other, void *stream)
+{
+    auto *launch = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    char *device = device_memory(beside_n);
+    std::vector<char> registered(beside_n);
+    for (bool allocated : {true, false})
+        for (bool used : {false, true}) {
+            UntilItWaits w;
+            void *memory = registered.data(), *graph = nullptr;
+            REQUIRE((allocated ? cudaMallocHost(&memory, beside_n)
+                               : host_register(memory, beside_n)) == 0);
+            REQUIRE(!used || cudaMemcpyAsync(device, memory, beside_n, H2D, other) == 0);
+            REQUIRE(cudaStreamSynchronize(other) == 0);
+            REQUIRE(cudaStreamBeginCapture(stream, MODE_RELAXED) == 0);
+            REQUIRE(launch(other, until_it_waits, &w) == 0);
+            const int rc = allocated ? cudaFreeHost(memory) : host_unregister(memory);
+            const bool waited = w.over;
+            REQUIRE(cudaStreamSynchronize(other) == 0 && rc == 0 && waited);
+            REQUIRE(status_of(stream) == 1 && cudaStreamEndCapture(stream, &graph) == 0);
+        }
+    return HOLDS(cudaFree(device) == 0);
+}
+
 void until_set(void *flag)
 {
     while (!*static_cast<std::atomic<bool> *>(flag))
@@ -392,6 +417,7 @@ bool captures_forbid()
     REQUIRE(good);
     for (bool other_thread : {false, true})
         REQUIRE(asks_in_relaxed_mode(unsafe.other, stream, other_thread));
+    REQUIRE(waits_beside_capture(unsafe.other, stream));
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
     REQUIRE(refused_beside_another_threads_stream(unsafe));
     REQUIRE(permitted_to_a_later_thread(unsafe));

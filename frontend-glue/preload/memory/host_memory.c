@@ -375,13 +375,16 @@ static bool must_wait(void)
     return ibx_frontend_host_functions() || !ibx_frontend_knows(IBX_FRONTEND_DEVICE_RESTS, 0, NULL);
 }
 
-/* A wait for the devices would invalidate captures. Memory that was used may be used by work of any
+/* A wait for the devices would invalidate captures, beside which CUDA permits these calls to some
+ * threads: then streams are waited for one by one. Memory that was used may be used by work of any
  * device. */
 static void wait_for_work(bool used)
 {
-    if (ibx_frontend_capturing() || !must_wait())
+    if (!must_wait())
         return;
-    if (used)
+    if (ibx_frontend_capturing())
+        ibx_frontend_streams_rest(true);
+    else if (used)
         ibx_frontend_devices_wait();
     else
         ibx_frontend_own_work_wait();
@@ -393,10 +396,10 @@ static void free_range(const struct range *range)
     struct range before[KEPT_MOST];
     const bool used = range->in_use || range->reach || range->in_place;
     const bool captures = ibx_frontend_capturing();
-    if (captures && used && keep(range))
-        return;
     const unsigned count = captures ? 0 : take_kept(before);
     wait_for_work(used || count);
+    if (captures && used && keep(range))
+        return;
     give_back(range);
     for (unsigned i = 0; i < count; i++)
         give_back(&before[i]);
