@@ -282,6 +282,22 @@ bool once_beside_another(Scene &s)
     return HOLDS(took < many / 2 * std::chrono::milliseconds(100));
 }
 
+// Managed memory is zero without a wait for the work of any stream.
+bool managed_beside()
+{
+    void *stream = nullptr;
+    UntilItWaits w;
+    std::vector<char> got(5000, 'g');
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, until_it_waits, &w) == 0);
+    char *managed = managed_memory(got.size());
+    const bool waited = w.over;
+    REQUIRE(managed && cudaStreamSynchronize(stream) == 0 && !waited);
+    REQUIRE(cudaMemcpy(got.data(), managed, got.size(), DEFAULT) == 0);
+    REQUIRE(got == std::vector<char>(got.size()));
+    return HOLDS(cudaFree(managed) == 0 && cudaStreamDestroy(stream) == 0);
+}
+
 } // namespace gates
 } // namespace
 
@@ -296,6 +312,7 @@ bool copies_behind_gates()
     REQUIRE(gates::once_beside_another(s));
     const bool soon = gates::taken_soon(s);
     REQUIRE(gates::each_once(s) && soon);
+    REQUIRE(gates::managed_beside());
     return HOLDS(cudaGetLastError() == 0);
 }
 
@@ -362,6 +379,8 @@ const struct Inside {
 bool child_works()
 {
     void *stream = nullptr, *page_locked = nullptr;
+    const char *managed = managed_memory(5000); // while nothing else is known of the child
+    REQUIRE(managed && !managed[0] && !managed[4999]);
     char *own = device_memory(8), got[8] = {}, bytes[8] = "a child";
     REQUIRE(own && cudaStreamCreateWithFlags(&stream, 1) == 0);
     REQUIRE(cudaMemcpyAsync(own, bytes, 8, H2D, stream) == 0);

@@ -21,6 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define NON_BLOCKING  1u /* cudaStreamNonBlocking */
 #define ATTACH_GLOBAL 1u /* flags of cudaMallocManaged, cudaStreamAttachMemAsync */
 #define ATTACH_HOST   2u
 #define ATTACH_SINGLE 4u
@@ -110,14 +111,32 @@ static int allocate(struct managed *m)
     return rc;
 }
 
+static int clear_in(void *stream, const struct managed *m)
+{
+    const int rc = cudaMemsetAsync((void *)m->begin, 0, m->n, stream);
+    return rc ? rc : cudaStreamSynchronize(stream);
+}
+
+/* In a stream that comes after nothing. */
+static int clear_beside(const struct managed *m)
+{
+    void *stream = NULL;
+    int rc = CALL_NEXT(cudaStreamCreateWithFlags, &stream, NON_BLOCKING);
+    if (rc)
+        return rc;
+    rc = clear_in(stream, m);
+    CALL_NEXT(cudaStreamDestroy, stream);
+    return rc;
+}
+
 /* Clears the device memory: CUDA's managed memory is zero at first, and so are the pages here. It
- * runs in the legacy stream, so not during captures. */
+ * runs in the legacy stream, so not during captures, if nothing can be there that this would wait
+ * for: work of this process, or of the parent of a child. */
 static int clear(const struct managed *m)
 {
     ibx_managed_own_begin();
-    int rc = cudaMemset((void *)m->begin, 0, m->n);
-    if (!rc)
-        rc = cudaStreamSynchronize(NULL);
+    const bool rests = ibx_frontend_knows(IBX_FRONTEND_ALL_RESTS, 0, NULL);
+    const int rc = rests && !ibx_frontend_is_child() ? clear_in(NULL, m) : clear_beside(m);
     ibx_managed_own_end();
     return rc;
 }

@@ -309,6 +309,11 @@ static int wait_for_streams(bool *legacy)
     return rc;
 }
 
+bool ibx_frontend_is_child(void)
+{
+    return is_child;
+}
+
 /* The legacy stream of a child may wait for its parent's work, which may wait for the child. */
 int ibx_frontend_own_work_wait(void)
 {

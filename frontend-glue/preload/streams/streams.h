@@ -314,6 +314,8 @@ void ibx_frontend_stream_rests(const void *stream);
  * `so_far` of them have no work any more. */
 unsigned ibx_frontend_threads_ended(void);
 void ibx_frontend_threads_rest(unsigned so_far);
+/* Whether a fork has made this process. The back end's legacy stream is the parent's, too. */
+bool ibx_frontend_is_child(void);
 /* Waits for the current device; in a forked child for the streams of its own alone. While nothing
  * is captured. Returns a CUDA error. */
 int ibx_frontend_own_work_wait(void);

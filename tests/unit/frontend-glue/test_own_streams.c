@@ -12,13 +12,13 @@
 #define MOST         16u
 
 static struct {
-    bool capturing, own_captured, two_devices;
+    bool capturing, own_captured, two_devices, legacy_rests;
     unsigned rested;      /* threads whose captured own stream had no work */
     const void *captured; /* a stream */
     int device;
     int create_fails, record_fails, wait_fails, event_wait_fails, legacy_fails;
     uintptr_t made; /* the next stream's handle */
-    unsigned events, records, waits, legacy_waits, event_waits;
+    unsigned events, records, waits, legacy_waits, event_waits, device_waits;
     const void *waited[MOST], *gone; /* a stream that is destroyed meanwhile */
     int error;
 } is;
@@ -51,8 +51,8 @@ bool ibx_frontend_threads_capture(unsigned *rested)
 }
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
-    (void)fact, (void)handle, (void)answer;
-    return false;
+    (void)handle, (void)answer;
+    return fact == IBX_FRONTEND_LEGACY_RESTS && is.legacy_rests;
 }
 void ibx_frontend_each_device(void (*visit)(int device))
 {
@@ -90,6 +90,11 @@ static int next_cudaStreamSynchronize(void *stream)
     is.waited[is.waits++ % MOST] = stream;
     return stream == is.gone ? CUDA_INVALID_HANDLE : is.wait_fails;
 }
+static int next_cudaDeviceSynchronize(void)
+{
+    is.device_waits++;
+    return is.wait_fails;
+}
 static int next_cudaEventCreateWithFlags(void **event, unsigned flags)
 {
     (void)flags;
@@ -117,6 +122,7 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
     RETURN_NEXT(symbol, cudaStreamCreateWithFlags);
     RETURN_NEXT(symbol, cudaStreamCreateWithPriority);
     RETURN_NEXT(symbol, cudaStreamSynchronize);
+    RETURN_NEXT(symbol, cudaDeviceSynchronize);
     RETURN_NEXT(symbol, cudaEventCreateWithFlags);
     return NULL;
 }
@@ -482,6 +488,38 @@ static void a_child_has_no_streams_of_its_parent(NO_STATE)
     assert_true(ibx_frontend_stream_is_used());
 }
 
+static int child_waits_for_its_own_work(void)
+{
+    if (!ibx_frontend_is_child())
+        return 1;
+    is.legacy_rests = true;
+    is.made = 0x200;
+    stream_made(NON_BLOCKING);
+    if (ibx_frontend_own_work_wait() || is.waits != 1 || is.legacy_waits || is.device_waits)
+        return 2;
+    ibx_frontend_stream_used(OWN); /* which the legacy stream waits for */
+    if (ibx_frontend_own_work_wait() || is.legacy_waits != 1 || is.device_waits)
+        return 3;
+    ibx_frontend_stream_rests(OWN);
+    is.legacy_rests = false;
+    if (ibx_frontend_own_work_wait() || is.legacy_waits != 2 || is.device_waits)
+        return 4;
+    is.wait_fails = 700;
+    return ibx_frontend_own_work_wait() == 700 && is.legacy_waits == 2 ? 0 : 5;
+}
+
+/* The device, and the legacy stream while it is without work of the child's, may have work of the
+ * parent, which may wait for the child. */
+static void a_child_waits_for_no_work_of_its_parent(NO_STATE)
+{
+    stream_made(0);
+    assert_false(ibx_frontend_is_child());
+    passes_in_child(child_waits_for_its_own_work);
+    assert_int_equal(ibx_frontend_own_work_wait(), 0);
+    assert_int_equal(is.device_waits, 1);
+    assert_int_equal(is.waits + is.legacy_waits, 0);
+}
+
 /* In the first test nobody has said that events are of use. */
 static void no_event_is_recorded_before_somebody_waits(NO_STATE)
 {
@@ -514,6 +552,7 @@ int main(void)
         TEST(a_reset_forgets_events),
         TEST(a_thread_that_ends_leaves_its_event_to_another),
         TEST(two_threads_have_two_events),
-        TEST(a_child_has_no_streams_of_its_parent)};
+        TEST(a_child_has_no_streams_of_its_parent),
+        TEST(a_child_waits_for_no_work_of_its_parent)};
     return cmocka_run_group_tests_name("own streams", tests, NULL, NULL);
 }
