@@ -142,6 +142,8 @@ class UnsafeCalls
             {"cudaMallocAsync",
              [this] { return preloaded<Async>("cudaMallocAsync")(&made, beside_n, other); },
              [this] { return preloaded<FreeAsync>("cudaFreeAsync")(made, other); }},
+            {"cudaMallocAsync of nothing",
+             [this] { return preloaded<Async>("cudaMallocAsync")(&made, 0, other); }, nothing},
             {"cudaStreamSynchronize", [this] { return cudaStreamSynchronize(other); }, nothing},
             {"cudaStreamQuery", [this] { return cudaStreamQuery(other); }, nothing},
             {"cudaEventSynchronize", [this] { return cudaEventSynchronize(event); }, nothing},

@@ -109,7 +109,7 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
-    const int unsafe = n ? ibx_frontend_unsafe_in(stream) : CUDA_SUCCESS;
+    const int unsafe = ibx_frontend_unsafe_in(stream);
     if (unsafe)
         return unsafe;
     ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_ASYNC, "cudaMallocAsync");
@@ -121,7 +121,7 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extension_request e;
-    const int unsafe = n ? ibx_frontend_unsafe_in(stream) : CUDA_SUCCESS;
+    const int unsafe = ibx_frontend_unsafe_in(stream);
     if (unsafe)
         return unsafe;
     if (ibx_host_pool_is(pool))

@@ -118,6 +118,10 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
     int device = 0;
     if (device_of_stream(stream, &device))
         return returns(400);
+    if (!n && !is_captured(stream)) {
+        *address = NULL;
+        return returns(is_unsafe("cudaMallocAsync"));
+    }
     enter_device(device);
     const bool captured = is_captured(stream);
     const int rc = captured ? graph_malloc(address, n) : allocate(address, n, &pools[device]);
