@@ -349,6 +349,28 @@ bool asks_in_relaxed_mode(void *other, void *stream, bool other_thread)
     return HOLDS(cudaStreamSynchronize(other) == 0 && cudaEventDestroy(event) == 0);
 }
 
+// An event that was recorded in a capture has an error of its own, whoever asks about it. (Captures
+// in mode RELAXED are the driver's double's, which knows of no events.)
+bool refused_of_captured_events(void *stream)
+{
+    void *event = nullptr, *graph = nullptr;
+    int last;
+    REQUIRE(cudaEventCreate(&event) == 0);
+    for (auto *call : {cudaEventQuery, cudaEventSynchronize})
+        for (int mode : {MODE_GLOBAL, MODE_LOCAL})
+            for (bool other_thread : {false, true}) {
+                const auto ask = [&] { return call(event); };
+                REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+                REQUIRE(cudaEventRecord(event, stream) == 0);
+                REQUIRE(run_by(other_thread, ask, &last) == 907);
+                cudaStreamEndCapture(stream, &graph);
+                cudaGetLastError();
+                REQUIRE(cudaEventRecord(event, stream) == 0);
+                REQUIRE(cudaStreamSynchronize(stream) == 0 && ask() == 0);
+            }
+    return HOLDS(cudaEventDestroy(event) == 0);
+}
+
 // In the captured stream, neither can be made in any mode.
 bool refused_in_the_stream(UnsafeCalls &unsafe, void *stream)
 {
@@ -421,7 +443,7 @@ bool captures_forbid()
         REQUIRE(asks_in_relaxed_mode(unsafe.other, stream, other_thread));
     REQUIRE(waits_beside_capture(unsafe.other, stream));
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
-    REQUIRE(refused_beside_another_threads_stream(unsafe));
+    REQUIRE(refused_beside_another_threads_stream(unsafe) && refused_of_captured_events(stream));
     REQUIRE(permitted_to_a_later_thread(unsafe));
     REQUIRE(refused_before_arguments(unsafe, stream) && refused_in_legacy(unsafe));
     return HOLDS(cudaStreamDestroy(stream) == 0);

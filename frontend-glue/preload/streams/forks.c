@@ -181,6 +181,15 @@ void ibx_frontend_forks_event_gone(const void *event)
     ibx_frontend_ranges_unlock();
 }
 
+bool ibx_frontend_forks_captured(const void *event)
+{
+    struct ibx_forks *f;
+    ibx_frontend_ranges_lock();
+    const bool captured = record_of(event, &f);
+    ibx_frontend_ranges_unlock();
+    return captured;
+}
+
 void *ibx_frontend_forks_event(void *event)
 {
     struct ibx_forks *f;

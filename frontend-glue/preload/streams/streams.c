@@ -207,9 +207,18 @@ static bool event_called(const char *name, void *event, int *rc)
     return !ibx_frontend_in_host_function() && called(name, event, rc);
 }
 
+/* Of an event that was recorded in a capture CUDA says so at the back end, whatever else captures
+ * forbid. */
+static int unsafe_event(const void *event)
+{
+    return ibx_frontend_capturing() && ibx_frontend_forks_captured(event)
+               ? CUDA_SUCCESS
+               : ibx_frontend_unsafe_beside();
+}
+
 int cudaEventSynchronize(void *event)
 {
-    int rc = ibx_frontend_unsafe_beside();
+    int rc = unsafe_event(event);
     if (rc)
         return rc;
     ibx_frontend_wait_begins();
@@ -236,7 +245,7 @@ static int ask_event(void *event)
 
 int cudaEventQuery(void *event)
 {
-    const int unsafe = ibx_frontend_unsafe_beside();
+    const int unsafe = unsafe_event(event);
     if (unsafe || is_pending(event))
         return unsafe ? unsafe : CUDA_NOT_READY;
     ibx_frontend_wait_begins();

@@ -279,6 +279,8 @@ int ibx_frontend_forks_go_on(struct ibx_forks *f);
  * done before. */
 int ibx_frontend_forks_join(struct ibx_forks *f);
 
+/* Whether the event was recorded last in a capture that is under way. */
+bool ibx_frontend_forks_captured(const void *event);
 /* While this process captures: an event was recorded; a stream has waited for one; an event or a
  * stream is no more. _event(): what a stream has to wait for in place of the event. */
 void ibx_frontend_forks_recorded(const void *event, const void *stream);

@@ -5,7 +5,7 @@
 
 #define CAPTURES 16u
 
-enum { INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906 };
+enum { INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906, CAPTURED_EVENT = 907 };
 
 static struct capture {
     void *stream; /* NULL: a free place */
@@ -69,6 +69,17 @@ static bool lose(bool all)
 int enter_unsafe(const char *function)
 {
     int code = enter(function);
+    if (!code && lose(false))
+        code = leave(CAPTURE_UNSUPPORTED);
+    return code;
+}
+
+/* Whether such a call invalidates the capture was not observed. */
+int enter_event(const char *function, const void *event)
+{
+    int code = enter(function);
+    if (!code && capture_has_event(event))
+        return leave(CAPTURED_EVENT);
     if (!code && lose(false))
         code = leave(CAPTURE_UNSUPPORTED);
     return code;

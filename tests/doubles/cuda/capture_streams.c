@@ -165,6 +165,14 @@ void capture_records(const void *stream, const void *event)
     events[i].known = streams[place_of(stream)].known;
 }
 
+bool capture_has_event(const void *event)
+{
+    unsigned e = 0;
+    while (e < EVENTS && events[e].event != event)
+        e++;
+    return e < EVENTS && streams[0].stream && events[e].capture == captures;
+}
+
 /* Whether the capture in which the event was recorded is under way. If it is over, nobody can wait
  * for the event, as on an H200, whose graph may still exist. */
 int capture_joins(const void *stream, const void *event, bool *lost)

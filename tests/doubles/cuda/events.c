@@ -190,7 +190,7 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
 
 EXPORT int cuEventQuery(void *handle)
 {
-    int code = enter_unsafe("cuEventQuery");
+    int code = enter_event("cuEventQuery", handle);
     if (code)
         return code;
     const struct event *event = event_of(handle);
@@ -201,7 +201,7 @@ EXPORT int cuEventQuery(void *handle)
 
 EXPORT int cuEventSynchronize(void *handle)
 {
-    int code = enter_unsafe("cuEventSynchronize");
+    int code = enter_event("cuEventSynchronize", handle);
     if (code)
         return code;
     const struct event *event = event_of(handle);

@@ -159,6 +159,9 @@ int ipc_handle_open(const struct ipc_handle *handle, unsigned kind);
  * in all modes. */
 int enter_unsafe(const char *function);
 int enter_context(const char *function);
+/* enter_unsafe() for a call about an event: if that was recorded in a capture last, this is its
+ * error. */
+int enter_event(const char *function, const void *event);
 /* What cuStreamIsCapturing() says. */
 int capture_status(const void *stream);
 /* A call asks about the stream's work. This invalidates its capture, in any mode, and the call
@@ -191,6 +194,8 @@ void capture_streams_set(const void *stream, void *const *made, size_t count, bo
  * returns an error, and sets *lost if the capture is invalid then. */
 void capture_records(const void *stream, const void *event);
 int capture_joins(const void *stream, const void *event, bool *lost);
+/* Whether the event was recorded in the capture, which is under way. */
+bool capture_has_event(const void *event);
 /* The event has another meaning from now on, or none. */
 void capture_forgets(const void *event);
 /* Whether a stream has work, or has joined the capture, that the first one has not waited for. */

@@ -163,6 +163,26 @@ static void events_of_earlier_parts(NO_STATE)
     assert_ptr_equal(ibx_frontend_forks_event(&later), &later);
 }
 
+/* Until it is recorded elsewhere, or destroyed, or the capture is over. */
+static void an_event_is_captured(NO_STATE)
+{
+    struct ibx_forks *another = ibx_frontend_forks_begin(&other);
+    assert_false(ibx_frontend_forks_captured(&event));
+    ibx_frontend_forks_recorded(&event, &first);
+    ibx_frontend_forks_recorded(&later, &other);
+    assert_true(ibx_frontend_forks_captured(&event));
+    assert_true(ibx_frontend_forks_captured(&later));
+    is_split();
+    assert_true(ibx_frontend_forks_captured(&event));
+    ibx_frontend_forks_recorded(&event, &joined); /* which is in no capture */
+    assert_false(ibx_frontend_forks_captured(&event));
+    ibx_frontend_forks_recorded(&event, &first);
+    ibx_frontend_forks_event_gone(&event);
+    assert_false(ibx_frontend_forks_captured(&event));
+    ibx_frontend_forks_end(another);
+    assert_false(ibx_frontend_forks_captured(&later));
+}
+
 static void *join_by_own(void *unused)
 {
     ibx_frontend_forks_waited(CUDA_STREAM_PER_THREAD, &event);
@@ -244,10 +264,15 @@ static void the_root_is_lost(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(nothing_has_joined),       TEST(a_stream_has_joined),
-        TEST(events_of_earlier_parts),  TEST(another_threads_own_stream),
-        TEST(a_stream_has_left),        TEST(it_fails),
-        TEST(streams_of_other_devices), TEST(a_child_has_no_capture),
+        TEST(nothing_has_joined),
+        TEST(a_stream_has_joined),
+        TEST(events_of_earlier_parts),
+        TEST(an_event_is_captured),
+        TEST(another_threads_own_stream),
+        TEST(a_stream_has_left),
+        TEST(it_fails),
+        TEST(streams_of_other_devices),
+        TEST(a_child_has_no_capture),
         TEST(the_root_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,8 @@ static struct {
     bool unsent;                                                /* a request could not be sent */
     bool lost;                                                  /* host functions are */
     int graph_fails;                                            /* a copy in a graph has failed */
-    int forbidden; /* what a capture makes of waits and questions */
+    int forbidden;       /* what a capture makes of waits and questions */
+    bool event_captured; /* the event was recorded in it */
     unsigned requests, nexts, orders, noted, ordered, worked, made;
     const char *request;          /* the latest one */
     const void *event, *event_in; /* of a record that was noted */
@@ -153,6 +154,11 @@ void ibx_frontend_forks_recorded(const void *event, const void *stream)
 {
     assert_ptr_equal(event, EVENT);
     is.recorded = stream;
+}
+bool ibx_frontend_forks_captured(const void *event)
+{
+    assert_ptr_equal(event, EVENT);
+    return is.event_captured;
 }
 void *ibx_frontend_forks_event(void *event)
 {
@@ -379,6 +385,21 @@ static void what_a_capture_forbids_gets_nowhere(NO_STATE)
     assert_null(is.rests);
 }
 
+/* That is an error of its own, and CUDA's. */
+static void an_event_that_was_recorded_in_a_capture_gets_to_cuda(NO_STATE)
+{
+    is.captures = is.event_captured = true;
+    is.forbidden = 900;
+    is.fails = 907;
+    assert_int_equal(cudaEventSynchronize(EVENT), 907);
+    assert_int_equal(cudaEventQuery(EVENT), 907);
+    assert_int_equal(is.requests, 2);
+    is.captures = false; /* that capture is over, and there is another one */
+    assert_int_equal(cudaEventQuery(EVENT), 900);
+    assert_int_equal(cudaStreamQuery(STREAM), 900);
+    assert_int_equal(is.requests, 2);
+}
+
 static void functions_that_are_lost_are_an_error_of_the_wait(NO_STATE)
 {
     is.lost = true;
@@ -491,6 +512,7 @@ int main(void)
         TEST(a_stream_rests_after_a_wait_and_the_legacy_one_is_not_the_device),
         TEST(a_stream_with_work_of_this_process_is_not_ready),
         TEST(what_a_capture_forbids_gets_nowhere),
+        TEST(an_event_that_was_recorded_in_a_capture_gets_to_cuda),
         TEST(functions_that_are_lost_are_an_error_of_the_wait),
         TEST(copies_in_graphs_that_failed_are_an_error_of_the_wait),
         TEST(an_event_that_is_over_needs_no_request),
