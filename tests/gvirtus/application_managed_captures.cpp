@@ -235,8 +235,8 @@ bool own_stream_before_a_capture()
 }
 
 // Work that a thread puts into its own stream while a stream that waits for the legacy one is
-// captured is waited for, however it got there, and the capture goes on.
-bool own_streams_in_a_capture()
+// captured is waited for, however it got there, and the capture goes on, in whatever mode it is.
+bool own_streams_in_a_capture(int mode)
 {
     constexpr std::size_t length = 20 * 1024;
     char *from = managed_memory(length), *far = managed_memory(length),
@@ -250,7 +250,7 @@ bool own_streams_in_a_capture()
     REQUIRE(cudaStreamEndCapture(captured, &made) == 0);
     REQUIRE(preloaded<int(void **, void *, unsigned long long)>("cudaGraphInstantiate")(&exec, made,
                                                                                         0) == 0);
-    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, mode) == 0);
     REQUIRE(stub_launch(device, device + length, length, captured) == 0);
     stub_remote()->slow(20000);
     REQUIRE(stub_launch(to, from, length, per_thread) == 0 && has(to, bytes));
@@ -318,7 +318,8 @@ bool managed_beside_captures()
 {
     REQUIRE(own_stream_before_a_capture());
     REQUIRE(beside_own_captures() && freed_in_a_capture() && begun_beside_captures());
-    REQUIRE(rested_streams_beside_captures() && own_streams_in_a_capture());
+    REQUIRE(rested_streams_beside_captures());
+    REQUIRE(own_streams_in_a_capture(0) && own_streams_in_a_capture(2));
     REQUIRE(libraries_in_a_capture() && allocated_beside_captures());
     return HOLDS(own_stream_beside_captures());
 }

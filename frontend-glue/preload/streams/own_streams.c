@@ -217,7 +217,8 @@ void ibx_frontend_stream_worked(void *stream)
     ibx_frontend_ranges_unlock();
 }
 
-/* Waits for events that cover threads' own streams; returns how many of these streams. */
+/* Waits for events that cover threads' own streams; returns how many of these streams. No capture
+ * forbids that: the program need not have made a call. */
 static unsigned wait_for_own_work(void)
 {
     unsigned count = 0, waited = 0;
@@ -230,8 +231,10 @@ static unsigned wait_for_own_work(void)
         if (w->covered)
             events[count++] = w->event;
     ibx_frontend_ranges_unlock();
+    const int mode = ibx_frontend_relax();
     for (unsigned i = 0; events && i < count; i++)
         waited += !cudaEventSynchronize(events[i]);
+    ibx_frontend_relax_end(mode);
     free(events);
     return waited;
 }
