@@ -521,15 +521,6 @@ static void end_in_cuda(struct gpu_session *x)
     }
 }
 
-/* CUDA has destroyed the graph of a capture whose end has failed. */
-static bool is_graph(uint64_t graph)
-{
-    int (*list)(uint64_t of, void **nodes, size_t *count) = NULL;
-    size_t count = 0;
-    *(void **)&list = ibx_back_end_runtime("cudaGraphGetNodes");
-    return list && !list(graph, NULL, &count);
-}
-
 /* Whether the capture of the stream is under way that the handler was to end. *given: it was into a
  * graph of the client's. */
 static bool is_under_way(struct gpu_session *x, uint64_t stream, bool *given)
@@ -545,14 +536,27 @@ static bool is_under_way(struct gpu_session *x, uint64_t stream, bool *given)
            ibx_capture_is_still(x, stream, id);
 }
 
-/* The session ends before its handler's answer has told what has become of a capture. Nobody gets
- * the graph, if there is one, but who had it before. */
+/* Whether the handler has ended a capture, as the head of its answer tells, if it has written that
+ * much; *made: the graph is there. Nobody else knows: CUDA destroys the graph if the end fails, and
+ * may have made another one at that address for somebody else. So without an answer the graph is
+ * forgotten, and may stay in CUDA. */
+static bool has_ended(struct gpu_session *x, bool *made, bool *given)
+{
+    const bool ends = x->handler.captures_run == CAPTURES_ENDED;
+    const bool told = x->replies.count && x->replies.sizes[0] == sizeof(x->replies.exit_code);
+    const bool is_over = !is_under_way(x, ibx_captures_stream_of(x), given);
+    const int code = x->replies.exit_code;
+    *made = told && ends && !code;
+    return !told ? is_over : ends ? ibx_call_ends_capture(code) : !code;
+}
+
+/* The session ends before its handler has answered. Nobody gets the graph, if there is one, but who
+ * had it before. */
 static void end_unanswered(struct gpu_session *x)
 {
     const uint64_t graph = x->handler.ended_graph;
-    bool given = false;
-    const bool is_over = graph && !is_under_way(x, ibx_captures_stream_of(x), &given);
-    const bool made = is_over && x->handler.captures_run == CAPTURES_ENDED && is_graph(graph);
+    bool given = false, made = false;
+    const bool is_over = graph && has_ended(x, &made, &given);
     ibx_told_graph_answered(x, is_over, made && given);
     if (is_over)
         ibx_captures_answered(x, 0);

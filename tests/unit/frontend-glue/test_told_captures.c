@@ -369,18 +369,20 @@ static void test_graph_is_kept_too_long(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
-/* GVirtuS's handler has ended the capture of another session's, and its answer is still to tell
- * whether it has made a graph. */
-static void *ends_unanswered(struct told *t)
+/* GVirtuS's handler has ended the capture of another session's, with that result, and its answer
+ * has still to tell whether it has made a graph. */
+static void *ends_unanswered(struct told *t, int rc)
 {
     int (*end)(void *stream, void **graph) = NULL;
     void *graph = NULL, *stream = begins(&alice);
     *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
     make_other();
     assert_int_equal(ask(&alice, stream, 0, t), 0);
+    if (rc)
+        assert_int_not_equal(app->ctx_synchronize(), 0);
     handler(&other, CAPTURES_ENDED, stream);
-    assert_int_equal(end(stream, &graph), 0);
-    assert_true((uintptr_t)graph == t->graph);
+    assert_int_equal(end(stream, &graph), rc);
+    assert_true((uintptr_t)graph == (rc ? 0 : t->graph));
     ibx_captures_ran(&other.x);
     return stream;
 }
@@ -392,7 +394,7 @@ static void test_is_named_before_the_answer(void **state)
     (void)state;
     for (unsigned i = 0; i < 2; i++) {
         struct told t;
-        void *stream = ends_unanswered(&t);
+        void *stream = ends_unanswered(&t, 0);
         if (i)
             ibx_captures_end(&alice.x);
         else
@@ -416,21 +418,50 @@ void __wrap_ibx_back_end_undo(const char *name, uint64_t made)
     __real_ibx_back_end_undo(name, made);
 }
 
+/* The session ends when its handler has written the head of its answer, or not even that. */
+static void ends_before_the_answer(const int32_t *head)
+{
+    if (head)
+        ibx_reply_note_write(&other.x.replies, head, sizeof(*head));
+    ibx_captures_end(&other.x);
+    ibx_handles_let_go(&other.x);
+    other.x.replies.count = 0;
+}
+
 /* Nobody gets the graph if its session ends before, and it does not stay in CUDA. */
 static void test_is_never_answered(void **state)
 {
     struct told t;
+    const int32_t success = 0;
     (void)state;
-    void *stream = ends_unanswered(&t);
+    void *stream = ends_unanswered(&t, 0);
     const unsigned before = undone;
-    ibx_captures_end(&other.x);
-    ibx_handles_let_go(&other.x);
+    ends_before_the_answer(&success);
     assert_int_equal(undone, before + 1);
     assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
     assert_false(ibx_captures_any());
     ibx_captures_end(&alice.x);
     assert_int_equal(undone, before + 1);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* CUDA has destroyed the graph, or may have: nobody asks for it, as another client may have got a
+ * graph at that address. */
+static void test_failure_is_never_answered(void **state)
+{
+    const int32_t failure = IBX_CALL_CAPTURE_INVALIDATED;
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct told t;
+        void *stream = ends_unanswered(&t, failure);
+        const unsigned before = undone;
+        ends_before_the_answer(i ? &failure : NULL);
+        assert_int_equal(undone, before);
+        assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+        ibx_captures_end(&alice.x);
+        assert_false(ibx_captures_any());
+        ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    }
 }
 
 /* The session of a handler that has ended nothing leaves the capture as it is. */
@@ -514,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
+        cmocka_unit_test(test_failure_is_never_answered),
         cmocka_unit_test(test_session_ends_after_a_failure),
         cmocka_unit_test(test_is_named_after_its_stream),
         cmocka_unit_test(test_stays_after_a_failure),
