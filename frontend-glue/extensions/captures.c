@@ -14,6 +14,7 @@
 #define EDGES_VERSION  13000 /* from here on all functions have data of edges */
 #define EDGES_BEFORE   12030 /* from here on one function more has it */
 #define CAPTURE_ACTIVE 1     /* enum cudaStreamCaptureStatus */
+#define ILLEGAL_STATE  401   /* cudaErrorIllegalState */
 #define ADD            0u    /* enum cudaStreamUpdateCaptureDependenciesFlags */
 #define SET            1u
 
@@ -155,7 +156,16 @@ static int update_with_data(struct extension_request *e)
     return change(e, true);
 }
 
-/* CUDA destroys the graph if the capture fails: so it must not be a part of another one. */
+/* Dependencies count, but the first one, which counts with the work behind it. If that is too much,
+ * the capture gets no work. */
+static void count_behind(struct extension_request *e, uint64_t stream, size_t count)
+{
+    for (size_t i = 1; i < count; i++)
+        ibx_graph_captures_in(e->x, stream);
+}
+
+/* CUDA destroys the graph if the capture fails: so it must not be a part of another one, nor have
+ * another capture, also an invalid one. */
 static int begin_into(struct extension_request *e)
 {
     int (*begin)(void *stream, void *graph, void *const *behind, const void *edges, size_t count,
@@ -170,6 +180,8 @@ static int begin_into(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     if (ibx_handles_is_within(e->x, (uintptr_t)p.graph))
         return CUDA_NOT_SUPPORTED;
+    if (ibx_handles_is_captured(e->x, (uintptr_t)p.graph))
+        return ILLEGAL_STATE;
     if (!ibx_extension_has_alone(e, pointer_to(stream)))
         return CUDA_INVALID_HANDLE;
     FUNCTION(e, begin);
@@ -178,6 +190,8 @@ static int begin_into(struct extension_request *e)
     int rc = begin(pointer_to(stream), p.graph, p.behind, data ? edges : NULL, p.count, mode);
     rc = ibx_captures_begun(e->x, stream, rc, (uintptr_t)p.graph);
     ibx_captures_graphs_let_go(e->x);
+    if (!rc)
+        count_behind(e, stream, p.count);
     return rc;
 }
 

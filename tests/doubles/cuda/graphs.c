@@ -300,7 +300,11 @@ EXPORT int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const 
         return returns(INVALID_VALUE);
     if (!stream)
         return returns(UNSUPPORTED);
-    if (is_captured(graph) || graph_captured(stream))
+    learn_lost();
+    pthread_mutex_lock(&mutex); /* what CUDA says of a graph whose capture is lost was not seen */
+    const bool any = capture.stream && !(capture.lost && capture.graph == graph);
+    pthread_mutex_unlock(&mutex);
+    if (any || graph_captured(stream)) /* CUDA permits captures into other graphs */
         return returns(ILLEGAL_STATE);
     for (size_t i = 0; i < count; i++)
         if (node_of(behind[i])->graph != graph)

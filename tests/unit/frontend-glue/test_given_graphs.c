@@ -4,17 +4,24 @@
 
 #include <stdlib.h>
 
-static int into(struct client *c, void *stream, uint64_t graph, uint64_t node)
+/* Behind a node, so many times. */
+static int into_behind(struct client *c, void *stream, uint64_t graph, uint64_t node,
+                       uint16_t times)
 {
-    uint8_t bytes[64];
+    uint8_t bytes[64 + 8 * IBX_EXT_BEHIND];
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CAPTURE_INTO);
     ibx_put_u64(&w, (uintptr_t)stream);
     ibx_put_u32(&w, IBX_CUDA_CAPTURE_RELAXED);
     ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, node != 0);
-    if (node)
+    ibx_put_u16(&w, times);
+    for (unsigned i = 0; i < times; i++)
         ibx_put_u64(&w, node);
     return ext_run(c, &w, NULL);
+}
+
+static int into(struct client *c, void *stream, uint64_t graph, uint64_t node)
+{
+    return into_behind(c, stream, graph, node, node != 0);
 }
 
 /* A capture into a graph of the client's, with one node in it before, and one that was captured. */
@@ -73,6 +80,42 @@ static void test_captures_into_nothing_else(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
+/* Each node that the first work comes behind counts, but one, which counts with that work. */
+static void test_dependencies_have_a_limit(void **state)
+{
+    (void)state;
+    uint64_t node, graph = ext_graph_make(&alice);
+    void *stream = ext_stream_make(&alice);
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &node), 0);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 4);
+    assert_int_equal(into_behind(&alice, stream, graph, node, 4), 0);
+    assert_int_equal(fill(&alice, stream), 0);
+    assert_int_equal(fill(&alice, stream), CUDA_MEMORY_ALLOCATION);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_true(ext_capture_end(&alice, stream) == graph);
+    ext_graph_destroy(&alice, graph);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
+/* The end of the other capture destroys the graph. */
+static void test_captures_into_no_invalid_one(void **state)
+{
+    (void)state;
+    void *other = ext_stream_make(&alice), *same = NULL;
+    int (*end)(void *stream, void **graph) = NULL;
+    uint64_t graph, node;
+    void *stream = begins_into(&alice, &graph, &node);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    assert_int_equal(into(&alice, other, graph, 0), 401);
+    *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
+    handler(&alice, CAPTURES_ENDED, stream);
+    assert_int_equal(end(stream, &same), IBX_CALL_CAPTURE_INVALIDATED);
+    answers(&alice, IBX_CALL_CAPTURE_INVALIDATED);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, graph) || ibx_captures_any());
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)other);
+}
+
 /* If the capture fails, or its stream is destroyed, CUDA destroys the graph. If the session ends,
  * the graph is the client's as before. */
 static void test_ends_of_captures_into_a_graph(void **state)
@@ -121,6 +164,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_captures_into_a_graph),
         cmocka_unit_test(test_captures_into_nothing_else),
+        cmocka_unit_test(test_dependencies_have_a_limit),
+        cmocka_unit_test(test_captures_into_no_invalid_one),
         cmocka_unit_test(test_ends_of_captures_into_a_graph),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
