@@ -23,10 +23,43 @@ struct Parameters { // cudaGraphNodeParams of an empty node
     long long words[30] = {};
 };
 
+// Of a node that allocates 100 bytes on device 0.
+Parameters allocation()
+{
+    Parameters p;
+    p.type = 10;
+    p.words[0] = p.words[1] = 1;
+    p.words[13] = 100;
+    return p;
+}
+
 int list(const char *name, void *node, void **nodes, Edge *edges, std::size_t *count)
 {
     *count = 2;
     return run<void *, void **, void *, std::size_t *>(name, node, nodes, edges, count);
+}
+
+// CUDA destroys no node of a graph that allocates memory: one that cannot have such an edge is not
+// added.
+bool edges_beside_memory()
+{
+    const Edge edges[] = {{1, 0, 1}, {2, 0, 1}, {0, 0, 1}, {1, 0, 0}};
+    for (const Edge &edge : edges) {
+        Graph graph;
+        Parameters empty, memory = allocation();
+        void *nodes[2] = {};
+        std::size_t count = 0;
+        const auto add = [&](std::size_t behind, Parameters *of) {
+            return run<void **, void *, void *const *, const void *, std::size_t, void *>(
+                "cudaGraphAddNode_v2", &nodes[behind], graph.handle, nodes,
+                behind ? &edge : nullptr, behind, of);
+        };
+        REQUIRE(add(0, &memory) == 0 && fails(add(1, &empty), 1) && !nodes[1]);
+        REQUIRE((run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph.handle, nullptr,
+                                                     &count) == 0));
+        REQUIRE(count == 1);
+    }
+    return true;
 }
 
 // The data of edges that CUDA 12's other functions for graphs do not have.
@@ -371,7 +404,8 @@ bool calls_of_cuda_12()
 {
     std::size_t limit = 0, same = 1;
     int config = 9;
-    REQUIRE(edges_of_graphs() && edges_of_captures() && places() && properties());
+    REQUIRE(edges_beside_memory() && edges_of_graphs() && edges_of_captures());
+    REQUIRE(places() && properties());
     const int rc = run<std::size_t *, int>("cudaDeviceGetLimit", &limit, 2);
     REQUIRE((run<std::size_t *, int>("cudaThreadGetLimit", &same, 2) == rc));
     REQUIRE((rc || same == limit) && (!rc || cudaGetLastError() == rc));

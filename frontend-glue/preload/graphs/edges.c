@@ -261,6 +261,26 @@ int cudaGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *
     return order("cudaGraphRemoveDependencies", graph, from, to, edges, count, true);
 }
 
+static bool is_kernel(void *node)
+{
+    int type = IBX_FRONTEND_NODE_EMPTY;
+    return !cudaGraphNodeGetType(node, &type) && type == IBX_FRONTEND_NODE_KERNEL;
+}
+
+/* Kernels have ports. Programmatic edges are between kernels, from a port that is not the default
+ * one; the programmatic port has no others. CUDA decides about the rest. */
+bool ibx_frontend_edges_fit(void *const *behind, const void *edges, size_t count, bool to_kernel)
+{
+    bool fit = true;
+    for (size_t i = 0; i < count && fit; i++) {
+        const uint8_t *edge = ibx_frontend_edge_data(edges, i);
+        if (edge)
+            fit = edge[EDGE_FROM_PORT] &&
+                  (edge[EDGE_TYPE] ? to_kernel : edge[EDGE_FROM_PORT] > 1) && is_kernel(behind[i]);
+    }
+    return fit;
+}
+
 size_t ibx_frontend_edges_plain(void *const *behind, const void *edges, size_t count,
                                 void *plain_ones[IBX_EXT_BEHIND])
 {

@@ -142,7 +142,8 @@ static int add_plain(void **node, void *graph, void *const *behind, size_t count
     }
 }
 
-/* A node that cannot get its edges with data is destroyed again. */
+/* A node that cannot get its edges with data is destroyed again. CUDA destroys none of a graph that
+ * allocates memory or is captured into: so what CUDA is known to refuse is refused before. */
 int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const void *edges,
                         size_t count, struct node_parameters *p)
 {
@@ -154,13 +155,15 @@ int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const voi
     const size_t n = ibx_frontend_edges_plain(behind, edges, count, plain);
     if (n == count)
         return add_plain(node, graph, behind, count, p);
+    if (!ibx_frontend_edges_fit(behind, edges, count, p->type == IBX_FRONTEND_NODE_KERNEL))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = add_plain(&made, graph, plain, n, p);
     if (rc)
         return rc;
     rc = ibx_frontend_edges_add(graph, behind, edges, count, made);
-    if (rc)
-        cudaGraphDestroyNode(made);
-    else
+    if (!rc)
         *node = made;
+    else if (cudaGraphDestroyNode(made))
+        ibx_frontend_fail(rc);
     return rc;
 }

@@ -95,8 +95,10 @@ bool ibx_frontend_edges_are_known(const void *edges, size_t count);
 /* The data of an edge; NULL: it is plain. have_data(): whether any is not. */
 const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i);
 bool ibx_frontend_edges_have_data(const void *edges, size_t count);
-/* For a new node: copies the nodes that it comes behind by plain edges, and returns how many these
- * are. add(): makes the other edges. Returns a CUDA error. */
+/* For a new node: whether it may have these edges, as far as that is known here. plain(): copies
+ * the nodes that it comes behind by plain edges, and returns how many these are. add(): makes the
+ * other edges. Returns a CUDA error. */
+bool ibx_frontend_edges_fit(void *const *behind, const void *edges, size_t count, bool to_kernel);
 size_t ibx_frontend_edges_plain(void *const *behind, const void *edges, size_t count,
                                 void *plain_ones[IBX_EXT_BEHIND]);
 int ibx_frontend_edges_add(void *graph, void *const *behind, const void *edges, size_t count,

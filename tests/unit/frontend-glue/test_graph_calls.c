@@ -76,6 +76,13 @@ int ibx_frontend_unsafe(void)
     return 0;
 }
 
+/* Of nodes with odd numbers. */
+int cudaGraphNodeGetType(void *node, int *type)
+{
+    *type = (uintptr_t)node & 1 ? IBX_FRONTEND_NODE_KERNEL : IBX_FRONTEND_NODE_EMPTY;
+    return 0;
+}
+
 int ibx_frontend_cuda_version(void)
 {
     return is.version;
@@ -475,6 +482,27 @@ static void test_kinds_of_edges(NO_STATE)
     assert_int_equal(gpu.orders, 1);
 }
 
+/* What a new node may have, by its kind and that of the node before. */
+static void test_edges_that_fit(NO_STATE)
+{
+    static const struct {
+        uint8_t edge[IBX_EXT_EDGE];
+        bool from_kernel, to_kernel, fits;
+    } kinds[] = {{{0}, false, false, true},       {{1, 0, 1}, true, true, true},
+                 {{2, 0, 1}, true, true, true},   {{1, 0, 1}, true, false, false},
+                 {{1, 0, 1}, false, true, false}, {{0, 0, 1}, true, true, false},
+                 {{1}, true, true, false},        {{2}, true, false, true},
+                 {{2}, false, false, false}};
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        void *const behind[2] = {(void *)2, (void *)(kinds[i].from_kernel ? 1ul : 2ul)};
+        uint8_t both[2][IBX_EXT_EDGE] = {{0}};
+        memcpy(both[1], kinds[i].edge, IBX_EXT_EDGE);
+        assert_int_equal(ibx_frontend_edges_fit(behind, both, 2, kinds[i].to_kernel),
+                         kinds[i].fits);
+        assert_true(ibx_frontend_edges_fit(behind, NULL, 2, kinds[i].to_kernel));
+    }
+}
+
 /* ------------------------------------------------------------- which functions */
 
 static void test_node_calls_another(NO_STATE)
@@ -637,6 +665,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_data_of_edges, begin, end),
         cmocka_unit_test_setup_teardown(test_edges_keep_their_data, begin, end),
         cmocka_unit_test_setup_teardown(test_kinds_of_edges, begin, end),
+        cmocka_unit_test_setup_teardown(test_edges_that_fit, begin, end),
         cmocka_unit_test_setup_teardown(test_node_calls_another, begin, end),
         cmocka_unit_test_setup_teardown(test_node_of_the_graph_changes, begin, end),
         cmocka_unit_test_setup_teardown(test_update, begin, end),
