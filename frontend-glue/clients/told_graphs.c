@@ -50,24 +50,40 @@ static bool is_still(struct gpu_session *x, const struct ibx_captured *told)
     return !may_ask || ibx_capture_is_still(x, told->stream, told->id);
 }
 
-/* The stream is a bare address, too: nobody destroys it while CUDA is asked. */
+/* Whether the stream can be asked about: the last of its users destroys one that a client has given
+ * back before it knew of the capture, and with it the capture and its graph. */
+static bool is_there(struct gpu_session *x, uint64_t stream)
+{
+    return stream <= (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+           ibx_handles_has(x, IBX_HANDLE_STREAM, stream) || ibx_named_any_event(x);
+}
+
+static void forget(const struct gpu_session *x, const struct ibx_captured *told)
+{
+    pthread_mutex_lock(&ibx_captures_lock);
+    struct ibx_captured *c = ibx_capture_entry_of(x, told->id, 0);
+    const bool has = c && c->graph == told->graph;
+    if (has)
+        c->graph = 0;
+    pthread_mutex_unlock(&ibx_captures_lock);
+    if (has)
+        ibx_handles_capture_over(told->graph, false);
+}
+
+/* The stream is a bare address, too: nobody destroys it while CUDA is asked. If it is gone, it may
+ * be that its end has not come yet, and is about to wait for those who use the graph. */
 bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
 {
     struct ibx_captured told;
     if (!graph || !atomic_load(&ibx_captures_work(x)->count) || !find_told(x, graph, &told))
         return true;
     ibx_captures_graphs_hold(x);
-    const bool has = !find_told(x, graph, &told) || is_still(x, &told);
+    const bool known = find_told(x, graph, &told), there = known && is_there(x, told.stream);
+    const bool has = !known || (there && is_still(x, &told));
     ibx_captures_graphs_let_go(x);
-    if (has)
-        return true;
-    pthread_mutex_lock(&ibx_captures_lock);
-    struct ibx_captured *c = ibx_capture_entry_of(x, told.id, 0);
-    if (c && c->graph == graph)
-        c->graph = 0;
-    pthread_mutex_unlock(&ibx_captures_lock);
-    ibx_handles_capture_over(graph, false);
-    return false;
+    if (!has && (there || ibx_handles_change(x, IBX_HANDLE_GRAPH, graph)))
+        forget(x, &told);
+    return has;
 }
 
 uint64_t ibx_told_graph(struct gpu_session *x, uint64_t stream, bool take)

@@ -507,6 +507,27 @@ static void test_is_named_after_its_stream(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
+/* Nor about one that the last of its users has destroyed: who destroys it did not know yet that one
+ * of these was about to begin a capture. */
+static void test_is_named_after_a_destroyed_stream(void **state)
+{
+    void (*destroyed)(void *stream) = NULL;
+    struct told t;
+    (void)state;
+    make_other();
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    destroyed(stream);
+    const unsigned before = ender.asked;
+    assert_false(ibx_captures_has_graph(&other.x, t.graph));
+    assert_int_equal(ender.asked, before);
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    ibx_captures_end(&alice.x);
+    assert_false(ibx_captures_any());
+}
+
 /* A handler that has failed, and ended nothing, leaves the graph with the capture. If that ends
  * unseen, who names it is told. */
 static void test_stays_after_a_failure(void **state)
@@ -548,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_failure_is_never_answered),
         cmocka_unit_test(test_session_ends_after_a_failure),
         cmocka_unit_test(test_is_named_after_its_stream),
+        cmocka_unit_test(test_is_named_after_a_destroyed_stream),
         cmocka_unit_test(test_stays_after_a_failure),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
