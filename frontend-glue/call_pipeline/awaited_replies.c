@@ -52,7 +52,7 @@ static void outdates(const struct ibx_pipeline *p)
     }
     if (kind == IBX_CALL_SETS_UP || is_end_of_stream(p->call))
         ibx_process_set_up();
-    if (kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
+    if (p->effects.begins_capture || kind == IBX_CALL_END_CAPTURE)
         ibx_process_handle();
     if (p->effects.ends_handle)
         ibx_process_end(p->effects.ended_handle);
@@ -88,7 +88,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     p->effects.breaks = ibx_process_breaks();
     if (shares_memory(p->call, body, n))
         ibx_process_share_memory();
-    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
+    p->effects.begins_capture = ibx_request_begins_capture(p->call, body, n);
+    if (p->effects.begins_capture || shares(p->call, body, n))
         ibx_process_capture(true); /* sharing does not end */
     p->effects.ends_nodes = ends_nodes(p->call, body, n);
     p->effects.changes_graphs = ibx_request_changes_graphs(p, body, n);
@@ -214,9 +215,8 @@ static bool is_reset(const struct ibx_pipeline *p)
  * several devices it is not known of which one a stream is. */
 static void note_captures(const struct ibx_pipeline *p, int exit_code)
 {
-    const enum ibx_call_kind kind = p->call->kind;
     size_t n;
-    const bool ends = kind == IBX_CALL_END_CAPTURE, begins = kind == IBX_CALL_BEGIN_CAPTURE;
+    const bool ends = p->call->kind == IBX_CALL_END_CAPTURE, begins = p->effects.begins_capture;
     const bool destroys = is_end_of_stream(p->call);
     if (!exit_code && is_reset(p) && !ibx_process_devices())
         ibx_process_captured_reset();
@@ -224,6 +224,8 @@ static void note_captures(const struct ibx_pipeline *p, int exit_code)
         return;
     const uint8_t *body = ibx_request_body(p, &n);
     struct ibx_reader r = ibx_reader_of(body, n);
+    if (p->call->kind == IBX_CALL_EXTENSION)
+        ibx_get_u16(&r); /* its number */
     const uint64_t stream = ibx_get_u64(&r);
     if (begins && exit_code)
         ibx_process_capture(false);

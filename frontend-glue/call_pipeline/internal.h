@@ -132,6 +132,7 @@ struct ibx_effects {
     enum ibx_leaves leaves;   /* ibx_request_leaves() */
     enum ibx_settles settles; /* ibx_request_settles() */
     bool frees;               /* it frees memory that cudaMalloc has returned */
+    bool begins_capture;      /* ibx_request_begins_capture() */
     bool ends_nodes;          /* it destroys a graph, or one of its nodes */
     bool changes_graphs;      /* ibx_request_changes_graphs() */
     bool ends_handle;         /* it destroys a stream, an event or an executable graph: */
@@ -295,6 +296,8 @@ uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, 
 bool ibx_request_refreshes(const struct ibx_call *call, const uint8_t *body, size_t n);
 uint64_t ibx_refresh_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 void ibx_request_refreshes_late(struct ibx_pipeline *pipeline);
+/* Whether a stream is captured from the request on, if that succeeds. */
+bool ibx_request_begins_capture(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Whether the request in hand may change a graph or an executable graph so that an update of one by
  * the other, which has succeeded before, may fail, or comes to another answer. */
 bool ibx_request_changes_graphs(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);

@@ -20,6 +20,12 @@ const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
     return body;
 }
 
+bool ibx_request_begins_capture(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    return call->kind == IBX_CALL_BEGIN_CAPTURE ||
+           ibx_call_extension(call, body, n) == IBX_EXT_CAPTURE_INTO;
+}
+
 bool ibx_call_records(const struct ibx_call *call)
 {
     return call->kind == IBX_CALL_REPEATS && !strcmp(call->name, "cudaEventRecord");

@@ -27,6 +27,12 @@ static uint64_t last_word(const struct ibx_frontend_request *request)
     return ibx_get_u64(&r);
 }
 
+static bool begins_capture(const struct ibx_frontend_request *request)
+{
+    struct ibx_reader r = ibx_reader_of(request->body, request->n);
+    return !strcmp(request->name, IBX_EXT_NAME) && ibx_get_u16(&r) == IBX_EXT_CAPTURE_INTO;
+}
+
 /* While there are copies in the background, GVirtuS has to make the call: ibx_attachment_on_write()
  * waits for them. */
 static int make_call_inside(const struct ibx_frontend_request *request, int *exit_code)
@@ -35,6 +41,8 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
                                               request->out,  request->out_n, request->unseen};
     if (!ibx_attached_session())
         return -ENOTCONN;
+    if (begins_capture(request)) /* ibx_attachment_on_write() sees other captures begin */
+        ibx_async_copy_forbid();
     if (!strcmp(request->name, IBX_EXT_NAME) || ibx_math_is(request->name)) /* all copies */
         ibx_async_copy_wait(0);
     else if (!strcmp(request->name, IBX_EXT_QUEUE))

@@ -389,6 +389,28 @@ bool memory_while_captured(char *device, void *stream)
     return HOLDS(run("cudaGraphDestroy", graph) == 0);
 }
 
+// A call that has succeeded is CUDA's to refuse while a stream is captured that waits for the
+// legacy one, into whichever graph.
+bool refused_while_captured(char *device, void *stream)
+{
+    void *graph = nullptr, *again = nullptr;
+    for (bool given : {false, true}) {
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+        for (unsigned i = 0; i < 3; i++)
+            REQUIRE(cudaMemsetAsync(device, 'a', 10, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+        if (given)
+            REQUIRE(
+                (run<void *, void *, void *const *, const void *, std::size_t, int>(
+                     "cudaStreamBeginCaptureToGraph", stream, graph, nullptr, nullptr, 0, 0) == 0));
+        else
+            REQUIRE(cudaStreamBeginCapture(stream, 0) == 0);
+        REQUIRE(fails(cudaMemsetAsync(device, 'a', 10, nullptr), 906));
+        REQUIRE(fails(run("cudaStreamEndCapture", stream, &again), 901));
+        REQUIRE(given || run("cudaGraphDestroy", graph) == 0); // CUDA has destroyed it
+    }
+    return true;
+}
+
 int number_of(void *stream, unsigned long long *id)
 {
     int status = 9;
@@ -579,6 +601,6 @@ bool conditions()
     REQUIRE(memory_while_captured(device, stream));
     REQUIRE(forked(device, stream) && joined_by_nodes(device, stream) && goes_on(device, stream));
     REQUIRE(forked_by_launches(device, stream));
-    REQUIRE(own_stream_captured(device));
+    REQUIRE(own_stream_captured(device) && refused_while_captured(device, stream));
     return HOLDS(while_captured(device, stream) && joined(stream));
 }
