@@ -40,7 +40,7 @@ void ibx_capture_forget_one(struct gpu_session *x, struct ibx_captured *c)
     if (c->id && x->isolation.tenant)
         ibx_graph_capture_over(x->isolation.tenant, c->id);
     if (c->graph)
-        ibx_handles_capture_over(c->graph, false);
+        ibx_handles_capture_over(x, c->graph, false);
     *c = (struct ibx_captured){.stream = 0};
 }
 

@@ -417,7 +417,7 @@ int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t 
     }
     pthread_mutex_unlock(&ibx_captures_lock);
     if (c) {
-        ibx_handles_capture_begins(graph);
+        ibx_handles_capture_begins(x, graph);
         return 0;
     }
     *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
@@ -512,7 +512,7 @@ static void end_in_cuda(struct gpu_session *x)
         if (taken && alone && end_capture && there && ibx_capture_is_still(x, stream, c.id))
             end_capture(stream, &graph);
         if (taken && c.graph)
-            ibx_handles_capture_over(c.graph, graph && c.given);
+            ibx_handles_capture_over(x, c.graph, graph && c.given);
         if (alone)
             pthread_rwlock_unlock(ibx_captures_graphs_lock(x));
         if (graph && !c.given)

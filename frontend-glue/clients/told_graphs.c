@@ -18,14 +18,14 @@ int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
         return there ? 0 : CUDA_NOT_SUPPORTED;
     if (!ibx_graph_note(x, IBX_HANDLE_GRAPH, graph))
         return CUDA_MEMORY_ALLOCATION;
-    ibx_handles_capture_begins(graph);
+    ibx_handles_capture_begins(x, graph);
     pthread_mutex_lock(&ibx_captures_lock);
     struct ibx_captured *now = ibx_capture_entry_of(x, id, 0);
     if (now)
         now->graph = graph;
     pthread_mutex_unlock(&ibx_captures_lock);
     if (!now)
-        ibx_handles_capture_over(graph, false);
+        ibx_handles_capture_over(x, graph, false);
     return now ? 0 : CUDA_NOT_SUPPORTED;
 }
 
@@ -67,7 +67,7 @@ static void forget(const struct gpu_session *x, const struct ibx_captured *told)
         c->graph = 0;
     pthread_mutex_unlock(&ibx_captures_lock);
     if (has)
-        ibx_handles_capture_over(told->graph, false);
+        ibx_handles_capture_over(x, told->graph, false);
 }
 
 /* The stream is a bare address, too: nobody destroys it while CUDA is asked. If it is gone, it may
@@ -109,7 +109,7 @@ void ibx_told_graph_answered(struct gpu_session *x, bool is_over, bool made)
         c->graph = graph;
     pthread_mutex_unlock(&ibx_captures_lock);
     if (!c)
-        ibx_handles_capture_over(graph, made);
+        ibx_handles_capture_over(x, graph, made);
 }
 
 /* A question may come before the lock. */

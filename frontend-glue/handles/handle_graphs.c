@@ -119,19 +119,20 @@ void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other)
 
 /* ---------------------------------------------------------------- graphs of captures */
 
-void ibx_handles_capture_begins(uint64_t graph)
+/* Another tenant may have a graph at the address of one that has ended unseen. */
+void ibx_handles_capture_begins(const struct gpu_session *x, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *h = ibx_handle_of_any(IBX_HANDLE_GRAPH, graph);
+    struct handle *h = ibx_handle_of_tenant(x, IBX_HANDLE_GRAPH, graph);
     if (h)
         h->into = true;
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-void ibx_handles_capture_over(uint64_t graph, bool made)
+void ibx_handles_capture_over(const struct gpu_session *x, uint64_t graph, bool made)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *h = ibx_handle_of_any(IBX_HANDLE_GRAPH, graph);
+    struct handle *h = ibx_handle_of_tenant(x, IBX_HANDLE_GRAPH, graph);
     const bool was = h && h->into;
     if (was)
         h->into = false;

@@ -146,8 +146,8 @@ bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
  * destroyed it, or is about to, and it is forgotten. It waits for nobody, so the caller has it
  * alone or knows that nobody can. is_captured(): whether a stream is captured into it. must_stay():
  * whether it is, or is within another graph. */
-void ibx_handles_capture_begins(uint64_t graph);
-void ibx_handles_capture_over(uint64_t graph, bool made);
+void ibx_handles_capture_begins(const struct gpu_session *x, uint64_t graph);
+void ibx_handles_capture_over(const struct gpu_session *x, uint64_t graph, bool made);
 bool ibx_handles_is_captured(struct gpu_session *x, uint64_t graph);
 bool ibx_handles_must_stay(struct gpu_session *x, uint64_t graph);
 /* As ibx_handles_within(), for a graph that is moved: it is not in the executable graphs that

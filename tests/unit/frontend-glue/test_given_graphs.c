@@ -116,6 +116,27 @@ static void test_captures_into_no_invalid_one(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)other);
 }
 
+/* A capture that has ended unseen, with its stream and its graph: another tenant has a graph at
+ * that address since, and captures into that. It keeps it when the first one's session ends. */
+static void test_address_is_anothers(void **state)
+{
+    (void)state;
+    void (*destroyed)(void *stream) = NULL;
+    uint64_t graph, node;
+    void *stream = begins_into(&alice, &graph, &node);
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    destroyed(stream);
+    assert_true(ibx_graph_note(&bob.x, IBX_HANDLE_GRAPH, graph));
+    ibx_handles_capture_begins(&bob.x, graph);
+    ibx_captures_end(&alice.x);
+    assert_true(knows(&bob, IBX_HANDLE_GRAPH, graph));
+    assert_true(ibx_handles_is_captured(&bob.x, graph));
+    ibx_handles_capture_over(&bob.x, graph, false);
+    assert_false(knows(&bob, IBX_HANDLE_GRAPH, graph));
+    ibx_owners_remove(graph, ibx_owners_number(graph));
+}
+
 /* If the capture fails, or its stream is destroyed, CUDA destroys the graph. If the session ends,
  * the graph is the client's as before. */
 static void test_ends_of_captures_into_a_graph(void **state)
@@ -166,6 +187,7 @@ int main(void)
         cmocka_unit_test(test_captures_into_nothing_else),
         cmocka_unit_test(test_dependencies_have_a_limit),
         cmocka_unit_test(test_captures_into_no_invalid_one),
+        cmocka_unit_test(test_address_is_anothers),
         cmocka_unit_test(test_ends_of_captures_into_a_graph),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
