@@ -400,12 +400,24 @@ void ibx_captures_begins(struct gpu_session *x, uint64_t stream)
     begin(x, stream);
 }
 
-/* A capture that is not in the list would be nobody's to end, and its graph anybody's to destroy.
- */
-int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t graph)
+/* Ends a capture that has just begun into a graph, and cannot be in the list: it would be nobody's
+ * to end, and its graph anybody's to destroy. There is no memory, or it is invalid already, and has
+ * no number; then CUDA destroys the graph. */
+static void end_at_once(struct gpu_session *x, uint64_t stream, uint64_t graph)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
     uint64_t same;
+    *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
+    const bool stays = end_capture && !end_capture(stream, &same);
+    ibx_handles_capture_over(x, graph, stays);
+    pthread_mutex_lock(&ibx_captures_lock);
+    ibx_capture_forget(x, stream);
+    end(x, 1);
+    pthread_mutex_unlock(&ibx_captures_lock);
+}
+
+int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t graph)
+{
     begun(x, stream, rc);
     if (rc)
         return rc;
@@ -416,18 +428,10 @@ int ibx_captures_begun(struct gpu_session *x, uint64_t stream, int rc, uint64_t 
         c->given = true;
     }
     pthread_mutex_unlock(&ibx_captures_lock);
-    if (c) {
-        ibx_handles_capture_begins(x, graph);
-        return 0;
-    }
-    *(void **)&end_capture = ibx_back_end_runtime("cudaStreamEndCapture");
-    if (end_capture)
-        end_capture(stream, &same);
-    pthread_mutex_lock(&ibx_captures_lock);
-    ibx_capture_forget(x, stream);
-    end(x, 1);
-    pthread_mutex_unlock(&ibx_captures_lock);
-    return CUDA_MEMORY_ALLOCATION;
+    ibx_handles_capture_begins(x, graph);
+    if (!c)
+        end_at_once(x, stream, graph);
+    return c ? 0 : CUDA_MEMORY_ALLOCATION;
 }
 
 /* A capture has ended. Any session of the client may end a capture in relaxed mode, or destroy the

@@ -116,6 +116,36 @@ static void test_captures_into_no_invalid_one(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)other);
 }
 
+static bool invalidates; /* another thread of the client's does, as soon as the capture has begun */
+
+bool __real_ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id);
+bool __wrap_ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id);
+bool __wrap_ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id)
+{
+    if (!invalidates)
+        return __real_ibx_capture_status(x, stream, status, id);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    *status = CAPTURE_IS_INVALIDATED;
+    *id = 0;
+    return true;
+}
+
+/* CUDA has no number of it, so the capture does not begin; CUDA has destroyed the graph. */
+static void test_is_invalid_at_once(void **state)
+{
+    (void)state;
+    uint64_t node, graph = ext_graph_make(&alice);
+    void *stream = ext_stream_make(&alice);
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &node), 0);
+    invalidates = true;
+    assert_int_equal(into(&alice, stream, graph, node), CUDA_MEMORY_ALLOCATION);
+    invalidates = false;
+    assert_false(ibx_captures_any());
+    assert_false(knows(&alice, IBX_HANDLE_GRAPH, graph));
+    assert_false(knows(&alice, IBX_HANDLE_NODE, node));
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+}
+
 /* A capture that has ended unseen, with its stream and its graph: another tenant has a graph at
  * that address since, and captures into that. It keeps it when the first one's session ends. */
 static void test_address_is_anothers(void **state)
@@ -187,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_captures_into_nothing_else),
         cmocka_unit_test(test_dependencies_have_a_limit),
         cmocka_unit_test(test_captures_into_no_invalid_one),
+        cmocka_unit_test(test_is_invalid_at_once),
         cmocka_unit_test(test_address_is_anothers),
         cmocka_unit_test(test_ends_of_captures_into_a_graph),
     };
