@@ -511,8 +511,10 @@ static void add(struct ibx_outstanding *f)
  * named it meanwhile, so that it is in the list no more. */
 static void order_called(uint64_t number, uint64_t launch)
 {
-    if (!server.called_order && (launch ? server.called_for == launch : server.called == number))
-        server.called_order = ++server.last_order;
+    if (server.called_order || (launch ? server.called_for != launch : server.called != number))
+        return;
+    server.called_order = ++server.last_order;
+    pthread_cond_broadcast(&changed); /* some may wait for it in vain */
 }
 
 /* ------------------------------------------------------------------------------ of graphs */
@@ -606,12 +608,9 @@ void ibx_frontend_host_await(const struct ibx_launch *launch, void *stream,
         wait->ask = 0;
         code = ask_stream(stream);
     }
-    if (!awaits(launch->id))
-        wait->code = CUDA_SUCCESS;
-    else if (server.state != SERVER_SERVES)
-        wait->code = CUDA_UNKNOWN;
-    else
-        wait->code = code;
+    wait->code = !awaits(launch->id)             ? CUDA_SUCCESS
+                 : server.state != SERVER_SERVES ? CUDA_UNKNOWN
+                                                 : code;
     wait->seen = server.changes;
     pthread_mutex_unlock(&lock);
     ibx_thread_release_cancel(cancel);

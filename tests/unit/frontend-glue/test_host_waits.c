@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which host functions work in a stream waits for, which are lost, what a reset leaves of them, and
  * what a child has of its parent's. */
+#include "tests/fixtures/thread_state.h"
 #include "tests/unit/frontend-glue/host_back_end.h"
 
 #define FIRST  ((void *)0x100)
@@ -80,6 +81,46 @@ static int waits_in_the_order_of_an_early_call(void)
 {
     back_end.add_awaits = &begun;
     return waits_in_the_order_of_an_event();
+}
+
+static _Atomic pid_t waiter;
+static _Atomic unsigned waits_beside;
+static bool found_beside;
+
+static void *waits_in_another_stream(void *nothing)
+{
+    waiter = gettid();
+    found_beside = ibx_frontend_host_before(SECOND, 1000000);
+    return nothing;
+}
+
+/* The call that has enqueued the function returns when somebody waits for its order. */
+static void *sees_the_waiter(void *nothing)
+{
+    pthread_t thread;
+    await(&begun, 1);
+    CHECK(!pthread_create(&thread, NULL, waits_in_another_stream, NULL));
+    for (unsigned asleep = 0; asleep < 1000; sched_yield())
+        asleep = waiter && thread_state(getpid(), waiter) == 'S' ? asleep + 1 : 0;
+    waits_beside = 1;
+    CHECK(!pthread_join(thread, NULL));
+    return nothing;
+}
+
+/* Who waits for an early call that turns out to be behind the event goes on then. */
+static int stops_waiting_for_an_early_call(void)
+{
+    pthread_t thread;
+    ticks = true;
+    back_end.add_awaits = &waits_beside;
+    ibx_frontend_host_ordered();
+    CHECK(!pthread_create(&thread, NULL, sees_the_waiter, NULL));
+    CHECK(!cudaLaunchHostFunc(FIRST, stays, NULL));
+    CHECK(!pthread_join(thread, NULL)); /* an alarm ends a wait in vain */
+    CHECK(!found_beside);
+    may_return = true;
+    rests();
+    return 0;
 }
 
 static int launch_awaits_call(void *exec, void *stream)
@@ -364,6 +405,7 @@ static int a_child_has_none(void)
 SCENE(waits_until_it_returns)
 SCENE(waits_in_the_order_of_an_event)
 SCENE(waits_in_the_order_of_an_early_call)
+SCENE(stops_waiting_for_an_early_call)
 SCENE(waits_in_the_order_of_a_launch)
 SCENE(is_seen_while_it_runs)
 SCENE(is_not_outstanding_if_it_was_refused)
@@ -381,6 +423,7 @@ int main(void)
         cmocka_unit_test(test_waits_until_it_returns),
         cmocka_unit_test(test_waits_in_the_order_of_an_event),
         cmocka_unit_test(test_waits_in_the_order_of_an_early_call),
+        cmocka_unit_test(test_stops_waiting_for_an_early_call),
         cmocka_unit_test(test_waits_in_the_order_of_a_launch),
         cmocka_unit_test(test_is_seen_while_it_runs),
         cmocka_unit_test(test_is_not_outstanding_if_it_was_refused),
