@@ -137,6 +137,7 @@ void ibx_handles_capture_over(const struct gpu_session *x, uint64_t graph, bool 
     if (was)
         h->into = false;
     if (was && !made) {
+        ibx_owners_remove(graph, ibx_owners_number(graph));
         ibx_handle_forget_parts(IBX_HANDLE_GRAPH, graph);
         ibx_handle_drop(h);
     }

@@ -174,6 +174,7 @@ static void test_ends_of_captures_into_a_graph(void **state)
     (void)state;
     int (*end)(void *stream, void **graph) = NULL;
     void (*destroyed)(void *stream) = NULL;
+    const uint64_t before = ext_used(&alice, IBX_HOLD_ALLOCATIONS);
     uint64_t graph, node;
     void *same = NULL, *stream = begins_into(&alice, &graph, &node);
     *(void **)&end = ibx_back_end_runtime("cudaStreamEndCapture");
@@ -190,6 +191,7 @@ static void test_ends_of_captures_into_a_graph(void **state)
     destroyed(stream);
     answers(&alice, 0);
     assert_false(knows(&alice, IBX_HANDLE_GRAPH, graph));
+    assert_int_equal(ext_used(&alice, IBX_HOLD_ALLOCATIONS), before);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     for (unsigned unanswered = 0; unanswered < 2; unanswered++) {
         stream = begins_into(&alice, &graph, &node);
