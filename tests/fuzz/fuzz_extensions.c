@@ -218,8 +218,9 @@ static bool frees_an_array(unsigned number, const struct ibx_writer *w)
 static void tame(unsigned number, struct ibx_writer *w)
 {
     const uint64_t good[] = {of_kernels, of_kernels + 64, 64};
-    if (number == IBX_EXT_LAUNCH && w->length >= 2 + sizeof(good))
-        memcpy(w->data + w->length - sizeof(good), good, sizeof(good));
+    const size_t after = number == IBX_EXT_LAUNCH_QUEUED ? sizeof(uint64_t) : 0; /* the stream */
+    if ((number == IBX_EXT_LAUNCH || after) && w->length >= 2 + sizeof(good) + after)
+        memcpy(w->data + w->length - after - sizeof(good), good, sizeof(good));
 }
 
 static void rest(void)
