@@ -447,6 +447,7 @@ int main(int argc, char **argv)
         {"captures-forbid", captures_forbid},
         {"copies-beside-captures", copies_beside_captures},
         {"empty-copies-in-captures", empty_copies_in_captures},
+        {"captures-are-known", captures_are_known},
         {"conditions", conditions},
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},

@@ -360,6 +360,7 @@ bool captures_of_callbacks();
 bool captures_forbid();
 bool copies_beside_captures();
 bool empty_copies_in_captures();
+bool captures_are_known();
 bool killed_in_graph();
 bool killed_while_mapped();
 bool killed_beside_endless();

@@ -589,3 +589,36 @@ bool empty_copies_in_captures()
         }
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device) == 0);
 }
+
+// The plugin knows of captures into a graph that the program gives, too: it answers no launch there
+// before CUDA has captured it, and the end of one leaves others known.
+bool captures_are_known()
+{
+    auto *into = preloaded<int(void *, void *, void *const *, const void *, std::size_t, int)>(
+        "cudaStreamBeginCaptureToGraph");
+    char *device = device_memory(100);
+    void *streams[2] = {}, *graph = nullptr, *captured = nullptr;
+    for (void *&stream : streams)
+        REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    const auto works = [&] { return stub_launch(device, device + 50, 10, streams[0]); };
+    const auto is_spoilt = [&] {
+        REQUIRE(works() == 0 && fails(cudaStreamQuery(streams[0]), 900) && fails(works(), 901));
+        return HOLDS(fails(cudaStreamEndCapture(streams[0], &captured), 901) && !captured);
+    };
+    for (bool given : {false, true}) {
+        for (int i = 0; i < 4; i++)
+            REQUIRE(works() == 0 && cudaStreamSynchronize(streams[0]) == 0);
+        REQUIRE(preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0) == 0);
+        REQUIRE((given ? into(streams[0], graph, nullptr, nullptr, 0, MODE_RELAXED)
+                       : cudaStreamBeginCapture(streams[0], MODE_RELAXED)) == 0);
+        REQUIRE(is_spoilt());
+    }
+    REQUIRE(preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0) == 0);
+    REQUIRE(cudaStreamBeginCapture(streams[0], MODE_RELAXED) == 0);
+    REQUIRE(into(streams[1], graph, nullptr, nullptr, 0, MODE_RELAXED) == 0);
+    REQUIRE(cudaStreamEndCapture(streams[1], &captured) == 0 && captured == graph);
+    REQUIRE(is_spoilt());
+    for (void *stream : streams)
+        REQUIRE(cudaStreamDestroy(stream) == 0);
+    return HOLDS(cudaFree(device) == 0);
+}

@@ -359,8 +359,8 @@ void check_what_the_provider_changes()
           "order-behind-legacy", "order-between-streams", "order-behind-kernels", "events-are-kept",
           "captures", "captures-of-planes", "captures-of-events", "captures-of-callbacks",
           "captures-forbid", "copies-beside-captures", "empty-copies-in-captures",
-          "copies-of-managed-in-graphs", "destroyed-while-running", "bytes-are-taken",
-          "copies-behind-gates"})
+          "captures-are-known", "copies-of-managed-in-graphs", "destroyed-while-running",
+          "bytes-are-taken", "copies-behind-gates"})
         check(test, [=] { return run(test, true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });

@@ -164,6 +164,15 @@ static int launch_second(void *kernel, void *stream, void **arguments)
                       kernel_type_of(values[1]), values[1], values[2] * element, stream, false);
 }
 
+/* What cudaStreamCaptureStatus says of a stream. */
+static int status_of(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const int status = capture_status(stream);
+    pthread_mutex_unlock(&mutex);
+    return status;
+}
+
 /* The other kernel copies within the device: its arguments are two addresses and a length.
  */
 EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -171,6 +180,8 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
                           void *stream, void **arguments, void **extra)
 {
     uint64_t values[3];
+    if (status_of(stream) == 2) /* the capture is invalid */
+        return 901;
     if (is_wide(kernel) && grid_x && block_x && block_x <= 1024)
         return launch_wide(kernel, stream, arguments, extra);
     if (second_kernel_element(kernel))
@@ -279,14 +290,6 @@ static bool has_clusters(const struct launch_config *c, const unsigned *cluster)
     return true;
 }
 
-static bool is_captured(const void *stream)
-{
-    pthread_mutex_lock(&mutex);
-    const bool captured = capture_status(stream);
-    pthread_mutex_unlock(&mutex);
-    return captured;
-}
-
 /* The events that the launch of a captured kernel records (attributes 7 and 12). */
 static void record_captured(const struct launch_config *c)
 {
@@ -314,9 +317,9 @@ EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **
         const bool sound =
             id == 4 ? has_clusters(c, a->value.cluster)
                     : !id || id == 7 || id == 12 || ((id == 2 || id == 6) && a->value.on == 1);
-        if (!sound || (id == 2 && !arguments && is_captured(c->stream)))
+        if (!sound || (id == 2 && !arguments && status_of(c->stream)))
             return INVALID_VALUE;
-        if ((id == 7 || id == 12) && a->value.records.flags && is_captured(c->stream))
+        if ((id == 7 || id == 12) && a->value.records.flags && status_of(c->stream))
             return 801; /* cudaEventRecordExternal */
         if (id == 2 && c->grid[0] > 1000)
             return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
