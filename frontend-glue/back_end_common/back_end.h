@@ -56,6 +56,7 @@ bool ibx_reply_can_read(const struct ibx_reply_watch *watch);
 #define CUDA_INVALID_SYMBOL    13
 #define CUDA_OPERATING_SYSTEM  304
 #define CUDA_INVALID_HANDLE    400
+#define CUDA_ILLEGAL_STATE     401
 #define CUDA_NOT_SUPPORTED     801
 /* Writes what precedes the payload of `out_length` bytes; returns the length of that head. The
  * shape is PLAIN or TIMED. */

@@ -57,6 +57,8 @@ static int destroy(struct extension_request *e)
     int (*give_back)(void *graph) = NULL;
     void *graph = pointer(&e->in);
     const uint64_t number = ibx_room_owned(e->x, (uintptr_t)graph);
+    if (ibx_handles_is_captured(e->x, (uintptr_t)graph))
+        return CUDA_ILLEGAL_STATE; /* as CUDA has it */
     if (!whole(e) || ibx_handles_must_stay(e->x, (uintptr_t)graph) ||
         !ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;

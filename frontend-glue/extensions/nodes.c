@@ -475,10 +475,11 @@ static int destroy_node(struct extension_request *e)
     const uint64_t value = (uintptr_t)node;
     if (!whole(e) || !is_node(e, node))
         return CUDA_INVALID_VALUE;
-    /* CUDA permits no removal while a stream is captured into the graph. */
-    if (is_of_type(node, CONDITIONAL_NODE) ||
-        ibx_handles_is_captured(e->x, ibx_handles_graph_of(e->x, value, false)))
+    if (is_of_type(node, CONDITIONAL_NODE))
         return CUDA_NOT_SUPPORTED;
+    /* as CUDA has it while a stream is captured into the graph */
+    if (ibx_handles_is_captured(e->x, ibx_handles_graph_of(e->x, value, false)))
+        return CUDA_ILLEGAL_STATE;
     FUNCTION(e, give_back);
     const bool calls = is_of_type(node, HOST_NODE);
     const uint64_t graph = ibx_handles_graph_of(e->x, value, false);

@@ -78,7 +78,7 @@ bool edges_of_graphs()
         return run<void **, void *, void *const *, const void *, std::size_t, void *>(
             "cudaGraphAddNode_v2", node, graph.handle, nodes, edge, behind, &empty);
     };
-    REQUIRE(add(&nodes[0], 0, nullptr) == 0 && fails(add(&nodes[1], 1, &unknown), 801));
+    REQUIRE(add(&nodes[0], 0, nullptr) == 0 && fails(add(&nodes[1], 1, &unknown), 1));
     // A node that cannot have such an edge is not left without it.
     REQUIRE(fails(add(&nodes[1], 1, &of_kernels), 1) && !nodes[1]);
     REQUIRE((run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph.handle, nullptr,
@@ -95,7 +95,7 @@ bool edges_of_graphs()
     REQUIRE(count == 1 && from[0] == nodes[0] && edges[0] == plain);
     REQUIRE(list("cudaGraphNodeGetDependentNodes_v2", nodes[0], to, nullptr, &count) == 0);
     REQUIRE(count == 1 && to[0] == nodes[1]);
-    REQUIRE(fails(change("cudaGraphRemoveDependencies_v2", &unknown), 801));
+    REQUIRE(fails(change("cudaGraphRemoveDependencies_v2", &unknown), 1));
     REQUIRE(change("cudaGraphRemoveDependencies_v2", nullptr) == 0);
     REQUIRE(list("cudaGraphNodeGetDependencies_v2", nodes[1], nullptr, nullptr, &count) == 0);
     REQUIRE(count == 0 && change("cudaGraphAddDependencies_v2", &plain) == 0);
@@ -122,7 +122,7 @@ bool edges_of_captures()
                                 &last, &data, &count) == 0));
     REQUIRE((run<void **, void *, void *const *, std::size_t>("cudaGraphAddEmptyNode", &node, graph,
                                                               nullptr, 0) == 0));
-    REQUIRE(fails(update("cudaStreamUpdateCaptureDependencies_v2", &unknown), 801));
+    REQUIRE(fails(update("cudaStreamUpdateCaptureDependencies_v2", &unknown), 1));
     REQUIRE(update("cudaStreamUpdateCaptureDependencies_v2", &of_kernels) == 0);
     const auto told = [&](const void **edges) {
         return run<void *, int *, unsigned long long *, void **, void *const **, const void **,

@@ -325,9 +325,9 @@ int cudaStreamBeginCapture(void *stream, int mode)
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode)
 {
-    const bool known = ibx_frontend_edges_are_known(edges, count);
-    if (!graph || !known || (count && !behind) || count > IBX_EXT_BEHIND)
-        return ibx_frontend_fail(graph && !known ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    if (!graph || !ibx_frontend_edges_are_valid(edges, count) || (count && !behind) ||
+        count > IBX_EXT_BEHIND)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
     struct given given = {graph, behind, edges, count, false};
     const int rc = begin_capture(stream, mode, &given);
@@ -366,7 +366,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
         rc = add_part(c, part);
     if (!rc && nobodys)
         cudaGraphDestroy(part);
-    if (over && graph)
+    if (graph && (over || rc))
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc)
         lose_graph(c);
@@ -612,12 +612,14 @@ int cudaStreamUpdateCaptureDependencies_v2(void *stream, void *const *nodes, con
     struct capture *c = find_any(stream);
     if (!c && ibx_frontend_captures(stream))
         c = find_joined(stream);
-    if (!c || (count && !nodes) || flags > SET_DEPENDENCIES)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_edges_are_known(edges, count))
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    const bool valid = (!count || nodes) && flags <= SET_DEPENDENCIES &&
+                       ibx_frontend_edges_are_valid(edges, count);
+    int rc = !c ? CUDA_ILLEGAL_STATE : CUDA_SUCCESS; /* CUDA looks at the capture first */
+    if (c && ibx_frontend_capture_is_invalid(stream))
+        rc = CUDA_CAPTURE_INVALIDATED;
+    if (rc || !valid)
+        return ibx_frontend_fail(rc ? rc : CUDA_INVALID_VALUE);
     const struct ibx_told *told = NULL;
-    int rc = CUDA_SUCCESS;
     if (ask(c, stream, &told, &rc))
         return rc ? rc
                   : ibx_frontend_capture_come_behind(stream, c->graph, nodes, edges, count, flags);

@@ -17,7 +17,7 @@ enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdg
 
 static const uint8_t plain[IBX_EXT_EDGE];
 
-bool ibx_frontend_edges_are_known(const void *edges, size_t count)
+bool ibx_frontend_edges_are_valid(const void *edges, size_t count)
 {
     const uint8_t *edge = edges;
     for (size_t i = 0; edge && i < count; i++, edge += IBX_EXT_EDGE)
@@ -239,9 +239,8 @@ static int order(const char *call, void *graph, void *const *from, void *const *
                  const void *edges, size_t count, bool remove)
 {
     int rc = CUDA_SUCCESS;
-    const bool known = ibx_frontend_edges_are_known(edges, count);
-    if (!known || (count && (!from || !to)))
-        return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
+    if (!ibx_frontend_edges_are_valid(edges, count) || (count && (!from || !to)))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < count && !rc; i++) {
         const void *const ends[2] = {from[i], to[i]};
         rc = change(call, graph, ends, ibx_frontend_edge_data(edges, i), remove);

@@ -148,9 +148,9 @@ int cudaGraphAddNode_v2(void **node, void *graph, void *const *behind, const voi
                         size_t count, struct node_parameters *p)
 {
     void *plain[IBX_EXT_BEHIND], *made = NULL;
-    if (!node || !p || (count && !behind))
+    if (!node || !p || (count && !behind) || !ibx_frontend_edges_are_valid(edges, count))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXT_BEHIND)
+    if (count > IBX_EXT_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     const size_t n = ibx_frontend_edges_plain(behind, edges, count, plain);
     if (n == count)

@@ -90,8 +90,9 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
 /* -------------------------------------------------------------------------------------- edges.c */
 
-/* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
-bool ibx_frontend_edges_are_known(const void *edges, size_t count);
+/* Whether `count` dependencies may have this edge data (NULL: none): driver 580 knows plain and
+ * programmatic ones. */
+bool ibx_frontend_edges_are_valid(const void *edges, size_t count);
 /* The data of an edge; NULL: it is plain. have_data(): whether any is not. */
 const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i);
 bool ibx_frontend_edges_have_data(const void *edges, size_t count);

@@ -20,6 +20,7 @@ static int of_threads_now; /* ... of streams of threads */
 static struct {
     int begin, end, destroy, mode; /* what GVirtuS's functions return; the calling thread's mode */
     bool captured;                 /* what CUDA says of any stream */
+    bool invalid;                  /* ... of its capture */
     int split, go_on;              /* what the streams that have joined say */
     const void *joins;             /* the stream that has joined */
     bool memory;                   /* whether a captured node allocates memory */
@@ -101,6 +102,11 @@ bool ibx_frontend_captures(void *stream)
 {
     return stream == &is;
 }
+bool ibx_frontend_capture_is_invalid(void *stream)
+{
+    (void)stream;
+    return is.invalid;
+}
 void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next)
 {
     forbidding = next;
@@ -116,7 +122,7 @@ void ibx_frontend_thread_capture_ends(bool rested)
     of_threads_now--;
 }
 
-bool ibx_frontend_edges_are_known(const void *edges, size_t count)
+bool ibx_frontend_edges_are_valid(const void *edges, size_t count)
 {
     (void)edges, (void)count;
     return true;

@@ -471,7 +471,7 @@ static void test_kinds_of_edges(NO_STATE)
         memcpy(both[1], edges[i], IBX_EXT_EDGE);
         gpu.orders = 0;
         assert_int_equal(cudaGraphAddDependencies_v2(GRAPH, ends, ends, both, 2),
-                         i < 2 ? 0 : CUDA_NOT_SUPPORTED);
+                         i < 2 ? 0 : CUDA_INVALID_VALUE);
         assert_int_equal(gpu.orders, i < 2 ? 2 : 0);
     }
     gpu.orders = 0;

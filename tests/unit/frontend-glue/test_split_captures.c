@@ -267,9 +267,7 @@ static void its_thread_has_ended(NO_STATE)
     is.end = CUDA_ILLEGAL_STATE;
     assert_null(ends_in(&stream, CUDA_ILLEGAL_STATE));
     assert_int_equal(captures_now, 0);
-    void *graph = &is; /* and of a stream that is not captured nothing changes */
-    assert_int_equal(cudaStreamEndCapture(&stream, &graph), CUDA_ILLEGAL_STATE);
-    assert_ptr_equal(graph, &is);
+    assert_null(ends_in(&stream, CUDA_ILLEGAL_STATE)); /* and there is none any more */
 }
 
 static void nobody_wants_the_graph(NO_STATE)
@@ -394,6 +392,40 @@ static void a_question_leaves_a_capture_whole(NO_STATE)
     assert_int_equal(was.noted, 1); /* what is known of the graph stays after the first question */
 }
 
+/* As CUDA has it: the stream comes before the arguments. */
+static void updates_are_refused(NO_STATE)
+{
+    void *node = &given;
+    is.tells = true;
+    for (unsigned flags = 1; flags < 3; flags++)
+        assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&stream, &node, NULL, 1, flags),
+                         CUDA_ILLEGAL_STATE);
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&stream, &node, NULL, 1, 2),
+                     CUDA_INVALID_VALUE);
+    assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&stream, NULL, NULL, 1, 1),
+                     CUDA_INVALID_VALUE);
+    is.invalid = true;
+    for (unsigned flags = 1; flags < 3; flags++)
+        assert_int_equal(cudaStreamUpdateCaptureDependencies_v2(&stream, &node, NULL, 1, flags),
+                         CUDA_CAPTURE_INVALIDATED);
+    assert_int_equal(was.updated, 0);
+    ends_in(&stream, 0);
+}
+
+/* An end that fails tells no graph, also where the capture goes on. */
+static void an_end_that_fails(NO_STATE)
+{
+    is.end = CUDA_ILLEGAL_STATE;
+    assert_null(ends_in(&stream, CUDA_ILLEGAL_STATE));
+    captures_in(&stream, CUDA_CAPTURE_GLOBAL);
+    is.end = CUDA_INVALID_VALUE;
+    assert_null(ends_in(&stream, CUDA_INVALID_VALUE));
+    assert_int_equal(captures_now, 1);
+    is.end = 0;
+    assert_non_null(ends_in(&stream, 0));
+}
+
 static int asks_number_of(void *of, unsigned long long *id)
 {
     int status;
@@ -498,6 +530,8 @@ int main(void)
         TEST(dependencies_with_others),
         TEST(edges_have_data),
         TEST(it_was_invalidated),
+        TEST(updates_are_refused),
+        TEST(an_end_that_fails),
         TEST(a_stream_has_joined_unseen),
         TEST(a_given_graph_gets_no_parts),
         TEST(its_thread_has_ended),
