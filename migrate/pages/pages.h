@@ -5,6 +5,7 @@
  *   page_map.c     which pages of a VM hold data and which are known to be zero
  *   page_connections.c  the source: makes the connections
  *   page_server.c  the source: registers guest RAM and tells the destination where it is
+ *   ram_view.c     the source: maps guest RAM, to serve and to compare its pages
  *   page_reader.c  the destination: a page reader of the fault engine (userfaultfd/)
  *   ram_view.c     the source: guest RAM as it is mapped here (ram_view.h)
  */
