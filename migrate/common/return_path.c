@@ -13,6 +13,7 @@
 
 #define HOLD_NAME  "ibx-hold"                 /* of the copy that QEMU keeps for us */
 #define LOOK_US    200                        /* between two checks of a migration that ends */
+#define FIGURES_MS 1000                       /* for QEMU to compute them, which is soon */
 #define MARK_BYTES (IBX_JOURNAL_FIGURES + 16) /* of a name that contains the figures */
 
 /* The message of QEMU's return path that ends a migration, big-endian: u16 type 1 (SHUT), u16
@@ -175,7 +176,7 @@ void ibx_return_path_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 
 /* `status`: of QEMU's last migration, "" if there was none; `text`: its figures. -ENODATA: QEMU
  * reports no times. */
-static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
+static int ask_once(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
                     uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *result;
@@ -191,6 +192,24 @@ static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IB
              (long long)setup, (long long)pages);
     json_decref(result);
     return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU reports no migration") : 0;
+}
+
+/* QEMU reports a migration as completed a moment before it computes the times of it, until when
+ * they are 0 (QEMU 7.2: in one of 50 migrations, if it is asked all the time). The VM is in the
+ * state finish-migrate until they are there. */
+static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
+                    uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t enough = ibx_deadline_in_ms(FIGURES_MS);
+    char vm[32];
+    for (;;) {
+        int rc = ibx_vm_status(qmp, vm, sizeof(vm), deadline_ns, err);
+        rc = rc ? rc : ask_once(qmp, status, size, text, deadline_ns, err);
+        if (rc || strcmp(status, "completed") != 0 || strcmp(vm, "finish-migrate") != 0 ||
+            ibx_now_ns() >= enough || ibx_now_ns() >= deadline_ns)
+            return rc;
+        usleep(LOOK_US);
+    }
 }
 
 int ibx_return_path_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
