@@ -267,7 +267,9 @@ static int link_parts(struct link *l)
     if (rc)
         free(l->image);
     l->image = rc ? NULL : l->image;
+    const int mode = ibx_frontend_relax(); /* another thread may have begun a capture meanwhile */
     cudaFree(memory);
+    ibx_frontend_relax_end(mode);
     return rc;
 }
 

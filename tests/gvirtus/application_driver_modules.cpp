@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <vector>
+#include <unistd.h>
 
 namespace
 {
@@ -486,6 +487,54 @@ static bool links_several()
     return HOLDS(cu("cuModuleUnload", module) == 0);
 }
 
+static void until_begun(void *flag)
+{
+    while (!*static_cast<std::atomic<bool> *>(flag))
+        std::this_thread::yield();
+}
+
+// A capture that begins while another thread links, or compiles, goes on.
+static bool links_beside_a_capture()
+{
+    const std::vector<char> cubin = library_cubin();
+    const std::string ptx = good_ptx + "\n.extern .func other;";
+    auto *launch_host = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    void *blocking = nullptr, *captured = nullptr, *graph = nullptr, *context = nullptr;
+    REQUIRE(cudaStreamCreate(&blocking) == 0 && cudaStreamCreateWithFlags(&captured, 1) == 0);
+    REQUIRE(cu("cuCtxGetCurrent", &context) == 0 && context);
+    for (bool several : {true, false}) {
+        std::atomic<bool> set{false}, over{false};
+        std::atomic<pid_t> linker{0};
+        void *state = nullptr, *image = nullptr;
+        std::size_t n = 0;
+        int rc = -1;
+        REQUIRE(cu("cuLinkCreate_v2", 0u, static_cast<int *>(nullptr),
+                   static_cast<void **>(nullptr), &state) == 0);
+        REQUIRE(cu("cuLinkAddData_v2", state, 1, static_cast<const void *>(ptx.data()), ptx.size(),
+                   "name", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr)) == 0);
+        REQUIRE(!several || cu("cuLinkAddData_v2", state, 0,
+                               static_cast<const void *>(cubin.data()), cubin.size(), "name", 0u,
+                               static_cast<int *>(nullptr), static_cast<void **>(nullptr)) == 0);
+        REQUIRE(launch_host(blocking, until_begun, &set) ==
+                0); // what is linked is copied behind it
+        std::thread links([&] {
+            cu("cuCtxSetCurrent", context);
+            linker = gettid();
+            rc = cu("cuLinkComplete", state, &image, &n);
+            over = true;
+        });
+        for (int asleep = 0; asleep < 200 && !over; usleep(1000))
+            asleep = thread_state(getpid(), linker) == 'S' ? asleep + 1 : 0;
+        const int begun = cudaStreamBeginCapture(captured, 0);
+        set = true;
+        links.join();
+        REQUIRE(begun == 0 && (rc == 0 || !several));
+        REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+        REQUIRE(cu("cuLinkDestroy", state) == 0 && cudaStreamSynchronize(blocking) == 0);
+    }
+    return HOLDS(cudaStreamDestroy(blocking) == 0 && cudaStreamDestroy(captured) == 0);
+}
+
 // A module that lacks something is PTX that cannot be compiled, whoever finds out.
 static bool lacks_something()
 {
@@ -615,6 +664,7 @@ bool driver_compiler_says()
     }
     REQUIRE(adds_what_lacks(true) && adds_what_lacks(false) && stays_loaded() &&
             options_are_checked() && ends_links_once());
-    REQUIRE(!taken || (lacks_something() && loads_late() && links_several()));
+    REQUIRE(!taken ||
+            (lacks_something() && loads_late() && links_several() && links_beside_a_capture()));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

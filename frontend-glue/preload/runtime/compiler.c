@@ -160,7 +160,9 @@ int ibx_frontend_compile(const struct ibx_compiler *c, const void *code, bool ad
     const int rc = cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE)
                        ? CUDA_SUCCESS
                        : ask(c, (uintptr_t)memory, n, adds);
+    const int mode = ibx_frontend_relax(); /* another thread may have begun a capture meanwhile */
     cudaFree(memory);
+    ibx_frontend_relax_end(mode);
     return rc;
 }
 
