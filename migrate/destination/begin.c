@@ -301,7 +301,7 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
     if (!rc && undecided)
         ibx_migration_notify(&options->observer, "%s", undecided);
     else if (!rc)
-        ibx_destination_tell_away(d);
+        ibx_destination_tell_waits(d);
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         notify_complete(d);
     if (!rc && d->state.now == DESTINATION_SHUT_DOWN)

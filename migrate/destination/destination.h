@@ -319,7 +319,7 @@ struct destination {
     uint64_t back_ns;         /* when the present link was made, if it is not the first one */
     bool zeros_unknown;     /* pages come again that the guest has given back: it may take them for
                              * zeros, and QEMU has not told yet */
-    uint64_t told_away_ns;  /* when the operator was last told that the source is away */
+    uint64_t tell_away_ns;  /* when to tell the operator that the source is away; 0: not set */
     uint64_t loaded_ns;     /* since when QEMU has what it needs to run the VM, or 0 */
     bool told_loaded;       /* that it has not run it for a while */
     uint64_t retry_ns;      /* when to try again what failed at the end: the record, letting go */
@@ -372,9 +372,10 @@ void ibx_destination_unlock(struct destination *d);
 /* ---------------------------------------------------------------- silence.c */
 
 void ibx_destination_check_silence(struct destination *d);
-/* Tells the operator that the source is away and has pages that the VM needs, and what to do if it
- * is gone for good. Does nothing if the VM misses no page. */
-void ibx_destination_tell_away(struct destination *d);
+/* For a tool that has just begun to wait for the source: tells the operator that the VM needs pages
+ * of it, if it does. ibx_destination_check_silence() tells what to do if the source is gone for
+ * good when it has had the time to connect. */
+void ibx_destination_tell_waits(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
 

@@ -10,6 +10,7 @@
 
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
 #define AWAY_TIMES  60            /* times timeout_ms, between notices that the source is away */
+#define AWAY_MS     10000u        /* a source that waits for recover tries every 5 s */
 #define RUNS_MS     10000u        /* for QEMU to run a VM that it has been given */
 #define RATE_MIN    (10ull << 20) /* bytes per second: slower links are not expected */
 
@@ -63,34 +64,58 @@ static void how_to_end(const struct ibx_record *record, char *text, size_t size)
         snprintf(text, size, "kill -9 %d", (int)record->pid);
 }
 
-void ibx_destination_tell_away(struct destination *d)
+static uint64_t away_every_ns(const struct destination *d)
 {
-    const struct ibx_record *record = &d->status.record;
-    const uint64_t now = ibx_now_ns(), away_s = (now - d->lost_ns) / (1000 * IBX_NS_PER_MS);
-    char since[64] = "", end[4 * sizeof(record->name) + 32];
+    return (uint64_t)d->transport.timeout_ms * AWAY_TIMES * IBX_NS_PER_MS;
+}
+
+/* The least time without a source until the operator is told what to do if it never comes. */
+static uint64_t away_first_ns(const struct destination *d)
+{
+    const uint64_t every_ns = away_every_ns(d);
+    return every_ns < AWAY_MS * IBX_NS_PER_MS ? every_ns : AWAY_MS * IBX_NS_PER_MS;
+}
+
+void ibx_destination_tell_waits(struct destination *d)
+{
     if (!misses_pages(d))
         return;
-    d->told_away_ns = now;
-    how_to_end(record, end, sizeof(end));
-    if (away_s)
-        snprintf(since, sizeof(since), "the source has been away for %" PRIu64 " s: ", away_s);
+    d->tell_away_ns = d->lost_ns + away_first_ns(d);
     ibx_migration_notify(
         &d->options->observer,
-        "%sthe VM waits for pages until the source is back (ib-migrate recover there); if all of "
-        "QEMU, ib-migrate and the file of guest RAM are gone there, these pages are lost, and the "
-        "VM goes on only until it needs one: end its QEMU here (%s), start it from its disk, and "
-        "ib-migrate prune --unfinished %s ends this record",
-        since, end, ibx_journal_options(record->qmp).text);
+        "the VM waits for pages until the source is back, which connects by "
+        "itself if its ib-migrate is at work (otherwise ib-migrate recover there)");
+}
+
+static void tell_away(const struct destination *d, uint64_t now)
+{
+    const struct ibx_record *record = &d->status.record;
+    char end[4 * sizeof(record->name) + 32];
+    how_to_end(record, end, sizeof(end));
+    ibx_migration_notify(
+        &d->options->observer,
+        "the source has been away for %" PRIu64 " s: the VM waits for pages until it is back "
+        "(ib-migrate recover there); if all of QEMU, ib-migrate and the file of guest RAM are gone "
+        "there, these pages are lost, and the VM goes on only until it needs one: end its QEMU "
+        "here (%s), start it from its disk, and ib-migrate prune --unfinished %s ends this record",
+        (now - d->lost_ns) / (1000 * IBX_NS_PER_MS), end, ibx_journal_options(record->qmp).text);
 }
 
 /* A source that comes back continues by itself. One that is gone for good never says so: the
  * operator is told from time to time. */
 static void check_away(struct destination *d)
 {
-    const uint64_t every_ns = (uint64_t)d->transport.timeout_ms * AWAY_TIMES * IBX_NS_PER_MS;
-    const uint64_t since = d->told_away_ns > d->lost_ns ? d->told_away_ns : d->lost_ns;
-    if (!destination_linked(&d->link) && ibx_now_ns() - since >= every_ns)
-        ibx_destination_tell_away(d);
+    const uint64_t now = ibx_now_ns();
+    if (destination_linked(&d->link)) {
+        d->tell_away_ns = 0;
+        return;
+    }
+    if (!d->tell_away_ns)
+        d->tell_away_ns = d->lost_ns + away_every_ns(d);
+    if (now < d->tell_away_ns || now - d->lost_ns < away_first_ns(d) || !misses_pages(d))
+        return;
+    d->tell_away_ns = now + away_every_ns(d);
+    tell_away(d, now);
 }
 
 /* A QEMU that is stopped, or whose disk does not answer, reports nothing. Told once: it may go on
