@@ -303,12 +303,35 @@ static void test_killed_where_it_was_kept_warm(void)
                      borrow_options.append);
 }
 
+/* `status` does not say what to do if no tool works on it, or if the other side is lost. */
+static void status_of_one_that_is_served(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        const struct mover *status = MOVER_RUN(0, "status", "--qmp", vms[i].tool);
+        mover_must_print(status, i ? "\"ib-migrate return\" brings it home\n"
+                                   : "leave this QEMU as it is\n");
+        assert_false(mover_printed(status, "at work"));
+        assert_false(mover_printed(status, "for good"));
+    }
+}
+
+/* Home's tool is gone. */
+static void status_of_one_that_waits(void)
+{
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool),
+                     "leave this QEMU as it is; \"ib-migrate recover\" continues to send them\n");
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool),
+                     "brings it home; if they are lost there for good, interrupt ib-migrate");
+}
+
 /* ... for good. A VM that waits for pages is told from one that has all of them, at either side. */
 static void test_killed_and_never_back(void)
 {
     borrowed_small();
+    status_of_one_that_is_served();
     mover_kill(&sender, SIGKILL);
     mover_await_words(&receiver, "the VM waits for pages until the source is back");
+    status_of_one_that_waits();
     pair_timeout = PAIR_TIMEOUT_SHORT; /* for which `return` waits */
     home_start(NULL);
     home_receives(TCP, NULL);

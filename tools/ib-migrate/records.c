@@ -280,6 +280,31 @@ static void add_settings(const struct ibx_record *record, char *sentence, size_t
         leaves ? ", with which a snapshot of the VM (savevm) has no RAM" : "");
 }
 
+#define UNLESS_AT_WORK "if no ib-migrate is at work, "
+#define FOR_GOOD       "; if they are " /* lost, or gone, there for good */
+
+/* Fits a sentence to what is known of the ib-migrate that works on the migration. If there is none,
+ * what to do then needs no condition. If there is one (`live`: its status), that is left out, and
+ * so is what to do if the other side is lost, unless it is away. */
+static void fit_to_work(char *sentence, const json_t *live)
+{
+    char *from = strstr(sentence, UNLESS_AT_WORK);
+    if (from) {
+        const char *rest = from + strlen(UNLESS_AT_WORK);
+        if (live) {
+            rest = strstr(rest, "; ");
+            rest = rest ? rest : "";
+            while (from > sentence && strchr(";: ", from[-1]))
+                from--;
+        }
+        memmove(from, rest, strlen(rest) + 1);
+    }
+    char *lost = strstr(sentence, FOR_GOOD);
+    const char *phase = json_string_value(json_object_get(live, "phase"));
+    if (lost && phase && strcmp(phase, ibx_migrate_phase_name(IBX_PHASE_RECONNECTING)) != 0)
+        *lost = '\0';
+}
+
 static void print_line_json(json_t *record, const char *state, const char *trouble, json_t *status)
 {
     ibx_cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", record, "sentence",
@@ -342,6 +367,8 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     vm_state(found, &now, state, sizeof(state));
     if (!live && !trouble(&err))
         add_settings(record, state, sizeof(state));
+    if (live || !trouble(&err))
+        fit_to_work(state, live);
     ibx_cli_vm_name(record, vm, sizeof(vm));
     const bool is_copy = ibx_cli_copied(args, record, copied, sizeof(copied));
     if (args->json) {
