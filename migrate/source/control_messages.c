@@ -27,6 +27,23 @@ static void note_status(struct source *s, const char *status)
                              why);
 }
 
+/* A destination's tool counts from its own start. The first figures after a reconnection that are
+ * less than before are those of a recover, and what the tool before it fetched belongs to this
+ * migration, too. */
+static void keep_earlier(struct source *s, const struct ibx_migrate_progress *progress)
+{
+    struct source_earlier *earlier = &s->earlier;
+    if (earlier->reconnects == s->status.reconnects)
+        return;
+    earlier->reconnects = s->status.reconnects;
+    if (progress->bytes >= s->status.bytes - earlier->bytes &&
+        progress->faults >= s->status.faults - earlier->faults)
+        return;
+    earlier->bytes = s->status.bytes;
+    earlier->faults = s->status.faults;
+    earlier->fault_max_ns = s->status.fault_max_ns;
+}
+
 static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
     if (s->state.now == SOURCE_CONFIRMING) /* QEMU there is slow to let go: CONFIRMED waits */
@@ -35,11 +52,16 @@ static void on_progress(struct source *s, const struct ibx_migrate_progress *pro
         note_status(s, progress->status);
     s->vm.ran_there |= !strcmp(progress->status, "running");
     s->status.present = progress->present;
-    s->status.bytes = progress->bytes;
-    s->status.faults = progress->faults;
-    s->status.fault_p50_ns = progress->fault_p50_ns;
-    s->status.fault_p99_ns = progress->fault_p99_ns;
-    s->status.fault_max_ns = progress->fault_max_ns;
+    keep_earlier(s, progress);
+    s->status.bytes = s->earlier.bytes + progress->bytes;
+    s->status.faults = s->earlier.faults + progress->faults;
+    if (progress->faults || !s->earlier.faults) {
+        s->status.fault_p50_ns = progress->fault_p50_ns;
+        s->status.fault_p99_ns = progress->fault_p99_ns;
+    }
+    s->status.fault_max_ns = progress->fault_max_ns > s->earlier.fault_max_ns
+                                 ? progress->fault_max_ns
+                                 : s->earlier.fault_max_ns;
 }
 
 /* The downtime ends only when the VM runs there. */

@@ -145,6 +145,12 @@ struct source_stop_map {
     bool looked_again;           /* recover: there was none, and the pages were looked for again */
 };
 
+/* What destination's tools before the present one have reported last: pages fetched, and faults. */
+struct source_earlier {
+    unsigned reconnects; /* when it was last looked whether the destination's tool is another one */
+    uint64_t bytes, faults, fault_max_ns;
+};
+
 struct source {
     const struct ibx_send_options *options;
     struct ibx_options transport;
@@ -159,6 +165,7 @@ struct source {
     struct ibx_images images; /* of the VM's disks, before it stopped */
 
     struct ibx_migrate_status status;
+    struct source_earlier earlier;
     struct migration_reporter reporter;
     struct migration_keeping keeping; /* of the record, in SERVING */
     struct migration_signals signals;

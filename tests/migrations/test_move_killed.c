@@ -207,6 +207,23 @@ static void test_recovered(void)
     }
 }
 
+/* The next tool at the destination counts from its own start; the source adds both. */
+static void test_figures_of_both_tools(void)
+{
+    pair_filling(NULL, NULL);
+    mover_await_figure(&sender, "faults", 1);
+    mover_kill(&receiver, SIGKILL);
+    mover_await(&sender, "reconnecting", 0);
+    const json_int_t faults = mover_figure(&sender, "faults");
+    const json_int_t bytes = mover_figure(&sender, "wire_bytes");
+    pair_recover(&receiver);
+    pair_done();
+    assert_true(mover_figure(&sender, "faults") >= faults);
+    assert_true(mover_figure(&sender, "fault_p99_ns") > 0);
+    assert_int_equal(mover_figure(&sender, "wire_bytes"),
+                     bytes + mover_figure(&receiver, "wire_bytes"));
+}
+
 /* Nothing was left to do. */
 static void test_done(void)
 {
@@ -331,6 +348,7 @@ int main(void)
         VM_TEST(test_sent_again_at_once),
         VM_TEST(test_source_killed_while_the_destination_waits),
         VM_TEST(test_recovered),
+        VM_TEST(test_figures_of_both_tools),
         VM_TEST(test_done),
         VM_TEST(test_resuming),
         VM_TEST(test_resuming_with_a_silent_monitor),

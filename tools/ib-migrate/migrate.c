@@ -67,7 +67,8 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     ibx_cli_message(state);
 }
 
-static void print_success(const struct ibx_migrate_status *last)
+/* `again`: the command is recover, which at a destination counts from its own start. */
+static void print_success(const struct ibx_migrate_status *last, bool again)
 {
     char vm[PATH_MAX], peer[sizeof(last->record.peer)];
     if (last->record.state == IBX_JOURNAL_ENDED) {
@@ -85,6 +86,8 @@ static void print_success(const struct ibx_migrate_status *last)
                           : " from ",
            peer);
     ibx_cli_summary(stdout, last);
+    if (again && !last->source)
+        printf("  %-18s since this recover began, without what had come before\n", "counted");
 }
 
 void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *last,
@@ -129,7 +132,7 @@ static int finish(const struct migrate_args *args, int rc, bool again,
     if (rc)
         print_failure(last, err);
     else if (!args->json && !args->quiet)
-        print_success(last);
+        print_success(last, again);
     ibx_cli_flush(status);
     return status;
 }
