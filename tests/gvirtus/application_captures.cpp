@@ -349,6 +349,33 @@ bool asks_in_relaxed_mode(void *other, void *stream, bool other_thread)
     return HOLDS(cudaStreamSynchronize(other) == 0 && cudaEventDestroy(event) == 0);
 }
 
+// A wait for the device ends captures in every mode, whoever has begun them.
+bool refused_in_every_mode(void *stream)
+{
+    auto *exchange = preloaded<int(int *)>("cudaThreadExchangeStreamCaptureMode");
+    bool good = true;
+    for (int mode = MODE_GLOBAL; mode < MODES; mode++)
+        for (bool other_thread : {false, true})
+            for (bool relaxed : {false, true}) {
+                void *graph = nullptr;
+                int last, by = MODE_RELAXED;
+                const auto wait = [&] {
+                    if (relaxed)
+                        exchange(&by);
+                    const int rc = cudaDeviceSynchronize();
+                    if (relaxed)
+                        exchange(&by);
+                    return rc;
+                };
+                REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
+                const int rc = run_by(other_thread, wait, &last), status = status_of(stream);
+                const int end = cudaStreamEndCapture(stream, &graph);
+                cudaGetLastError();
+                good = good && rc == 900 && status == 2 && end == 901;
+            }
+    return HOLDS(good);
+}
+
 // An event that was recorded in a capture has an error of its own, whoever asks about it. (Captures
 // in mode RELAXED are the driver's double's, which knows of no events.)
 bool refused_of_captured_events(void *stream)
@@ -441,6 +468,7 @@ bool captures_forbid()
     REQUIRE(good);
     for (bool other_thread : {false, true})
         REQUIRE(asks_in_relaxed_mode(unsafe.other, stream, other_thread));
+    REQUIRE(refused_in_every_mode(stream));
     REQUIRE(waits_beside_capture(unsafe.other, stream));
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
     REQUIRE(refused_beside_another_threads_stream(unsafe) && refused_of_captured_events(stream));
