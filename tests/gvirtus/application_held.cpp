@@ -379,13 +379,16 @@ const struct Inside {
 bool child_works()
 {
     void *stream = nullptr, *page_locked = nullptr;
-    const char *managed = managed_memory(5000); // while nothing else is known of the child
+    char *managed = managed_memory(5000); // while nothing else is known of the child
     REQUIRE(managed && !managed[0] && !managed[4999]);
     char *own = device_memory(8), got[8] = {}, bytes[8] = "a child";
     REQUIRE(own && cudaStreamCreateWithFlags(&stream, 1) == 0);
     REQUIRE(cudaMemcpyAsync(own, bytes, 8, H2D, stream) == 0);
     REQUIRE(cudaMemcpyAsync(got, own, 8, D2H, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && !std::memcmp(got, bytes, 8));
+    std::memcpy(managed, bytes, 8);
+    REQUIRE(stub_launch(managed + 64, managed, 8, stream) == 0);
+    REQUIRE(!std::memcmp(managed + 64, bytes, 8)); // which waits for the child's own work
     return HOLDS(cudaMallocHost(&page_locked, many) == 0 && cudaFreeHost(page_locked) == 0);
 }
 

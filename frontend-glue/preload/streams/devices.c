@@ -92,14 +92,14 @@ int ibx_frontend_devices_wait(void)
     uint64_t others = atomic_load(&in_use);
     const unsigned ended = ibx_frontend_threads_ended();
     bool away = false;
-    int rc = CALL_NEXT(cudaDeviceSynchronize);
+    int rc = ibx_frontend_own_work_wait();
     for (int device = 0; device < 64; device++) {
         if (device == current || !(others >> device & 1))
             continue;
         int code = CALL_NEXT(cudaSetDevice, device);
         away = away || !code;
         if (!code)
-            code = CALL_NEXT(cudaDeviceSynchronize);
+            code = ibx_frontend_own_work_wait();
         rc = rc ? rc : code;
     }
     if (!rc)

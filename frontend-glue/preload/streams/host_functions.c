@@ -86,7 +86,7 @@ static const struct ibx_frontend_around *_Atomic around;
 
 bool ibx_frontend_gives_beside(void)
 {
-    return atomic_load(&used) != USE_NONE || ibx_frontend_capturing();
+    return atomic_load(&used) != USE_NONE || ibx_frontend_capturing() || ibx_frontend_is_child();
 }
 
 /* Called before the lock is taken. A copy in the legacy stream's order that began before the state

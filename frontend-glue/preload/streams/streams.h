@@ -89,7 +89,8 @@ bool ibx_frontend_host_functions(void);
 /* How many ever were, each launch of a graph's counted. */
 uint64_t ibx_frontend_host_made(void);
 /* Whether newer bytes of managed memory are copied to the device beside the legacy stream: copies
- * there would end a capture, or might wait for a function that accesses such memory. Quick. */
+ * there would end a capture, or might wait for a function that accesses such memory, or for the
+ * parent of a child. Quick. */
 bool ibx_frontend_gives_beside(void);
 /* What is called around functions of the application. */
 struct ibx_frontend_around {
@@ -358,8 +359,8 @@ void ibx_frontend_device_used(void);
 bool ibx_frontend_device_in_use(int device);
 /* Whether this process has used only one device so far. */
 bool ibx_frontend_one_device(void);
-/* Waits for all work on each device that this process has used. After an error, some may not have
- * been waited for. */
+/* Waits for all work on each device that this process has used, in a forked child for its own.
+ * After an error, some may not have been waited for. */
 int ibx_frontend_devices_wait(void);
 /* Calls `visit` for each device that this process may have used, which is selected then. */
 void ibx_frontend_each_device(void (*visit)(int device));

@@ -65,7 +65,7 @@ static int next_cudaSetDevice(int device)
 }
 
 /* A thread of the program ends meanwhile. */
-static int next_cudaDeviceSynchronize(void)
+int ibx_frontend_own_work_wait(void)
 {
     is.waited[is.waits++ % MOST] = is.selected;
     is.ended++;
@@ -77,7 +77,6 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
     (void)found;
     RETURN_NEXT(symbol, cudaGetDevice);
     RETURN_NEXT(symbol, cudaSetDevice);
-    RETURN_NEXT(symbol, cudaDeviceSynchronize);
     return NULL;
 }
 

@@ -361,6 +361,8 @@ static int in_child(uint64_t number, struct ibx_launch *made)
     application = pthread_self();
     CHECK(!ibx_frontend_host_functions() && !ibx_frontend_host_waits(FIRST));
     CHECK(!ibx_frontend_host_enqueued() && !ibx_frontend_gives_beside());
+    a_child = true; /* whose parent may have functions */
+    CHECK(ibx_frontend_gives_beside());
     CHECK(!ibx_frontend_host_function_of(number, &host));
     ibx_frontend_host_outstanding(visit, NULL);
     CHECK(!visits);
