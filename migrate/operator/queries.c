@@ -554,6 +554,8 @@ int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blocke
         if (ibx_vm_check_claimed(&ram, options->source, &why))
             ibx_blockers_add(blockers, "%s", why.message);
         ibx_preflight_monitor_file(options->qmp, ram.pid, blockers);
+        if (options->source)
+            ibx_preflight_writers(&ram, blockers);
         if (!options->source && options->folder &&
             ibx_migration_check_unfinished(options->folder, &ram, false, true, &why) == -EBUSY)
             ibx_blockers_add(blockers, "%s", why.message);

@@ -153,6 +153,8 @@ void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blocker
 /* At a destination: finds another process than QEMU that has mapped these files, such as a QEMU
  * that was started with the same mem-path, whose VM would be overwritten. */
 void ibx_preflight_users(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* At a source: adds a note if there is such a process. */
+void ibx_preflight_writers(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Adds a note if users other than that of QEMU (process `pid`) can connect to its monitor, the
  * socket `path`. */
 void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers *blockers);

@@ -105,6 +105,19 @@ void ibx_preflight_users(const struct ibx_guest_ram *ram, struct ibx_blockers *b
                          (int)user.pid, user.name, user.block->path, user.block->id);
 }
 
+void ibx_preflight_writers(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    struct ibx_guest_user user;
+    /* The back ends of vhost-user devices write there, and belong to the VM. */
+    if (!blockers->stands_still && !ibx_guest_ram_find_user(ram, ram->pid, true, &user, NULL) &&
+        user.pid)
+        ibx_blockers_note(blockers,
+                          "process %d (%s) can write to %s, the file of guest RAM %s, too: if it "
+                          "does so once the VM has stopped, the migration ends as broken: end it "
+                          "before, if it is a second QEMU with the same mem-path",
+                          (int)user.pid, user.name, user.block->path, user.block->id);
+}
+
 void ibx_preflight_monitor_file(const char *path, pid_t pid, struct ibx_blockers *blockers)
 {
     struct stat st;

@@ -6,6 +6,7 @@ it looks at VMs, too."""
 import fcntl
 import itertools
 import json
+import mmap
 import os
 import re
 import resource
@@ -273,6 +274,20 @@ def check_notes_a_monitor_that_others_can_use(scene):
         for note in notes:
             assert f"is at {vm.socket}, whose mode {mode:04o} lets other users" in note, note
             assert "chmod 600 that socket" in note, note
+
+
+@case
+def check_notes_who_else_can_write_to_the_memory(scene):
+    vm = Vm(scene)
+    until(lambda: os.path.getsize(vm.ram), "QEMU's memory")
+    with open(vm.ram, "r+b") as file:
+        for access, named in ((mmap.ACCESS_WRITE, 1), (mmap.ACCESS_READ, 0)):
+            with mmap.mmap(file.fileno(), 4096, access=access):
+                answer = json.loads(succeeds(scene, "check --json", *vm.qmp))
+            equal((answer["movable"], len(answer["notes"])), (True, named))
+            for note in answer["notes"]:
+                assert f"process {os.getpid()} (" in note, note
+                assert f"can write to {vm.ram}, the file of guest RAM mem0" in note, note
 
 
 @case
