@@ -90,6 +90,7 @@ void ibx_destination_tell_waits(struct destination *d)
 static void tell_away(const struct destination *d, uint64_t now)
 {
     const struct ibx_record *record = &d->status.record;
+    const uint64_t seconds = (now - d->lost_ns) / (1000 * IBX_NS_PER_MS);
     char end[4 * sizeof(record->name) + 32];
     how_to_end(record, end, sizeof(end));
     ibx_migration_notify(
@@ -98,7 +99,7 @@ static void tell_away(const struct destination *d, uint64_t now)
         "(ib-migrate recover there); if all of QEMU, ib-migrate and the file of guest RAM are gone "
         "there, these pages are lost, and the VM goes on only until it needs one: end its QEMU "
         "here (%s), start it from its disk, and ib-migrate prune --unfinished %s ends this record",
-        (now - d->lost_ns) / (1000 * IBX_NS_PER_MS), end, ibx_journal_options(record->qmp).text);
+        seconds, end, ibx_journal_options(record->qmp).text);
 }
 
 /* A source that comes back continues by itself. One that is gone for good never says so: the
