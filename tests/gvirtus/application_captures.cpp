@@ -389,9 +389,8 @@ bool refused_of_captured_events(void *stream)
                 const auto ask = [&] { return call(event); };
                 REQUIRE(cudaStreamBeginCapture(stream, mode) == 0);
                 REQUIRE(cudaEventRecord(event, stream) == 0);
-                REQUIRE(run_by(other_thread, ask, &last) == 907);
-                cudaStreamEndCapture(stream, &graph);
-                cudaGetLastError();
+                REQUIRE(run_by(other_thread, ask, &last) == 907 && status_of(stream) == 2);
+                REQUIRE(fails(cudaStreamEndCapture(stream, &graph), 901));
                 REQUIRE(cudaEventRecord(event, stream) == 0);
                 REQUIRE(cudaStreamSynchronize(stream) == 0 && ask() == 0);
             }

@@ -74,12 +74,14 @@ int enter_unsafe(const char *function)
     return code;
 }
 
-/* Whether such a call invalidates the capture was not observed. */
+/* Which invalidates the capture of the event, whatever its mode and the thread's are. */
 int enter_event(const char *function, const void *event)
 {
     int code = enter(function);
-    if (!code && capture_has_event(event))
+    if (!code && capture_has_event(event)) {
+        of_runtime.lost = true;
         return leave(CAPTURED_EVENT);
+    }
     if (!code && lose(false))
         code = leave(CAPTURE_UNSUPPORTED);
     return code;
