@@ -174,10 +174,16 @@ void ibx_return_path_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 
 /* ---------------------------------------------------------------- whose was the last one */
 
-/* `status`: of QEMU's last migration, "" if there was none; `text`: its figures. -ENODATA: QEMU
- * reports no times. */
-static int ask_once(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
-                    uint64_t deadline_ns, struct ibx_error *err)
+/* QEMU's last migration. */
+struct last {
+    char status[32]; /* "": there was none */
+    char text[IBX_JOURNAL_FIGURES];
+    bool timed; /* no time of it is 0 */
+};
+
+/* -ENODATA: QEMU reports no times. */
+static int ask_once(struct ibx_qmp *qmp, struct last *last, uint64_t deadline_ns,
+                    struct ibx_error *err)
 {
     json_t *result;
     json_int_t total = -1, down = -1, setup = -1, pages = -1;
@@ -187,9 +193,10 @@ static int ask_once(struct ibx_qmp *qmp, char *status, size_t size, char text[IB
         return rc;
     json_unpack(result, "{s?s, s?I, s?I, s?I, s?{s?I}}", "status", &is, "total-time", &total,
                 "downtime", &down, "setup-time", &setup, "ram", "normal", &pages);
-    snprintf(status, size, "%s", is);
-    snprintf(text, IBX_JOURNAL_FIGURES, "%lld-%lld-%lld-%lld", (long long)total, (long long)down,
-             (long long)setup, (long long)pages);
+    last->timed = total && down;
+    snprintf(last->status, sizeof(last->status), "%s", is);
+    snprintf(last->text, sizeof(last->text), "%lld-%lld-%lld-%lld", (long long)total,
+             (long long)down, (long long)setup, (long long)pages);
     json_decref(result);
     return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU reports no migration") : 0;
 }
@@ -197,40 +204,42 @@ static int ask_once(struct ibx_qmp *qmp, char *status, size_t size, char text[IB
 /* QEMU reports a migration as completed a moment before it computes the times of it, until when
  * they are 0 (QEMU 7.2: in one of 50 migrations, if it is asked all the time). The VM is in the
  * state finish-migrate until they are there. */
-static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
-                    uint64_t deadline_ns, struct ibx_error *err)
+static int ask_last(struct ibx_qmp *qmp, struct last *last, uint64_t deadline_ns,
+                    struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(FIGURES_MS);
-    char vm[32];
+    char vm[32] = "finish-migrate";
     for (;;) {
-        int rc = ibx_vm_status(qmp, vm, sizeof(vm), deadline_ns, err);
-        rc = rc ? rc : ask_once(qmp, status, size, text, deadline_ns, err);
-        if (rc || strcmp(status, "completed") != 0 || strcmp(vm, "finish-migrate") != 0 ||
-            ibx_now_ns() >= enough || ibx_now_ns() >= deadline_ns)
+        int rc = ask_once(qmp, last, deadline_ns, err);
+        if (rc || last->timed || strcmp(last->status, "completed") != 0 ||
+            strcmp(vm, "finish-migrate") != 0 || ibx_now_ns() >= enough)
             return rc;
         usleep(LOOK_US);
+        rc = ibx_vm_status(qmp, vm, sizeof(vm), deadline_ns, err);
+        if (rc)
+            return rc;
     }
 }
 
 int ibx_return_path_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
                          struct ibx_error *err)
 {
-    char status[32], figures[IBX_JOURNAL_FIGURES];
-    int rc = ask_last(qmp, status, sizeof(status), figures, deadline_ns, err);
-    if (!rc && strcmp(status, "completed") != 0)
-        rc = ibx_error_set(err, -ENODATA, "QEMU's last migration is \"%s\"", status);
+    struct last last;
+    int rc = ask_last(qmp, &last, deadline_ns, err);
+    if (!rc && strcmp(last.status, "completed") != 0)
+        rc = ibx_error_set(err, -ENODATA, "QEMU's last migration is \"%s\"", last.status);
     if (!rc)
-        memcpy(text, figures, sizeof(figures));
+        memcpy(text, last.text, sizeof(last.text));
     return rc;
 }
 
 /* False: QEMU has made no migration, or does not answer. */
 static bool name_mark(struct ibx_qmp *qmp, char name[MARK_BYTES], uint64_t deadline_ns)
 {
-    char status[32], figures[IBX_JOURNAL_FIGURES];
-    if (ask_last(qmp, status, sizeof(status), figures, deadline_ns, NULL))
+    struct last last;
+    if (ask_last(qmp, &last, deadline_ns, NULL))
         return false;
-    snprintf(name, MARK_BYTES, HOLD_NAME "-ended-%s", figures);
+    snprintf(name, MARK_BYTES, HOLD_NAME "-ended-%s", last.text);
     return true;
 }
 

@@ -20,10 +20,7 @@ static int last(const struct step *steps, char text[IBX_JOURNAL_FIGURES])
 static void test_figures_of_a_migration(NO_STATE)
 {
     char text[IBX_JOURNAL_FIGURES];
-    assert_int_equal(last(SCRIPT({"query-status", STATUS("postmigrate", 2), 0},
-                                 {"query-migrate", FIGURES("completed", 17, 4, 3), 0}),
-                          text),
-                     0);
+    assert_int_equal(last(SCRIPT({"query-migrate", FIGURES("completed", 17, 4, 2), 0}), text), 0);
     assert_string_equal(text, "17-4-3-5");
     done();
 }
@@ -32,15 +29,27 @@ static void test_figures_of_a_migration(NO_STATE)
 static void test_figures_that_are_not_there_yet(NO_STATE)
 {
     char text[IBX_JOURNAL_FIGURES];
-    assert_int_equal(last(SCRIPT({"query-status", STATUS("finish-migrate", 2), 0},
-                                 {"query-migrate", FIGURES("completed", 0, 0, 3), 0},
-                                 {"query-status", STATUS("finish-migrate", 4), 0},
-                                 {"query-migrate", FIGURES("completed", 17, 4, 5), 0},
-                                 {"query-status", STATUS("postmigrate", 6), 0},
-                                 {"query-migrate", FIGURES("completed", 17, 4, 7), 0}),
+    assert_int_equal(last(SCRIPT({"query-migrate", FIGURES("completed", 0, 0, 2), 0},
+                                 {"query-status", STATUS("finish-migrate", 3), 0},
+                                 {"query-migrate", FIGURES("completed", 0, 0, 4), 0},
+                                 {"query-status", STATUS("finish-migrate", 5), 0},
+                                 {"query-migrate", FIGURES("completed", 17, 4, 6), 0}),
                           text),
                      0);
     assert_string_equal(text, "17-4-3-5");
+    done();
+}
+
+/* A VM may stop for less than a millisecond. */
+static void test_a_time_that_stays_0(NO_STATE)
+{
+    char text[IBX_JOURNAL_FIGURES];
+    assert_int_equal(last(SCRIPT({"query-migrate", FIGURES("completed", 17, 0, 2), 0},
+                                 {"query-status", STATUS("postmigrate", 3), 0},
+                                 {"query-migrate", FIGURES("completed", 17, 0, 4), 0}),
+                          text),
+                     0);
+    assert_string_equal(text, "17-0-3-5");
     done();
 }
 
@@ -48,9 +57,7 @@ static void test_figures_that_are_not_there_yet(NO_STATE)
 static void test_a_migration_that_runs_is_not_awaited(NO_STATE)
 {
     char text[IBX_JOURNAL_FIGURES];
-    const int rc = last(SCRIPT({"query-status", STATUS("finish-migrate", 2), 0},
-                               {"query-migrate", FIGURES("pre-switchover", 9, 0, 3), 0}),
-                        text);
+    const int rc = last(SCRIPT({"query-migrate", FIGURES("pre-switchover", 9, 0, 2), 0}), text);
     says(rc, -ENODATA, "is \"pre-switchover\"");
     done();
 }
@@ -60,6 +67,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_figures_of_a_migration),
         cmocka_unit_test(test_figures_that_are_not_there_yet),
+        cmocka_unit_test(test_a_time_that_stays_0),
         cmocka_unit_test(test_a_migration_that_runs_is_not_awaited),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
