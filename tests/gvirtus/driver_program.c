@@ -49,7 +49,7 @@ static int is_plain(uint8_t edge[9])
     return is;
 }
 
-/* Only kernels have edges with data, and data that is not known gets nowhere. */
+/* Only kernels have edges with data, and only data that is known. */
 static int changes(void *library, void *graph, void *const *nodes)
 {
     const uint8_t plain[8] = {0}, early[8] = {1, 0, 1}, unknown[8] = {0, 0, 9};
@@ -62,7 +62,7 @@ static int changes(void *library, void *graph, void *const *nodes)
     if (cu_remove(graph, &nodes[0], &nodes[1], early, 1) != 1 ||
         cu_add(graph, &nodes[0], &nodes[1], early, 1) != 1)
         return 9;
-    return cu_remove(graph, &nodes[0], &nodes[1], unknown, 1) == 801 ? 0 : 10;
+    return cu_remove(graph, &nodes[0], &nodes[1], unknown, 1) == 1 ? 0 : 10;
 }
 
 /* The runtime has parameters for this data from CUDA 13 on. */

@@ -233,13 +233,23 @@ bool ibx_frontend_legacy_refuses(void *stream, int *rc)
 }
 
 /* An error of the request is ignored: the call that follows has it, too. */
+static int status_of(void *stream, bool *known)
+{
+    int status = 0;
+    *known = true;
+    if (ibx_frontend_capturing() && (uintptr_t)stream > 1)
+        ask(stream, &status, known);
+    return status;
+}
+
 bool ibx_frontend_captures(void *stream)
 {
     bool known;
-    int status = 0;
-    if (!ibx_frontend_capturing() || (uintptr_t)stream == 1)
-        return false;
-    if (stream)
-        ask(stream, &status, &known);
-    return status;
+    return status_of(stream, &known);
+}
+
+bool ibx_frontend_may_capture(void *stream)
+{
+    bool known;
+    return status_of(stream, &known) || !known;
 }

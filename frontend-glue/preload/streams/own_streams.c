@@ -303,7 +303,7 @@ static int wait_for_streams(bool *legacy)
     int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
         void *stream = (void *)streams[i].begin;
-        if (ibx_frontend_captures(stream))
+        if (ibx_frontend_may_capture(stream))
             *legacy = *legacy && streams[i].flags & NON_BLOCKING;
         else if ((rc = CALL_NEXT(cudaStreamSynchronize, stream)) == CUDA_INVALID_HANDLE)
             rc = CUDA_SUCCESS; /* the stream was destroyed meanwhile */

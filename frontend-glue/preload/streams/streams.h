@@ -207,6 +207,8 @@ void ibx_frontend_thread_capture_begins(bool rested);
 void ibx_frontend_thread_capture_ends(bool rested);
 /* Whether the stream is being captured; quick while this process captures nothing. */
 bool ibx_frontend_captures(void *stream);
+/* The same; true also of a stream of which the back end cannot tell (rdma.gpu : off). */
+bool ibx_frontend_may_capture(void *stream);
 /* Whether it is in a capture that was invalidated. */
 bool ibx_frontend_capture_is_invalid(void *stream);
 /* Whether this process captures any. */

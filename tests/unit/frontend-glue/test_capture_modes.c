@@ -255,11 +255,16 @@ static void a_stream_is_asked_about_only_while_something_is_captured(NO_STATE)
     assert_false(ibx_frontend_captures(STREAM));
     assert_int_equal(is.questions, 0);
     ibx_frontend_capture_begins();
-    assert_true(ibx_frontend_captures(STREAM));
-    assert_int_equal(is.questions, 1);
+    assert_true(ibx_frontend_captures(STREAM) && ibx_frontend_may_capture(STREAM));
+    assert_int_equal(is.questions, 2);
     assert_false(ibx_frontend_captures(NULL)); /* the legacy stream never is */
     assert_false(ibx_frontend_captures(LEGACY));
-    assert_int_equal(is.questions, 1);
+    assert_int_equal(is.questions, 2);
+    is.status = 0;
+    assert_false(ibx_frontend_may_capture(STREAM));
+    is.no_question = true; /* the back end cannot tell */
+    assert_false(ibx_frontend_captures(STREAM) || ibx_frontend_may_capture(LEGACY));
+    assert_true(ibx_frontend_may_capture(STREAM));
     ibx_frontend_capture_gone();
     assert_false(ibx_frontend_captures(STREAM));
     ibx_frontend_capture_gone(); /* more ends than beginnings */

@@ -40,6 +40,10 @@ bool ibx_frontend_capturing(void)
 {
     return is.capturing;
 }
+bool ibx_frontend_may_capture(void *stream)
+{
+    return ibx_frontend_captures(stream);
+}
 bool ibx_frontend_captures(void *stream)
 {
     return is.capturing && (stream == OWN ? is.own_captured : stream == is.captured);
