@@ -159,18 +159,33 @@ static void set_state(struct piece *p, enum piece_state state)
 
 /* ------------------------------------------------------------------------- other pages */
 
+/* A second mapping of shared pages, which a child does not get. NULL: there is no memory. */
+static void *map_again(void *shared, size_t n)
+{
+    void *there = mremap(shared, 0, n, MREMAP_MAYMOVE); /* a length of 0 asks for that */
+    if (there == MAP_FAILED)
+        return NULL;
+    if (!madvise(there, n, MADV_DONTFORK))
+        return there;
+    munmap(there, n);
+    return NULL;
+}
+
 /* Copies n bytes from `here` to `to`, and maps `there`, which has the pages of `to`, at `here`.
- * After an error the program's memory is as it was. */
+ * `there` NULL: another mapping of these shared pages; a fork meanwhile would take it for the
+ * program's memory. After an error the program's memory is as it was. */
 static int replace(void *here, size_t n, void *there, void *to)
 {
     struct join held;
     ibx_managed_join_begin((uintptr_t)here, n, &held);
     pthread_mutex_lock(&moving);
-    const int rc = ibx_managed_replace(here, n, there, to, "registered");
+    if (!there)
+        there = map_again(to, n);
+    const int rc = there ? ibx_managed_replace(here, n, there, to, "registered") : -ENOMEM;
+    if (rc && there)
+        munmap(there, n);
     pthread_mutex_unlock(&moving);
     ibx_managed_join_end(&held);
-    if (rc)
-        munmap(there, n);
     return rc;
 }
 
@@ -190,16 +205,8 @@ int ibx_registered_move(const struct range *range)
     struct piece *p = find(range->number);
     if (p->state == PIECE_MOVED)
         return CUDA_SUCCESS;
-    /* With a length of 0 it makes a second mapping of shared pages. */
-    void *there = mremap(p->pages.shared, 0, p->pages.n, MREMAP_MAYMOVE);
-    if (there == MAP_FAILED)
-        return refuse(REFUSAL_MEMORY);
-    if (madvise(there, p->pages.n, MADV_DONTFORK)) {
-        munmap(there, p->pages.n);
-        return refuse(REFUSAL_MEMORY);
-    }
     atomic_store(&shared_at, p->pages.shared);
-    if (replace((void *)p->pages.at, p->pages.n, there, p->pages.shared))
+    if (replace((void *)p->pages.at, p->pages.n, NULL, p->pages.shared))
         return refuse(REFUSAL_MEMORY);
     set_state(p, PIECE_MOVED);
     keep_length(&p->pages);
