@@ -140,6 +140,7 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
  * -EBUSY: with vm->stream, another program's migration is under way in QEMU, or QEMU has completed
  * one. -EAGAIN: everything is done, but QEMU still leaves RAM out of what it saves, because another
  * client's migration does not end. */
+#define IBX_VM_SETTINGS_STAY "QEMU's migration settings could not be put back" /* -EAGAIN */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
 /* For a QEMU before 10.0 that libvirt drives and whose migration has failed: waits for the end of

@@ -292,6 +292,23 @@ static void tell_destination(struct watchdog *w, struct ibx_record *was)
                 err.message);
 }
 
+/* Logs what could not be done because of `why`. `stays`: only the record is missing. `settings`:
+ * only they are missing. */
+static void say_not_done(const struct watchdog *w, bool stays, bool settings,
+                         const struct ibx_error *why)
+{
+    ibx_log(IBX_LOG_ERROR, "ib-migrate ended, and VM %s %s: %s%s", name_of(&w->record),
+            stays      ? "goes on here, which could not be recorded (ib-migrate rollback does)"
+            : settings ? "is as it was, but " IBX_VM_SETTINGS_STAY
+                       : "could not be continued here",
+            why->message,
+            stays                   ? ""
+            : settings && w->folder ? "; ib-migrate rollback does that when that has ended"
+            : w->vm.libvirt
+                ? "; if libvirt has continued it, its disks may be inactive: " IBX_VM_DISKS_BACK
+                : "");
+}
+
 static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
@@ -302,23 +319,19 @@ static void continue_vm(struct watchdog *w)
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
+    bool settings = rc == -EAGAIN;
     /* libvirt may be about to start a migration, which fails because the tool has ended; or another
      * client's migration, which has to end, has not ended yet. */
     while ((rc == -EAGAIN || (rc == -EREMOTEIO && w->vm.libvirt)) && ibx_now_ns() < deadline) {
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
+        settings = rc == -EAGAIN || (settings && rc == -ETIMEDOUT); /* of the last try */
     }
     const bool stays = !rc;
     if (!rc && w->folder)
         rc = kept(w, &was, &err);
     if (rc)
-        ibx_log(IBX_LOG_ERROR, "ib-migrate ended, and VM %s %s: %s%s", name_of(&w->record),
-                stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
-                      : "could not be continued here",
-                err.message,
-                !stays && w->vm.libvirt ? "; if libvirt has continued it, its disks may be "
-                                          "inactive: " IBX_VM_DISKS_BACK
-                                        : "");
+        say_not_done(w, stays, settings, &err);
     else
         say_stays(w, qmp, deadline);
     ibx_qmp_close(qmp);

@@ -545,6 +545,27 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
                       ibx_vm_asleep(status));
 }
 
+static void not_undone(struct freezing *f, const struct ibx_error *first, bool taken,
+                       const struct ibx_error *why, struct ibx_error *err)
+{
+    if (qemu_has_ended(f)) {
+        const char *start = taken ? ": start the VM" : ", and the VM with it: start it";
+        const char *unless = taken ? IBX_JOURNAL_UNLESS_ON : IBX_JOURNAL_UNLESS_SAVED;
+        ibx_error_set(err, first->code,
+                      "%.300s; and QEMU (process %d) has ended%s from its disks%s", first->message,
+                      (int)f->ram.pid, start, unless);
+        ibx_watchdog_release(&f->watchdog);
+        return;
+    }
+    const bool settings = taken || why->code == -EAGAIN; /* only they are left */
+    ibx_error_set(err, first->code, "%.300s; and %s: %.300s%s%s", first->message,
+                  settings ? IBX_VM_SETTINGS_STAY : "the VM could not be continued", why->message,
+                  taken ? "" : "; the process that is left behind tries again for a minute",
+                  settings ? "" : ", otherwise cont in QEMU's monitor lets it run");
+    if (!taken)
+        ibx_watchdog_leave(&f->watchdog);
+}
+
 /* After a failure: restores the VM; if this tool cannot, its watchdog tries. A VM that another
  * client has taken, or that has gone on already (`went_on`), is left alone. */
 static void undo(struct freezing *f, bool went_on, struct ibx_error *err)
@@ -560,33 +581,13 @@ static void undo(struct freezing *f, bool went_on, struct ibx_error *err)
         ibx_watchdog_runs(&f->watchdog, false, NULL);
     f->undo.touched = f->undo.touched || (f->stop_ns && !went_on);
     if ((f->undo.touched || f->undo.before) &&
-        ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
-        if (qemu_has_ended(f)) {
-            ibx_error_set(err, first.code,
-                          taken ? "%.300s; and QEMU (process %d) has ended: start the VM from its "
-                                  "disks" IBX_JOURNAL_UNLESS_ON
-                                : "%.300s; and QEMU (process %d) has ended, and the VM with it: "
-                                  "start it from its disks" IBX_JOURNAL_UNLESS_SAVED,
-                          first.message, (int)f->ram.pid);
-            ibx_watchdog_release(&f->watchdog);
-        } else if (taken) {
-            ibx_error_set(err, first.code,
-                          "%.300s; and QEMU's migration settings could not be put back: %.300s",
-                          first.message, why.message);
-        } else {
-            ibx_error_set(err, first.code,
-                          "%.300s; and the VM could not be continued: %.300s; the process that "
-                          "is left behind tries again for a minute, otherwise cont in QEMU's "
-                          "monitor lets it run",
-                          first.message, why.message);
-            ibx_watchdog_leave(&f->watchdog);
-        }
-    } else if (first.code == -ECANCELED && !f->sleeps && !taken) {
+        ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why))
+        not_undone(f, &first, taken, &why, err);
+    else if (first.code == -ECANCELED && !f->sleeps && !taken)
         ibx_error_set(err, first.code, "%s, and the VM %s", first.message,
                       f->undo.was_running || went_on ? "runs on" : "is as it was");
-    } else {
+    else
         add_sleep(f, err);
-    }
     if (f->made)
         ibx_snapshot_folder_remove(&f->folder);
 }

@@ -187,12 +187,15 @@ static bool was_shut_down(struct source *s, int code, struct ibx_error *err)
     return true;
 }
 
-/* The VM stays here, and QEMU could not be told so because of `why`. */
+/* The VM stays here, and QEMU could not be told so because of `why`, or has only kept settings
+ * (-EAGAIN of ibx_vm_stay()). */
 static void not_continued(struct source *s, int code, const struct ibx_error *why,
                           struct ibx_error *err)
 {
     struct ibx_error silent = {0};
-    ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this", why->message,
+    ibx_error_prefix(err, code, "%s (%s; %s) after this",
+                     why->code == -EAGAIN ? IBX_VM_SETTINGS_STAY : "the VM could not be continued",
+                     why->message,
                      source_committed(s) ? "ib-migrate rollback tries again"
                                          : "another process, left behind, tries again");
     ibx_source_move(s, SOURCE_STRANDED, &silent);

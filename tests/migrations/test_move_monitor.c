@@ -355,6 +355,9 @@ static void then_it_ends(int end, int status, pid_t watchdog)
     mover_ends(&sender, status);
     mover_must_print(&sender, "QEMU does not give that up (cancelling)");
     mover_must_print(&sender, "QEMU is still to leave the VM's memory out of what it saves");
+    mover_must_print(&sender, "QEMU's migration settings could not be put back");
+    assert_false(mover_printed(&sender, "could not be continued")); /* nothing has stopped it */
+    assert_true(vm_runs(&vms[0]));
     assert_false(takes_its_ram());
     if (watchdog)
         kill(watchdog, SIGKILL);
