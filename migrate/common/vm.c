@@ -21,6 +21,7 @@
 #define STREAM_NAME "ibx-state"
 #define STREAM_WIDE (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
 #define LOOK_MS     5         /* between two checks of a migration that ends */
+#define ANSWER_MS   1000      /* for the last of them */
 #define CLOSING_MS  1000      /* for QEMU to end a migration whose stream it has closed */
 #define LIBVIRT_MS  10000     /* for a migration that libvirt has begun to fail */
 #define CLEANING_MS 5000      /* for QEMU to end the thread of a migration that is over */
@@ -345,12 +346,19 @@ static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64
     }
 }
 
+/* The last question of a loop until then: QEMU is not slow because the time is over. */
+static uint64_t time_to_answer(uint64_t deadline_ns)
+{
+    const uint64_t soon = ibx_deadline_in_ms(ANSWER_MS);
+    return deadline_ns > soon ? deadline_ns : soon;
+}
+
 static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct ibx_vm_progress now;
     bool asked = false;
     for (;;) {
-        int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
+        int rc = ibx_vm_migration(qmp, &now, time_to_answer(deadline_ns), err);
         if (rc || ibx_vm_migration_ended(now.status))
             return rc;
         if (!asked)

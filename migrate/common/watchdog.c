@@ -319,15 +319,13 @@ static void continue_vm(struct watchdog *w)
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
-    bool settings = rc == -EAGAIN;
     /* libvirt may be about to start a migration, which fails because the tool has ended; or another
      * client's migration, which has to end, has not ended yet. */
     while ((rc == -EAGAIN || (rc == -EREMOTEIO && w->vm.libvirt)) && ibx_now_ns() < deadline) {
         usleep(RETRY_MS * 1000);
-        rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
-        settings = rc == -EAGAIN || (settings && rc == -ETIMEDOUT); /* of the last try */
+        rc = ibx_vm_stay(qmp, &w->vm, deadline + LOOK_MS * IBX_NS_PER_MS, &err);
     }
-    const bool stays = !rc;
+    const bool stays = !rc, settings = rc == -EAGAIN;
     if (!rc && w->folder)
         rc = kept(w, &was, &err);
     if (rc)

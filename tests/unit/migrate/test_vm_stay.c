@@ -55,6 +55,27 @@ static void test_does_not_run(NO_STATE)
     close(peer.fd);
 }
 
+#define LOOKS 400 /* more than there is time for */
+
+/* ... and QEMU answers each time: it is not said to be stopped. */
+static void test_is_still_being_cancelled(NO_STATE)
+{
+    static struct step steps[LOOKS] = {
+        GREETED, {"query-migrate", STATUS("active", 2), 0}, {"migrate_cancel", READY(3), 0}};
+    static char answers[LOOKS][64];
+    for (unsigned i = 4; i < LOOKS - 1; i++) {
+        snprintf(answers[i], sizeof(answers[i]), STATUS("cancelling", % u), i);
+        steps[i] = (struct step){"query-migrate", answers[i], 0};
+    }
+    struct ibx_vm_undo vm = {.was_running = true, .touched = true};
+    attached(steps);
+    says(ibx_vm_stay(qmp, &vm, ibx_deadline_in_ms(200), &error), -ETIMEDOUT,
+         "still \"cancelling\" after it was cancelled");
+    ibx_qmp_close(qmp); /* the script has more steps */
+    pthread_join(peer.thread, NULL);
+    close(peer.fd);
+}
+
 #define STOP_EVENT "{\"event\": \"STOP\", \"timestamp\": {\"seconds\": 1, \"microseconds\": 0}}\r\n"
 #define NEWER                                                                                      \
     "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 0, \"major\": 10}, "             \
@@ -347,6 +368,7 @@ int main(void)
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_is_stopped_by_its_disk),
         cmocka_unit_test(test_does_not_run),
+        cmocka_unit_test(test_is_still_being_cancelled),
         cmocka_unit_test(test_has_its_disks_activated),
         cmocka_unit_test(test_is_left_paused),
         cmocka_unit_test(test_is_paused_meanwhile),
