@@ -15,8 +15,10 @@ import time
 import traceback
 
 os.umask(0o022)  # configuration that others can change is refused
-# nohup has SIGHUP ignored, and a shell SIGINT for what runs in the background, and so by tools.
+# nohup has SIGHUP ignored, and a shell SIGINT and SIGQUIT for what runs in the background, and so
+# by tools.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 PAGE, RANGE = 4096, 512
 MANY = 16  # pages: QEMU may touch a few at any time
