@@ -504,7 +504,7 @@ static void free_memory(const struct double_graph *graph)
 {
     for (unsigned i = 0; i < graph->count && !graph->copied; i++)
         if (graph->nodes[i].type == NODE_ALLOC && is_first_of_memory(graph, i))
-            cudaFree(graph->nodes[i].of.memory);
+            graph_free(graph->nodes[i].of.memory);
 }
 
 static struct double_graph *with_memory; /* locked */

@@ -122,6 +122,8 @@ int cuMemAlloc_v2(uint64_t *device, size_t n);
 /* Maps the file as memory of that device; NULL: out of memory. */
 struct allocation *memory_map(int fd, size_t n, int device);
 void memory_unmap(struct allocation *a);
+/* A copy is over: it may have been the last one that used such bytes. */
+void memory_unmap_unused(void);
 
 /* Reserves addresses of the current device, at which nothing is mapped; NULL: out of memory. */
 struct allocation *memory_reserve(size_t n);

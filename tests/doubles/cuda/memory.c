@@ -205,14 +205,60 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
     return leave(SUCCESS);
 }
 
+static void unmap_address(struct allocation *a)
+{
+    munmap(a->address, a->mapped + PAGE);
+    close(a->fd);
+    forget(a);
+}
+
 void memory_unmap(struct allocation *a)
 {
     if (a->device >= 0 && !a->opened && !a->reserved)
         keep_leftover(a);
     munmap(a->bytes, a->mapped);
-    munmap(a->address, a->mapped + PAGE);
-    close(a->fd);
-    forget(a);
+    unmap_address(a);
+}
+
+/* Bytes that have no address any more, but are in use. */
+struct used_bytes {
+    struct used_bytes *next;
+    uint8_t *bytes;
+    size_t n;
+};
+static struct used_bytes *used_bytes;
+
+void memory_unmap_unused(void)
+{
+    for (struct used_bytes **at = &used_bytes; *at;) {
+        struct used_bytes *u = *at;
+        if (in_use(u->bytes, u->n)) {
+            at = &u->next;
+            continue;
+        }
+        *at = u->next;
+        munmap(u->bytes, u->n);
+        free(u);
+    }
+}
+
+/* The graph ends that the memory of that pool belongs to. As in CUDA, where the end of a graph
+ * frees no memory, work that was given before still has the bytes, and nothing waits for it. */
+EXPORT int ibx_double_end_with_graph(uint64_t device, const void *pool)
+{
+    pthread_mutex_lock(&mutex);
+    struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a || a->pool != pool || (uintptr_t)a->address != device)
+        return leave(INVALID_VALUE);
+    struct used_bytes *u = in_use(a->bytes, a->mapped) ? malloc(sizeof(*u)) : NULL;
+    if (!u) {
+        memory_unmap(a);
+        return leave(SUCCESS);
+    }
+    *u = (struct used_bytes){used_bytes, a->bytes, a->mapped};
+    used_bytes = u;
+    unmap_address(a);
+    return leave(SUCCESS);
 }
 
 /* As the driver, waits for all work first, unless the memory is a pool's, or does not exist. If

@@ -104,6 +104,13 @@ int graph_malloc(void **address, size_t n)
     return rc;
 }
 
+void graph_free(void *address)
+{
+    int (*end)(uint64_t device, const void *pool) = NULL;
+    *(void **)&end = driver_function("ibx_double_end_with_graph");
+    end((uintptr_t)address, &graphs);
+}
+
 static bool is_captured(void *stream)
 {
     int (*asks)(void *of, int *status) = NULL;

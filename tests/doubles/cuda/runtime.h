@@ -36,6 +36,8 @@ struct ibx_cuda_memcpy3d;
 bool copies_memory(const struct ibx_cuda_memcpy3d *copy, struct ibx_cuda_memcpy3d *memory);
 /* cudaMalloc of memory for which cudaFree does not wait. */
 int graph_malloc(void **address, size_t n);
+/* The graph of that memory ends. */
+void graph_free(void *address);
 
 /* graph_copies.c */
 int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,

@@ -200,6 +200,7 @@ static void *work(void *argument)
         in_flight -= job->height != 0;
         free(job->snapshot);
         free(job);
+        memory_unmap_unused();
         pthread_cond_broadcast(&changed);
     }
     stream->working = false;

@@ -422,6 +422,38 @@ static void test_opened_pointer_is_not_freed(void **state)
     assert_int_equal(ext_call(&alice, IBX_EXT_FREE_ASYNC, 2, freed, NULL), 0);
 }
 
+static int set_memory(uint64_t memory, uint64_t n)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
+    ibx_put_u64(&w, memory);
+    ibx_put_u32(&w, 7);
+    ibx_put_u64(&w, n);
+    ibx_put_u64(&w, 0);
+    return ext_run(&alice, &w, NULL);
+}
+
+/* The end of a graph waits for no work, also if that uses the graph's memory. */
+static void test_work_in_memory_of_an_ended_graph(void **state)
+{
+    const uint64_t n = 1u << 20;
+    uint64_t memory = 0;
+    void *stream = ext_stream_make(&alice);
+    (void)state;
+    ext_capture_begin(&alice, stream);
+    const uint64_t wanted[] = {n, (uintptr_t)stream};
+    assert_int_equal(ext_call(&alice, IBX_EXT_MALLOC_ASYNC, 2, wanted, &memory), 0);
+    const uint64_t graph = ext_capture_end(&alice, stream);
+    app->hold(true);
+    assert_int_equal(set_memory(memory, n), 0);
+    ext_graph_destroy(&alice, graph);
+    app->hold(false);
+    assert_int_equal(app->ctx_synchronize(), 0);
+    assert_int_equal(set_memory(memory, n), CUDA_INVALID_VALUE);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    assert_int_equal(app->stream_destroy(stream), 0);
+}
+
 /* Returns the graph within a new node of a graph. */
 static uint64_t graph_within(uint64_t graph)
 {
@@ -595,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_numbers_of_a_long_run),
         cmocka_unit_test(test_opened_pointer_is_not_freed),
+        cmocka_unit_test(test_work_in_memory_of_an_ended_graph),
         cmocka_unit_test(test_dependencies_deep_down),
         cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_one_change_of_what_is_launched),
