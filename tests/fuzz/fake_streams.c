@@ -102,6 +102,10 @@ void ibx_frontend_kept_events_reset(int device)
     (void)device;
 }
 void ibx_frontend_streams_reset(void) {}
+bool ibx_frontend_is_child(void)
+{
+    return false;
+}
 
 /* No stream joins a capture. */
 uint64_t ibx_frontend_thread_number(void)

@@ -251,9 +251,9 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     (void)address, (void)pitch, (void)value, (void)width, (void)height, (void)stream;
     return cudaDeviceSynchronize();
 }
-int cudaMemset(void *address, int value, size_t n)
+int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 {
-    (void)address, (void)value, (void)n;
+    (void)address, (void)value, (void)n, (void)stream;
     return cudaDeviceSynchronize();
 }
 
