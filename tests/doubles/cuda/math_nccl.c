@@ -263,13 +263,13 @@ static struct communicator *new_one(int device)
     return c;
 }
 
-/* The name goes when all have joined, or when one gives up. */
-static bool join_all(struct communicator *c)
+/* The name goes when all have joined, or when one gives up: `by` is aborted. */
+static bool join_all(struct communicator *c, struct communicator *by)
 {
     if (!join_shared(c))
         return false;
     atomic_fetch_add(&c->shared->joined, 1);
-    const bool whole = UNTIL(c, c->shared->joined == (unsigned)c->ranks);
+    const bool whole = UNTIL(by, c->shared->joined == (unsigned)c->ranks);
     if (!whole || !c->rank)
         shm_unlink(c->name);
     return whole;
@@ -288,15 +288,18 @@ static int split(struct communicator *c, const struct operation *o)
         made->ranks += s->color[rank] == c->color;
         made->rank += s->color[rank] == c->color && before;
     }
-    if (!meet(c) || !made)
+    const bool met = meet(c);
+    if (!made)
         return INTERNAL_ERROR;
     snprintf(made->name, sizeof(made->name), "%.90s-%d-%d", c->name, c->splits, c->color);
-    const bool joined = c->color >= 0 && join_all(made);
+    const bool joined = met && c->color >= 0 && join_all(made, c);
     if (!joined) {
+        if (made->shared)
+            munmap(made->shared, sizeof(*made->shared));
         free(made);
         math_handles--;
         *o->made = NULL;
-        return c->color < 0 ? 0 : INTERNAL_ERROR;
+        return met && c->color < 0 ? 0 : INTERNAL_ERROR;
     }
     made->state = 0;
     made->ends_late = c->ends_late;
@@ -310,7 +313,7 @@ static void *run(void *of)
     int (*set)(void *context) = NULL;
     *(void **)&set = math_driver("cuCtxSetCurrent");
     set(c->context);
-    int status = c->shared || join_all(c) ? 0 : SYSTEM_ERROR;
+    int status = c->shared || join_all(c, c) ? 0 : SYSTEM_ERROR;
     if (c->finalizes && !UNTIL(c, c->asked > SENDS))
         status = INTERNAL_ERROR;
     for (int i = 0; i < c->count && !status; i++) {
