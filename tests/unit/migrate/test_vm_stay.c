@@ -64,7 +64,8 @@ static void test_is_still_being_cancelled(NO_STATE)
         GREETED, {"query-migrate", STATUS("active", 2), 0}, {"migrate_cancel", READY(3), 0}};
     static char answers[LOOKS][64];
     for (unsigned i = 4; i < LOOKS - 1; i++) {
-        snprintf(answers[i], sizeof(answers[i]), STATUS("cancelling", % u), i);
+        snprintf(answers[i], sizeof(answers[i]),
+                 "{\"return\": {\"status\": \"cancelling\"}, \"id\": %u}\r\n", i);
         steps[i] = (struct step){"query-migrate", answers[i], 0};
     }
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
