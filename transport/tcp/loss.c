@@ -12,11 +12,14 @@
  * the intervals between them, since a long wait may end a little later.
  *
  * Where a part of a frame is lost, what follows is taken for the rest of it, CHECKs, too. So they
- * say how many bytes of the other direction have come. Bytes that the peer's host or a relay has
- * acknowledged, and that the peer has not received for timeout_ms while it waits, are lost: a relay
- * whose own TCP has to try again also passes nothing for some seconds. If anything but CHECKs was
- * sent meanwhile, each of these may have crossed other bytes, such as the reply to another call,
- * and proves nothing.
+ * say how many bytes of the other direction have come. An answer says nothing new: what came before
+ * its question, which was in its place, and not whether the peer has read what lies behind that.
+ * Who asks has read its input and waits, as everybody does amid a frame. Bytes that the peer's host
+ * or a relay has acknowledged, and that such a peer has not received for timeout_ms, are lost: a
+ * relay whose own TCP has to try again also passes nothing for some seconds. These have to be the
+ * same bytes all the time: if the peer has received more than had been sent when it was found to
+ * lack some, what it lacks now is younger. If anything but CHECKs was sent meanwhile, each of these
+ * may have crossed other bytes, such as the reply to another call, and proves nothing.
  *
  * The end that finds out ends the connection. A session that can, goes on over another one.
  */
@@ -33,6 +36,7 @@
 #define MOST_MS   2000u /* ... but no more than this */
 #define PAUSED_MS 1000u /* a process that is so late has not polled, and begins to wait */
 #define LOST_MS   2000u /* for which bytes are missing at least, before they are lost */
+#define PAUSES    4u    /* between CHECKs that say so, at least, in that time */
 #define TRICKLE   (2 * IBX_TCP_FRAME_BYTES) /* a lane */
 
 static bool is_amid_a_frame(const struct tcp_lane *lane)
@@ -156,39 +160,49 @@ void ibx_tcp_checks_look(struct tcp *tcp, uint64_t now)
     tcp->check_at = now + pause_ns(now - tcp->quiet_since);
 }
 
-/* How many bytes TCP may not have acknowledged yet if the missing ones are lost: none, or, where
- * the missing ones were all sent before the CHECKs that have been sent since, these. A host
- * acknowledges a CHECK that it does not answer some 40 ms late, and one is often on its way. */
-static uint64_t on_their_way(const struct tcp_lane *lane, uint64_t checks, uint32_t lacks)
+/* For how long the peer has waited since it last said what it has received. In a pause that is
+ * longer than those of who waits, it or this process was away, and the next CHECKs may be old: it
+ * counts as a short one. */
+static uint64_t waited_ns(struct tcp_lane *lane, uint64_t now, uint64_t lost_ns)
 {
-    const uint64_t since = checks - lane->lacking_checks;
-    return lacks > since ? since : 0;
+    const uint64_t pause = now - lane->lacking_at, most = lost_ns / PAUSES;
+    lane->lacking_at = now;
+    return pause < most ? pause : most;
 }
 
-/* The peer, which waits, has received so many bytes on this lane, modulo 2^32. */
+/* Whether TCP may still have bytes that were sent before these CHECKs. A host acknowledges a CHECK
+ * that it does not answer some 40 ms late, and one is often on its way. */
+static bool has_older(const struct tcp_lane *lane, uint64_t checks)
+{
+    int unacknowledged = 0;
+    return ioctl(lane->fd, SIOCOUTQ, &unacknowledged) || (uint64_t)unacknowledged > checks;
+}
+
+/* The peer, which waits and has read its input, has received so many bytes on this lane, modulo
+ * 2^32. It lacks the bytes that were noted if it lacks more than the CHECKs since. */
 static void judge(struct tcp_lane *lane, uint32_t received)
 {
     uint64_t checks;
     const uint64_t now = ibx_now_ns(), all = ibx_tcp_thread_gone(lane, &checks);
-    const uint64_t gone = all - checks;
+    const uint64_t gone = all - checks, since = checks - lane->lacking_checks;
     const uint32_t lacks = (uint32_t)all - received;
     const unsigned timeout_ms = ibx_link_options(lane->tcp->link)->timeout_ms;
-    const unsigned lost_ms = timeout_ms > LOST_MS ? timeout_ms : LOST_MS;
-    int unacknowledged = 0;
-    if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking ||
+    const uint64_t lost_ns = (timeout_ms > LOST_MS ? timeout_ms : LOST_MS) * IBX_NS_PER_MS;
+    if (!lacks || lacks > INT32_MAX || !lane->lacking || lacks < lane->lacking || lacks <= since ||
         gone != lane->lacking_gone) {
         lane->lacking = lacks > INT32_MAX ? 0 : lacks;
         lane->lacking_gone = gone;
         lane->lacking_checks = checks;
-        lane->lacking_since = now;
-    } else if (now - lane->lacking_since >= lost_ms * IBX_NS_PER_MS &&
-               !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) &&
-               (uint64_t)unacknowledged <= on_their_way(lane, checks, lacks)) {
+        lane->lacking_at = now;
+        lane->lacking_ns = 0;
+        return;
+    }
+    lane->lacking_ns += waited_ns(lane, now, lost_ns);
+    if (lane->lacking_ns >= lost_ns && !has_older(lane, since))
         ibx_tcp_fail(lane->tcp, -EBADMSG,
                      "%u bytes that were sent on lane %u are acknowledged, and have not arrived: "
                      "something between the hosts lost them",
                      lacks, lane->index);
-    }
 }
 
 void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
@@ -199,8 +213,10 @@ void ibx_tcp_on_check(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
             ibx_tcp_fail(lane->tcp, -EPROTO, "the peer sent a sign of life that was not agreed on");
         return;
     }
+    if (frame->lane != IBX_TCP_ASKS) /* what came before its question, and nothing is known yet */
+        return;                      /* of what lies behind that */
     judge(lane, frame->id);
-    if (frame->lane == IBX_TCP_ASKS && lane->tcp->state.now == TCP_LIVE)
+    if (lane->tcp->state.now == TCP_LIVE)
         check_send(lane, &lane->answer, IBX_TCP_ANSWERS, lane->come);
 }
 

@@ -141,9 +141,10 @@ struct tcp_lane {
                       one, and then guarded by its `step` */
     uint64_t gone_checks; /* those of CHECKs among them, likewise */
     struct tcp_check ask, answer;
-    uint32_t lacking; /* bytes that the peer had not received when it last said so; see loss.c */
+    uint32_t lacking; /* bytes that the peer had not received when that was noted; see loss.c */
     uint64_t lacking_gone, lacking_checks; /* gone - gone_checks, gone_checks then */
-    uint64_t lacking_since;                /* ns */
+    uint64_t lacking_at;                   /* ns; when it last said so */
+    uint64_t lacking_ns;                   /* for which it has waited for them */
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
     uint64_t unanswered_at;    /* ns; when that was last found so */

@@ -399,23 +399,44 @@ static void a_sign_of_life_that_was_not_agreed_on_is_an_error(NO_STATE)
 
 /* ------------------------------------------------------------ what the peer has received */
 
-/* The peer has received so many bytes of lane 1. */
-static void received(uint64_t bytes)
+/* The peer says how many bytes of lane 1 it has received: of all that came, when it asks. */
+static void tells(enum ibx_tcp_check kind, uint64_t bytes)
 {
     const struct ibx_tcp_frame frame = {
-        .type = IBX_TCP_CHECK, .lane = IBX_TCP_ANSWERS, .id = (uint32_t)bytes};
+        .type = IBX_TCP_CHECK, .lane = (uint8_t)kind, .id = (uint32_t)bytes};
     ibx_tcp_on_check(&tcp->lanes[1], &frame);
+}
+
+static void received(uint64_t bytes)
+{
+    tells(IBX_TCP_ASKS, bytes);
+}
+
+/* A time, but for 1 ms, in which it says again and again that it has as many. */
+static void nearly_passes(unsigned ms, uint64_t bytes)
+{
+    for (unsigned i = 1; i < ms / 250; i++) {
+        is.now += 250 * MS;
+        received(bytes);
+    }
+    is.now += 249 * MS;
+    received(bytes);
+    assert_int_equal(is.status, 0);
+}
+
+/* ... of a timeout, and what it says then. */
+static void waits_on(uint64_t bytes, uint64_t then)
+{
+    nearly_passes(TIMEOUT, bytes);
+    is.now += MS;
+    received(then);
 }
 
 static void acknowledged_bytes_that_stay_missing_are_lost(NO_STATE)
 {
     is.gone = 1000;
     received(900);
-    is.now += (TIMEOUT - 1) * MS;
-    received(900);
-    assert_int_equal(is.status, 0);
-    is.now += MS;
-    received(900);
+    waits_on(900, 900);
     assert_int_equal(is.status, -EBADMSG);
 }
 
@@ -424,8 +445,7 @@ static void missing_bytes_are_counted_across_4_gib(NO_STATE)
 {
     is.gone = (UINT64_C(5) << 32) + 50;
     received((UINT64_C(5) << 32) - 50);
-    is.now += TIMEOUT * MS;
-    received((UINT64_C(5) << 32) - 50);
+    waits_on((UINT64_C(5) << 32) - 50, (UINT64_C(5) << 32) - 50);
     assert_int_equal(is.status, -EBADMSG);
 }
 
@@ -439,8 +459,7 @@ static void a_peer_that_has_more_than_was_noted_lacks_nothing(NO_STATE)
         is.now += TIMEOUT * MS;
     }
     received(900);
-    is.now += TIMEOUT * MS;
-    received(1001);
+    waits_on(900, 1001);
     assert_int_equal(is.status, 0);
 }
 
@@ -448,13 +467,10 @@ static void what_still_comes_is_not_lost(NO_STATE)
 {
     is.gone = 1000;
     received(900);
-    is.now += TIMEOUT * MS;
-    received(901);
+    waits_on(900, 901);
     assert_int_equal(is.status, 0);
-    is.now += TIMEOUT * MS;
-    received(1000);
-    is.now += TIMEOUT * MS;
-    received(1000);
+    waits_on(901, 1000);
+    waits_on(1000, 1000);
     assert_int_equal(is.status, 0);
 }
 
@@ -463,12 +479,81 @@ static void what_is_sent_meanwhile_proves_nothing(NO_STATE)
 {
     is.gone = 1000;
     received(900);
-    is.now += TIMEOUT * MS;
+    nearly_passes(TIMEOUT, 900);
+    is.now += MS;
     is.gone += 100;
     received(900);
     assert_int_equal(is.status, 0);
-    is.now += TIMEOUT * MS;
+    waits_on(900, 900);
+    assert_int_equal(is.status, -EBADMSG);
+}
+
+/* So many are sent on the lane. */
+static void send_checks(unsigned count)
+{
+    is.gone += (uint64_t)count * HEADER;
+    is.checks += (uint64_t)count * HEADER;
+}
+
+/* A peer that was away for a while, in a handler, answers the first of the CHECKs that lie there,
+ * and reads the others after it; and so again and again. None of these is lost. */
+static void checks_that_a_peer_reads_late_are_not_lost(NO_STATE)
+{
+    const enum ibx_tcp_check kinds[] = {IBX_TCP_ANSWERS, IBX_TCP_ASKS};
+    const unsigned away_ms[] = {500, 1000, 3 * TIMEOUT};
+    for (unsigned i = 0; i < COUNT(kinds) * COUNT(away_ms); i++) {
+        const unsigned ms = away_ms[i / COUNT(kinds)], checks = ms / 250;
+        begin(NULL);
+        is.gone = 1000;
+        for (unsigned away = 0; away < 50; away++) {
+            is.now += ms * MS;
+            send_checks(checks);
+            tells(kinds[i % COUNT(kinds)], is.gone - (checks - 1) * (uint64_t)HEADER);
+            assert_int_equal(is.status, 0);
+        }
+    }
+}
+
+/* An answer counts what came before its question: the peer may be away again before it reads on. */
+static void an_answer_says_nothing_of_what_lies_behind_its_question(NO_STATE)
+{
+    send_checks(20);
+    tells(IBX_TCP_ANSWERS, HEADER);
+    for (uint64_t i = 2; i < 20; i++) {
+        is.now += 3 * TIMEOUT * MS;
+        send_checks(1);
+        tells(IBX_TCP_ANSWERS, i * HEADER);
+        assert_int_equal(is.status, 0);
+    }
+}
+
+/* The peer waits from one CHECK to the next, if these come as often as those of one that waits. */
+static void while_the_peer_or_this_side_is_away_nobody_waits(NO_STATE)
+{
+    is.gone = 1000;
     received(900);
+    is.now += 10 * TIMEOUT * MS;
+    for (unsigned i = 0; i < 100; i++) /* this side finds these when it is back */
+        received(900);
+    assert_int_equal(is.status, 0);
+    nearly_passes(TIMEOUT - TIMEOUT / 4, 900);
+    is.now += MS;
+    received(900);
+    assert_int_equal(is.status, -EBADMSG);
+}
+
+/* What it lacks is older than the CHECKs that are taken for the rest of a frame. */
+static void checks_do_not_hide_what_is_lost(NO_STATE)
+{
+    uint64_t lacks = 5000;
+    is.gone = 10000;
+    received(is.gone - lacks);
+    for (unsigned i = 0; i < TIMEOUT / 250; i++) {
+        assert_int_equal(is.status, 0);
+        is.now += 250 * MS;
+        send_checks(2);
+        received(is.gone - lacks);
+    }
     assert_int_equal(is.status, -EBADMSG);
 }
 
@@ -479,8 +564,7 @@ static void bytes_that_are_not_acknowledged_are_not_lost(NO_STATE)
     is.gone = 1000;
     is.unacknowledged = 1;
     received(900);
-    is.now += TIMEOUT * MS;
-    received(900);
+    waits_on(900, 900);
     assert_int_equal(is.status, 0);
     is.gone += 30, is.checks += 30;
     is.unacknowledged = 31;
@@ -576,6 +660,10 @@ int main(void)
         TEST(a_peer_that_has_more_than_was_noted_lacks_nothing),
         TEST(what_still_comes_is_not_lost),
         TEST(what_is_sent_meanwhile_proves_nothing),
+        TEST(checks_that_a_peer_reads_late_are_not_lost),
+        TEST(an_answer_says_nothing_of_what_lies_behind_its_question),
+        TEST(while_the_peer_or_this_side_is_away_nobody_waits),
+        TEST(checks_do_not_hide_what_is_lost),
         TEST(bytes_that_are_not_acknowledged_are_not_lost),
         TEST(an_answer_is_sent_to_who_asks_while_the_connection_lives),
         TEST(frames_follow_each_other),

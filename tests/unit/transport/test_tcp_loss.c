@@ -295,37 +295,49 @@ static void test_what_has_come_is_read_first(void **state)
     assert_int_equal(server.tcp->lanes[0].gone, IBX_TCP_FRAME_BYTES); /* no CHECK */
 }
 
-/* A peer that waits says that it has received so many bytes. */
+/* A peer that waits asks, and says that it has received so many bytes. */
 static void say_received(uint32_t *place, uint32_t received)
 {
-    send_frame(0, check(*place, false, received));
+    send_frame(0, check(*place, true, received));
     *place += IBX_TCP_FRAME_BYTES;
     end_settle(&server);
 }
 
-static void send_eight_bytes(void)
+static void expect_an_answer(uint32_t place)
 {
-    uint8_t bytes[8];
-    assert_int_equal(end_send(&server, "abcdefgh", 8, 0), 0);
-    assert_int_equal(receive_frame(0).length, 8);
-    receive(0, bytes, 8);
+    expect_a_check(0, (uint32_t)server.tcp->lanes[0].gone - IBX_TCP_FRAME_BYTES, false, place);
 }
 
-/* It says for a while that it lacks bytes, all of which its host has acknowledged. */
+/* For so long, from now on. */
+static void keep_saying(uint32_t *place, uint32_t received, uint64_t ns)
+{
+    const uint64_t pause = LIMIT_NS / 10;
+    for (; ns; ns -= pause) {
+        say_received(place, received);
+        assert_null(end_lost(&server)); /* a relay may be slow */
+        expect_an_answer(*place);
+        ahead_ns += pause;
+    }
+}
+
+static void send_bytes(uint32_t bytes)
+{
+    static uint8_t sent[5000], received[5000];
+    assert_int_equal(end_send(&server, sent, bytes, 0), 0);
+    assert_int_equal(receive_frame(0).length, bytes);
+    receive(0, received, bytes);
+}
+
+/* It says for a while that it lacks bytes, all of which its host has acknowledged. The answers that
+ * are sent meanwhile prove nothing either way. */
 static void test_missing_bytes_end_it(void **state)
 {
     (void)state;
-    uint32_t place = 0;
-    send_eight_bytes();
-    say_received(&place, 39);
-    ahead_ns += LIMIT_NS / 2;
-    send_frame(0, check(place, true, 39)); /* the answer proves nothing either way */
-    place += IBX_TCP_FRAME_BYTES;
-    expect_a_check(0, 40, false, place);
-    assert_null(end_lost(&server)); /* a relay may be slow */
-    ahead_ns += LIMIT_NS / 2;
-    say_received(&place, 39);
-    expect_lost(-EBADMSG, "33 bytes that were sent on lane 0");
+    uint32_t place = 0, received = 39;
+    send_bytes(8);
+    keep_saying(&place, received, LIMIT_NS);
+    say_received(&place, received);
+    expect_lost(-EBADMSG, "bytes that were sent on lane 0");
 }
 
 /* What is not acknowledged may be the CHECKs since: hosts acknowledge such bytes late, and a CHECK
@@ -334,19 +346,15 @@ static void test_missing_bytes_beside_a_check_on_its_way(void **state)
 {
     (void)state;
     uint32_t place = 0;
-    send_eight_bytes();
-    say_received(&place, 39);
-    ahead_ns += LIMIT_NS / 2;
-    send_frame(0, check(place, true, 39));
-    place += IBX_TCP_FRAME_BYTES;
-    expect_a_check(0, 40, false, place);
-    ahead_ns += LIMIT_NS / 2;
-    unacknowledged = IBX_TCP_FRAME_BYTES + 1;
+    send_bytes(8);
+    keep_saying(&place, 39, LIMIT_NS);
+    unacknowledged = (int)server.tcp->lanes[0].gone_checks + 1;
     say_received(&place, 39);
     assert_null(end_lost(&server));
-    unacknowledged = IBX_TCP_FRAME_BYTES;
+    expect_an_answer(place);
+    unacknowledged = (int)server.tcp->lanes[0].gone_checks;
     say_received(&place, 39);
-    expect_lost(-EBADMSG, "33 bytes that were sent on lane 0");
+    expect_lost(-EBADMSG, "bytes that were sent on lane 0");
 }
 
 /* Nothing is missing where each CHECK of a peer crosses one of this end's. */
@@ -354,35 +362,49 @@ static void test_checks_that_cross_checks(void **state)
 {
     (void)state;
     uint32_t place = 0;
-    send_eight_bytes();
+    send_bytes(8);
     unacknowledged = IBX_TCP_FRAME_BYTES;
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 40; i++) {
         const uint32_t sent = 40 + i * IBX_TCP_FRAME_BYTES;
         send_frame(0, check(place, true, i ? sent - IBX_TCP_FRAME_BYTES : sent));
         place += IBX_TCP_FRAME_BYTES;
         expect_a_check(0, sent, false, place);
-        ahead_ns += 2 * LIMIT_NS;
+        ahead_ns += LIMIT_NS / 10;
     }
     assert_null(end_lost(&server));
 }
 
-/* ... unless some of them come meanwhile, or more is sent. */
+/* A peer that was away in a handler answers the first of the CHECKs that lie there, and reads the
+ * others behind it. So it does again and again, and nothing is lost. */
+static void test_checks_that_are_read_late(void **state)
+{
+    (void)state;
+    uint32_t place = 0;
+    send_bytes(8);
+    server_reads();
+    stopped_ns = ibx_now_ns() - ahead_ns;
+    for (unsigned i = 0; i < 3; i++) {
+        const uint32_t before = (uint32_t)server.tcp->lanes[0].gone;
+        checks_in((unsigned)(LIMIT_NS / IBX_NS_PER_MS));
+        send_frame(0, check(place, false, before + IBX_TCP_FRAME_BYTES));
+        place += IBX_TCP_FRAME_BYTES;
+        end_settle(&server);
+        assert_null(end_lost(&server));
+    }
+}
+
+/* A relay may be slow, or more is sent. */
 static void test_bytes_that_come_late(void **state)
 {
     (void)state;
-    static uint8_t bytes[5000];
     uint32_t place = 0;
-    send_eight_bytes();
-    for (uint32_t lacks = 40; lacks; lacks -= 10) {
-        say_received(&place, 40 - lacks);
-        ahead_ns += 2 * LIMIT_NS;
-    }
-    say_received(&place, 39);
-    assert_int_equal(end_send(&server, bytes, sizeof(bytes), 0), 0);
-    receive_frame(0);
-    receive(0, bytes, sizeof(bytes));
-    ahead_ns += 2 * LIMIT_NS;
-    say_received(&place, 39);
+    send_bytes(5000);
+    for (uint32_t received = 0; received < 5000; received += 1000)
+        keep_saying(&place, received, LIMIT_NS);
+    say_received(&place, 5000);
+    expect_an_answer(place);
+    send_bytes(8);
+    keep_saying(&place, 5000, LIMIT_NS);
     assert_null(end_lost(&server));
 }
 
@@ -392,13 +414,16 @@ static void test_checks_that_cross_replies(void **state)
     (void)state;
     uint8_t bytes[8];
     uint32_t place = 0, received = 0;
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 8; i++) {
         assert_int_equal(end_send(&server, "abcdefgh", 8, 0), 0);
         say_received(&place, received);
         assert_int_equal(receive_frame(0).place, received);
         receive(0, bytes, 8);
-        received += IBX_TCP_FRAME_BYTES + 8;
-        ahead_ns += 2 * LIMIT_NS;
+        expect_an_answer(place);
+        received += 2 * IBX_TCP_FRAME_BYTES + 8;
+        send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_CREDIT, .place = place, .credits = 1});
+        place += IBX_TCP_FRAME_BYTES;
+        ahead_ns += LIMIT_NS / 4;
     }
     assert_null(end_lost(&server));
 }
@@ -451,6 +476,7 @@ int main(void)
         PLACED(test_missing_bytes_end_it),
         PLACED(test_missing_bytes_beside_a_check_on_its_way),
         PLACED(test_checks_that_cross_checks),
+        PLACED(test_checks_that_are_read_late),
         PLACED(test_bytes_that_come_late),
         PLACED(test_checks_that_cross_replies),
         PLACED(test_a_sign_that_was_not_agreed_on),
