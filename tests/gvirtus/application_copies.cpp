@@ -119,6 +119,7 @@ bool default_kind()
             std::size_t at = n % 1000; // also from within an allocation
             random_fill(memory.data(), n, static_cast<unsigned>(n));
             REQUIRE(copy(device + at, memory.data(), n, DEFAULT, on) == 0);
+            REQUIRE(!on || cudaStreamSynchronize(on) == 0); // it may be under way
             REQUIRE(device_has(device + at, memory.data(), n));
             REQUIRE(copy(got.data(), device + at, n, DEFAULT, on) == 0);
             REQUIRE(!std::memcmp(got.data(), memory.data(), n));

@@ -107,7 +107,7 @@ def a_vm_is_migrated_by_one_command(scene):
 def what_is_started_has_the_callers_limit_on_the_stack(scene):
     start_vm(scene)
     low = 512 << 10  # ib-migrate raises its own
-    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    own, most = resource.getrlimit(resource.RLIMIT_STACK)
     wrapped = scene.path("wrapped-ssh")
     with open(wrapped, "w", encoding="ascii") as file:
         file.write(f"#!/bin/sh\nulimit -s > {scene.path('limit')}\nexec {scene.ssh} \"$@\"\n")
@@ -119,7 +119,8 @@ def what_is_started_has_the_callers_limit_on_the_stack(scene):
     equal((code, err if code else ""), (0, ""))
     with open(scene.path("limit"), encoding="ascii") as file:
         equal(int(file.read()) << 10, low)
-    equal(resource.prlimit(far_vm(scene).pid, resource.RLIMIT_STACK), (low, most))
+    there = own if "IBX_TEST_SSHD" in os.environ else low  # a login there has its host's
+    equal(resource.prlimit(far_vm(scene).pid, resource.RLIMIT_STACK), (there, most))
 
 
 @case
