@@ -43,6 +43,12 @@ static bool take_turn(void)
     return !pthread_mutex_clocklock(&turn, CLOCK_MONOTONIC, &until);
 }
 
+static void end_turn(void *alone)
+{
+    if (*(const bool *)alone)
+        pthread_mutex_unlock(&turn);
+}
+
 /* The last call waits for nothing of other threads. */
 static bool make_last(struct extension_request *e, uint64_t until, void *out, size_t n, int *code)
 {
@@ -94,13 +100,13 @@ void ibx_frontend_printed(void)
     if (!asks())
         return;
     const int before = errno;
-    const bool alone = take_turn();
+    bool alone = take_turn();
+    pthread_cleanup_push(end_turn, &alone); /* the thread may be cancelled while it writes */
     const bool told = ibx_frontend_knows(IBX_FRONTEND_PRINTED, 0, &some);
     bool more = !told || some ? fetch(told ? 0 : IBX_EXT_PRINTED_ALL, 0) : false;
     while (more)
         more = fetch(0, 0);
-    if (alone)
-        pthread_mutex_unlock(&turn);
+    pthread_cleanup_pop(true);
     errno = before;
 }
 

@@ -9,9 +9,11 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -308,6 +310,40 @@ static void a_wait_is_not_over_before_output_is_written(NO_STATE)
     pthread_barrier_destroy(&both);
 }
 
+static void fill(int pipe)
+{
+    static const char bytes[4096];
+    fcntl(pipe, F_SETFL, O_NONBLOCK);
+    while (write(pipe, bytes, sizeof(bytes)) > 0) {
+    }
+    fcntl(pipe, F_SETFL, 0);
+}
+
+/* A thread that is cancelled while it writes keeps nobody from fetching. */
+static void a_cancelled_thread_leaves_its_turn(NO_STATE)
+{
+    int ends[2];
+    pthread_t thread;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    fill(ends[1]);
+    dup2(ends[1], STDOUT_FILENO);
+    is.left = 64 * IBX_EXT_PRINTED_MOST; /* more than stdout's buffer takes */
+    waiting = 0;
+    assert_int_equal(pthread_create(&thread, NULL, waits_as_well, NULL), 0);
+    while (!waiting || thread_state(getpid(), waiting) != 'S')
+        sched_yield();
+    assert_int_equal(pthread_cancel(thread) + pthread_join(thread, NULL), 0);
+    assert_true(is.asks);
+    __fpurge(stdout);
+    dup2(output, STDOUT_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    is.told = false;
+    const uint64_t began = ibx_now_ns();
+    ibx_frontend_printed();
+    assert_true(ibx_now_ns() - began < 1000000000u); /* it has waited for nobody */
+}
+
 static void *keeps_stdout(void *nothing)
 {
     flockfile(stdout);
@@ -362,6 +398,7 @@ int main(void)
                                        TEST(the_end_of_the_process_writes_the_rest),
                                        TEST(a_wait_that_fails_fetches_nothing),
                                        TEST(a_wait_is_not_over_before_output_is_written),
+                                       TEST(a_cancelled_thread_leaves_its_turn),
                                        TEST(the_end_of_the_process_does_not_wait_for_ever),
                                        TEST(a_back_end_that_cannot_tell_is_asked_once)};
     return cmocka_run_group_tests_name("printed", tests, NULL, NULL);
