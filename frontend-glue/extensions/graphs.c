@@ -52,14 +52,18 @@ static int clone_graph(struct extension_request *e)
     return rc;
 }
 
+/* The request has the graph before it looks whether that may go: one that had it meanwhile may have
+ * begun a capture into it, or moved it into another one. */
 static int destroy(struct extension_request *e)
 {
     int (*give_back)(void *graph) = NULL;
     void *graph = pointer(&e->in);
+    if (!whole(e) || !is_graph(e, graph))
+        return CUDA_INVALID_VALUE;
     const uint64_t number = ibx_room_owned(e->x, (uintptr_t)graph);
     if (ibx_handles_is_captured(e->x, (uintptr_t)graph))
         return CUDA_ILLEGAL_STATE; /* as CUDA has it */
-    if (!whole(e) || ibx_handles_must_stay(e->x, (uintptr_t)graph) ||
+    if (ibx_handles_is_within(e->x, (uintptr_t)graph) ||
         !ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;
     ibx_handles_forget_nodes((uintptr_t)graph);

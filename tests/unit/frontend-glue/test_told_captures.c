@@ -313,6 +313,48 @@ static void test_stream_ends_during_a_check(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)ender.stream);
 }
 
+static struct {
+    uint64_t graph;
+    int rc;
+} wished;
+
+static void graph_is_destroyed(void)
+{
+    wished.rc = ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, wished.graph, NULL);
+}
+
+/* While a request waits to destroy a graph, the one that has it begins a capture into it, or moves
+ * it into another graph: then it stays. */
+static void test_graph_is_destroyed_during_a_request(void **state)
+{
+    (void)state;
+    int (*give_back)(void *graph) = NULL;
+    *(void **)&give_back = ibx_back_end_runtime("cudaGraphDestroy");
+    make_other();
+    ender.does = graph_is_destroyed;
+    for (unsigned moves = 0; moves < 2; moves++) {
+        const uint64_t outer = ext_graph_make(&alice);
+        wished.graph = ext_graph_make(&alice);
+        assert_true(ibx_handles_know(&other.x, IBX_HANDLE_GRAPH, wished.graph));
+        go_meanwhile();
+        if (moves)
+            ibx_handles_within(&other.x, wished.graph, outer);
+        else
+            ibx_handles_capture_begins(&other.x, wished.graph);
+        ibx_handles_let_go(&other.x);
+        assert_int_equal(pthread_join(ender.thread, NULL), 0);
+        assert_int_equal(wished.rc, moves ? CUDA_INVALID_VALUE : 401);
+        assert_true(knows(&alice, IBX_HANDLE_GRAPH, wished.graph));
+        ibx_handles_capture_over(&alice.x, wished.graph, true);
+        ext_graph_destroy(&alice, outer);
+        if (moves) /* CUDA has not moved it */
+            assert_int_equal(give_back((void *)(uintptr_t)wished.graph), 0);
+        else
+            ext_graph_destroy(&alice, wished.graph);
+        assert_false(knows(&alice, IBX_HANDLE_GRAPH, wished.graph));
+    }
+}
+
 static bool keeps; /* a request has the graph for too long */
 
 bool __real_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
@@ -559,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_ends_with_its_stream_or_session),
         cmocka_unit_test(test_session_ends_during_a_request),
         cmocka_unit_test(test_stream_ends_during_a_check),
+        cmocka_unit_test(test_graph_is_destroyed_during_a_request),
         cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
