@@ -316,6 +316,36 @@ bool waits_beside_capture(void *other, void *stream)
     return HOLDS(cudaFree(device) == 0);
 }
 
+// ... and spoil no capture of another thread that begins meanwhile.
+bool frees_spoil_no_capture()
+{
+    char *device = device_memory(beside_n);
+    void *stream = nullptr, *other = nullptr, *graph = nullptr;
+    std::atomic<bool> over{false}, good{true};
+    for (void **made : {&stream, &other})
+        REQUIRE(cudaStreamCreateWithFlags(made, 1) == 0);
+    std::thread frees([&] {
+        void *memory = nullptr;
+        while (!over)
+            if (cudaMallocHost(&memory, beside_n) || cudaMemsetAsync(device, 1, beside_n, other) ||
+                cudaFreeHost(memory))
+                good = false;
+    });
+    unsigned spoilt = 0;
+    for (int i = 0; i < 2000; i++) {
+        if (cudaStreamBeginCapture(stream, MODE_LOCAL) || cudaMemsetAsync(device, 0, 16, stream))
+            good = false;
+        if (cudaStreamEndCapture(stream, &graph))
+            spoilt++;
+        else
+            preloaded<int(void *)>("cudaGraphDestroy")(graph);
+    }
+    over = true;
+    frees.join();
+    REQUIRE(good && spoilt == 0 && cudaFree(device) == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
+}
+
 void until_set(void *flag)
 {
     while (!*static_cast<std::atomic<bool> *>(flag))
@@ -473,6 +503,7 @@ bool captures_forbid()
     REQUIRE(refused_beside_another_threads_stream(unsafe) && refused_of_captured_events(stream));
     REQUIRE(permitted_to_a_later_thread(unsafe));
     REQUIRE(refused_before_arguments(unsafe, stream) && refused_in_legacy(unsafe));
+    REQUIRE(frees_spoil_no_capture());
     return HOLDS(cudaStreamDestroy(stream) == 0);
 }
 

@@ -209,10 +209,12 @@ static int begin_capture(void *stream, int mode, struct given *g)
     ibx_frontend_managed_rests();
     ibx_frontend_capture_begins(); /* before the call: from then on an event of another thread can
                                       join a stream to it */
+    const int cancel = ibx_frontend_captures_hold();
     const bool whole =
         g && ibx_frontend_capture_into(stream, g->graph, g->behind, g->edges, g->count, mode, &rc);
     if (!whole)
         rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
+    ibx_frontend_captures_let_go(cancel);
     if (g)
         g->whole = whole;
     if (rc)

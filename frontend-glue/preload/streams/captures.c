@@ -7,10 +7,17 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/clock.h"
+#include "common/fork_lock.h"
+#include "common/thread.h"
+
 #include <pthread.h>
+#include <time.h>
 
 #define NOT_KNOWN           (-1) /* no mode */
 #define CAPTURE_INVALIDATED 2    /* cudaStreamCaptureStatus */
+#define HOLD_MS             1000u
+#define LOOK_NS             20000l
 
 static _Atomic unsigned captures; /* captures that this process has begun */
 /* Captures of threads' own streams, and those of them that had no work before. Protected by the
@@ -29,6 +36,27 @@ static void in_child(void)
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+}
+
+static struct ibx_fork_lock beginning = IBX_FORK_LOCK; /* while a capture begins, or must not */
+static _Thread_local bool holds;
+
+/* Who has it may access managed memory, for which this thread is to serve: so it is not waited for
+ * longer. */
+int ibx_frontend_captures_hold(void)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    const uint64_t until = ibx_deadline_in_ms(HOLD_MS);
+    while (!(holds = ibx_fork_lock_try(&beginning)) && ibx_now_ns() < until)
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    return cancel;
+}
+
+void ibx_frontend_captures_let_go(int cancel)
+{
+    if (holds)
+        ibx_fork_lock_release(&beginning);
+    ibx_thread_release_cancel(cancel);
 }
 
 void ibx_frontend_capture_begins(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The streams that this process has made. While one is being captured, a wait for the device would
- * invalidate the capture: then the other streams are waited for one by one, and those of threads
- * (cudaStreamPerThread) by events that these record behind their work.
+ * invalidate the capture: then the other streams are waited for one by one, by events, and those of
+ * threads (cudaStreamPerThread) by events that these record behind their work.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -294,20 +294,53 @@ static void wait_for_legacy(int device)
     legacy_waits = legacy_waits ? legacy_waits : rc;
 }
 
+/* A wait for a stream would invalidate a capture of it that has begun meanwhile. So an event is put
+ * behind its work while no capture begins, and waited for. *captured: nothing was waited for. */
+static int wait_behind(void *event, void *stream, bool *captured)
+{
+    const int cancel = ibx_frontend_captures_hold();
+    int rc = CUDA_SUCCESS;
+    *captured = ibx_frontend_may_capture(stream);
+    if (!*captured)
+        rc = CALL_NEXT(cudaEventRecord, event, stream);
+    ibx_frontend_captures_let_go(cancel);
+    const int mode = ibx_frontend_relax();
+    if (!*captured && !rc)
+        rc = CALL_NEXT(cudaEventSynchronize, event);
+    ibx_frontend_relax_end(mode);
+    return rc;
+}
+
+/* `event` NULL, or of another device: waits for the stream itself. */
+static int wait_for(const struct range *s, void *event, bool *captured)
+{
+    void *stream = (void *)s->begin;
+    if (event && s->device == ibx_frontend_current_device())
+        return wait_behind(event, stream, captured);
+    *captured = ibx_frontend_may_capture(stream);
+    return *captured ? CUDA_SUCCESS : CALL_NEXT(cudaStreamSynchronize, stream);
+}
+
 /* Streams that are captured are left out. *legacy becomes false if one of them keeps the legacy
  * stream from having work. */
 static int wait_for_streams(bool *legacy)
 {
     size_t count;
+    void *event = NULL;
     struct range *streams = copy_of_all(&count);
     int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
+    if (count && !rc && !is_child && CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
+        event = NULL;
     for (size_t i = 0; i < count && !rc; i++) {
-        void *stream = (void *)streams[i].begin;
-        if (ibx_frontend_may_capture(stream))
+        bool captured;
+        rc = wait_for(&streams[i], event, &captured);
+        if (captured)
             *legacy = *legacy && streams[i].flags & NON_BLOCKING;
-        else if ((rc = CALL_NEXT(cudaStreamSynchronize, stream)) == CUDA_INVALID_HANDLE)
+        else if (rc == CUDA_INVALID_HANDLE)
             rc = CUDA_SUCCESS; /* the stream was destroyed meanwhile */
     }
+    if (event)
+        CALL_NEXT(cudaEventDestroy, event);
     free(streams);
     return rc;
 }

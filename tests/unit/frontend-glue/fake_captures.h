@@ -86,6 +86,14 @@ void ibx_frontend_capture_begins(void)
 {
     captures_now++;
 }
+int ibx_frontend_captures_hold(void)
+{
+    return 0;
+}
+void ibx_frontend_captures_let_go(int cancel)
+{
+    (void)cancel;
+}
 void ibx_frontend_capture_gone(void)
 {
     captures_now--;

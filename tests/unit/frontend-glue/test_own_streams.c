@@ -12,7 +12,7 @@
 #define MOST         16u
 
 static struct {
-    bool capturing, own_captured, two_devices, legacy_rests, relaxed;
+    bool capturing, own_captured, two_devices, legacy_rests, relaxed, held;
     unsigned rested;      /* threads whose captured own stream had no work */
     const void *captured; /* a stream */
     int device;
@@ -20,6 +20,7 @@ static struct {
     uintptr_t made; /* the next stream's handle */
     unsigned events, records, waits, legacy_waits, event_waits, device_waits;
     const void *waited[MOST], *gone; /* a stream that is destroyed meanwhile */
+    const void *behind;              /* the stream whose work an event is behind */
     int error;
 } is;
 
@@ -105,6 +106,35 @@ static int next_cudaEventCreateWithFlags(void **event, unsigned flags)
     *event = (void *)(uintptr_t)(0x9000 + is.events++);
     return 0;
 }
+int ibx_frontend_captures_hold(void)
+{
+    is.held = true;
+    return 2;
+}
+void ibx_frontend_captures_let_go(int cancel)
+{
+    assert_int_equal(cancel, 2);
+    is.held = false;
+}
+/* A capture that had begun would have the event, and a wait for that would end it. */
+static int next_cudaEventRecord(void *event, void *stream)
+{
+    assert_true(event && is.held);
+    is.waited[is.waits++ % MOST] = is.behind = stream;
+    return stream == is.gone ? CUDA_INVALID_HANDLE : 0;
+}
+static int next_cudaEventSynchronize(void *event)
+{
+    assert_true(event && is.behind && is.relaxed && !is.held);
+    is.behind = NULL;
+    return is.wait_fails;
+}
+static int next_cudaEventDestroy(void *event)
+{
+    assert_non_null(event);
+    is.events--;
+    return 0;
+}
 int cudaEventRecord(void *event, void *stream)
 {
     assert_non_null(event);
@@ -139,6 +169,9 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
     RETURN_NEXT(symbol, cudaStreamSynchronize);
     RETURN_NEXT(symbol, cudaDeviceSynchronize);
     RETURN_NEXT(symbol, cudaEventCreateWithFlags);
+    RETURN_NEXT(symbol, cudaEventRecord);
+    RETURN_NEXT(symbol, cudaEventSynchronize);
+    RETURN_NEXT(symbol, cudaEventDestroy);
     return NULL;
 }
 
@@ -232,6 +265,8 @@ static void all_streams_but_captured_ones_are_waited_for(NO_STATE)
     assert_int_equal(is.waits, 2);
     assert_ptr_equal(is.waited[0], first);
     assert_ptr_equal(is.waited[1], last);
+    assert_null(is.behind);
+    assert_int_equal(is.events, 0);
     assert_int_equal(is.legacy_waits, 1);
 }
 
