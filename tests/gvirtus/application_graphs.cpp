@@ -218,7 +218,8 @@ bool copied_by_graph(char letter, bool fails, std::vector<char> *there, char **d
 }
 
 // Of several devices one is reset. A copy that was lost with its context has no bytes for an equal
-// copy of a later graph.
+// copy of a later graph. It is equal where the memory has the same address again: not in a process
+// that programs share, in which a context that has failed frees nothing.
 bool copied_after_reset_of_second()
 {
     std::vector<char> there(1000);
@@ -227,7 +228,8 @@ bool copied_after_reset_of_second()
     REQUIRE(copied_by_graph('a', true, &there, &lost) && cudaDeviceReset() == 0);
     stub_remote()->inject("", 0, 0, false);
     REQUIRE(cudaGetLastError() == 0 || cudaGetLastError() == 0);
-    REQUIRE(copied_by_graph('b', false, &there, &device) && device == lost);
+    REQUIRE(copied_by_graph('b', false, &there, &device));
+    REQUIRE(device == lost || std::getenv("IBX_TEST_PROCESSES"));
     return HOLDS(copied_by_graph('c', false, &there, &device));
 }
 
