@@ -46,16 +46,23 @@ static void receive(const char *uri)
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--libvirt", there, NULL});
 }
 
+/* The destination has its QEMU listen before the source's QEMU begins, and send looks at what that
+ * one does when its receiver says that it is ready. */
+static void receive_and_listen(const char *uri)
+{
+    char at_there[140];
+    snprintf(at_there, sizeof(at_there), "unix:%s", there);
+    receive(uri);
+    vm_do(&vms[1], "migrate-incoming", json_pack("{s:s}", "uri", at_there));
+}
+
 /* Both tools, up to this state; libvirt has its QEMUs begin as with --migrateuri unix://... */
 static void run_to(const char *state)
 {
     struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
-    char uri[140];
-    snprintf(uri, sizeof(uri), "unix:%s", there);
     vm_set_capability(&vms[0], "pause-before-switchover", true);
     mover_stop_next(state);
-    receive("tcp://127.0.0.1:0");
-    vm_do(&vms[1], "migrate-incoming", json_pack("{s:s}", "uri", uri));
+    receive_and_listen("tcp://127.0.0.1:0");
     pair_send((const char *[]){"--libvirt", here, NULL});
     mover_await_stop(which);
 }
@@ -76,9 +83,10 @@ static void test_parallel_at_once(void)
     send_first();
     snprintf(uri, sizeof(uri), "%s", receiver.uri);
     snprintf(to, sizeof(to), "unix:%s", here);
+    vm_set_capability(&vms[0], "pause-before-switchover", true);
     vm_set_capability(&vms[0], "multifd", true);
     migrate(to);
-    receive(uri);
+    receive_and_listen(uri);
     sender_says("virsh migrate was given --parallel");
     pair_runs_at_the_source();
 }
@@ -93,8 +101,9 @@ static void test_before_the_settings(void)
     send_first();
     snprintf(uri, sizeof(uri), "%s", receiver.uri);
     const int listener = process_full_listener(elsewhere, &place);
+    vm_set_capability(&vms[0], "pause-before-switchover", true);
     migrate(elsewhere_uri);
-    receive(uri);
+    receive_and_listen(uri);
     sender_says(at);
     assert_false(mover_printed(&sender, "left the disks")); /* nor did this tool's migration */
     close(listener);
@@ -117,7 +126,7 @@ static void test_through_before_the_receiver(void)
     assert_string_equal(status, "postmigrate");
     assert_int_equal(kill(vms[0].pid, SIGTERM), 0);
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "virsh list on the other hosts tells");
+    mover_must_print(&sender, "virsh list --all here and virsh list on the other hosts tell");
     mover_must_print(&sender, "unless virsh list has it on another host");
     assert_false(mover_printed(&sender, "has ended with it"));
     assert_false(mover_printed(&sender, "could run elsewhere"));
