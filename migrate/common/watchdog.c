@@ -309,6 +309,18 @@ static void say_not_done(const struct watchdog *w, bool stays, bool settings,
                 : "");
 }
 
+/* Removes the gate's socket. The kernel closes the descriptors of a killed process in any order, so
+ * its listener may still be open at the first try. */
+static void sweep(const struct watchdog *w)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(SWEEP_MS);
+    const char *path = w->vm.libvirt;
+    if (!path)
+        return;
+    for (ibx_gate_sweep(path); !access(path, F_OK) && ibx_now_ns() < deadline; ibx_gate_sweep(path))
+        usleep(RETRY_MS * 1000);
+}
+
 static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(IBX_MIGRATE_STAY_MS);
@@ -333,6 +345,7 @@ static void continue_vm(struct watchdog *w)
     else
         say_stays(w, qmp, deadline);
     ibx_qmp_close(qmp);
+    sweep(w); /* before the VM is unlocked: then another tool may listen there */
     if (!rc && w->folder)
         tell_destination(w, &was);
 }
@@ -378,15 +391,6 @@ static void await_libvirt(struct watchdog *w)
         }
         return;
     }
-}
-
-/* Removes the gate's socket. The kernel closes the descriptors of a killed process in any order, so
- * its listener may still be open at the first try. */
-static void sweep(const char *path)
-{
-    const uint64_t deadline = ibx_deadline_in_ms(SWEEP_MS);
-    for (ibx_gate_sweep(path); !access(path, F_OK) && ibx_now_ns() < deadline; ibx_gate_sweep(path))
-        usleep(RETRY_MS * 1000);
 }
 
 /* Closes all inherited descriptors but these (-1: none) and standard error: QEMU answers nobody
@@ -453,14 +457,13 @@ static void watchdog_main(struct watchdog *w, int fd)
     prctl(PR_SET_NAME, "ibx-watchdog");
     leave_groups(w->record.pid);
     watch(w, fd);
-    if (w->state.now == SETTLING)
+    if (w->state.now == SETTLING) {
         await_libvirt(w);
-    else if (w->state.now == WATCHING && is_sealed(w))
+        sweep(w);
+    } else if (w->state.now == WATCHING && is_sealed(w))
         leave_frozen(w);
     else if (w->state.now == WATCHING)
         continue_vm(w);
-    if (w->state.now != DISMISSED && w->vm.libvirt)
-        sweep(w->vm.libvirt);
     _exit(0);
 }
 
