@@ -130,7 +130,7 @@ static void test_all_killed_right_before_the_commit(void)
     pair_start(NULL);
     killed_at("source:committing", true);
     pair_recover(&sender);
-    mover_await_words(&sender, "connecting again");
+    mover_await_words(&sender, "reconnecting: ");
     assert_false(vm_runs(&vms[0]));
     for (unsigned i = 0; i < 2; i++) {
         mover_kill(&sender, SIGINT);
