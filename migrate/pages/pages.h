@@ -7,7 +7,6 @@
  *   page_server.c  the source: registers guest RAM and tells the destination where it is
  *   ram_view.c     the source: maps guest RAM, to serve and to compare its pages
  *   page_reader.c  the destination: a page reader of the fault engine (userfaultfd/)
- *   ram_view.c     the source: guest RAM as it is mapped here (ram_view.h)
  */
 #ifndef IBX_MIGRATE_PAGES_PAGES_H
 #define IBX_MIGRATE_PAGES_PAGES_H
