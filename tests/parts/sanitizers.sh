@@ -103,7 +103,7 @@ part_tsan() {
     build_tsan || return 0
     local -x TSAN_OPTIONS=exitcode=66:die_after_fork=0:second_deadlock_stack=1 IBX_CONTRACT_SMALL=1
     local -x MESON_TEST_TIMEOUT_MULTIPLIER=5
-    [[ -z $turn ]] || local share=1/1 # two turns of three lack this part
+    [[ -z $turn ]] || local share=1/1 # three turns of four lack this part
     local suites=(--suite threads)
     ! comes_later rest || suites+=(--suite threads-rest)
     tests_of tsan 1200 "${suites[@]}" --wrapper "$runner"
