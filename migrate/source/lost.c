@@ -232,11 +232,6 @@ static uint64_t unheard_since(const struct source *s)
                                           : s->heard_ns;
 }
 
-uint64_t ibx_source_sign_ms(const struct source *s)
-{
-    return ibx_migration_sign_ms(&s->transport);
-}
-
 /* How long that may last; 0: ending.c counts, from when the destination was away. One that answers
  * is not away: then --give-up counts from the end of the first silent link on, since a new link may
  * help. */
@@ -244,8 +239,8 @@ static uint64_t unheard_ms(const struct source *s)
 {
     const bool answers = s->state.now == SOURCE_COMMITTED && s->unsure_ns;
     return !s->options->give_up_s ? (uint64_t)s->transport.timeout_ms * NOBODY_TIMES
-           : answers              ? ibx_source_sign_ms(s) + (uint64_t)s->options->give_up_s * 1000
-                                  : 0;
+           : answers ? ibx_migration_sign_ms(&s->transport) + (uint64_t)s->options->give_up_s * 1000
+                     : 0;
 }
 
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err)

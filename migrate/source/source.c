@@ -169,7 +169,7 @@ static uint64_t without_sign_ns(const struct source *s)
  * connect all its links anew when it continues. */
 static int check_sign_of_life(struct source *s, struct ibx_error *err)
 {
-    const uint64_t limit_ms = ibx_source_sign_ms(s);
+    const uint64_t limit_ms = ibx_migration_sign_ms(&s->transport);
     if (!source_linked(&s->link) || without_sign_ns(s) < limit_ms * IBX_NS_PER_MS)
         return 0;
     if (s->state.now == SOURCE_COMMITTED && !s->unsure_ns)

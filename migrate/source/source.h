@@ -352,8 +352,6 @@ int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *tota
  * answer, and tells the operator. With give_up_s this looks only at a destination that answers each
  * new link, and never says whether the VM runs there. */
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err);
-/* How long a link that stands may be silent (ms). */
-uint64_t ibx_source_sign_ms(const struct source *s);
 
 /* ---------------------------------------------------------------- libvirt.c */
 
