@@ -555,12 +555,16 @@ static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     return rc;
 }
 
-/* Such settings stay as they are, and an operator is told what they were. */
-static int leave_settings(const json_t *before, const struct ibx_error *why)
+/* The end of restore(): settings that QEMU has refused stay as they are, and an operator is told
+ * what they were. */
+static int restored(int rc, const json_t *before, const struct ibx_error *why,
+                    struct ibx_error *err)
 {
+    if (rc != -EREMOTEIO)
+        return rc ? ibx_error_set(err, rc, "%s", why->message) : 0;
     char *text = json_dumps(before, JSON_COMPACT);
-    ibx_log(IBX_LOG_WARN, "QEMU's migration settings could not be put back (%s): they were %s",
-            why->message, text ? text : "");
+    ibx_log(IBX_LOG_WARN, IBX_VM_SETTINGS_STAY " (%s): they were %s", why->message,
+            text ? text : "");
     free(text);
     return 0;
 }
@@ -570,9 +574,7 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
 {
     struct ibx_error why = {0};
     const int rc = restore(qmp, before, libvirt, deadline_ns, &why);
-    if (rc == -EREMOTEIO)
-        return leave_settings(before, &why);
-    return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    return restored(rc, before, &why, err);
 }
 
 /* -EAGAIN: what QEMU saves next would have no RAM, because another client's migration goes on that
@@ -583,11 +585,9 @@ static int restore_after(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint
     struct ibx_error why = {0};
     bool without;
     const int rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, &why);
-    if (rc != -EREMOTEIO)
-        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
-    if (vm->libvirt || !ibx_settings_omit_ram(vm->before) ||
+    if (rc != -EREMOTEIO || vm->libvirt || !ibx_settings_omit_ram(vm->before) ||
         ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) || !without)
-        return leave_settings(vm->before, &why);
+        return restored(rc, vm->before, &why, err);
     return ibx_error_set(err, -EAGAIN,
                          "QEMU is still to leave the VM's memory out of what it saves "
                          "(x-ignore-shared), and takes no setting before another client's "

@@ -131,6 +131,7 @@ int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *recor
  * of another client, they are logged, and this is no error: the VM may run by now. QEMU refuses all
  * settings while a migration lasts. With `libvirt`, waits until a migration that libvirt has begun
  * or is about to begin has ended: it fails as soon as it finds that nobody takes it. */
+#define IBX_VM_SETTINGS_STAY "QEMU's migration settings could not be put back"
 int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
                    struct ibx_error *err);
 /* Ends the migration, continues the VM if it ran before, and puts the settings back. Only when it
@@ -140,7 +141,6 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
  * -EBUSY: with vm->stream, another program's migration is under way in QEMU, or QEMU has completed
  * one. -EAGAIN: everything is done, but QEMU still leaves RAM out of what it saves, because another
  * client's migration does not end. */
-#define IBX_VM_SETTINGS_STAY "QEMU's migration settings could not be put back" /* -EAGAIN */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
 /* For a QEMU before 10.0 that libvirt drives and whose migration has failed: waits for the end of

@@ -223,8 +223,7 @@ static bool is_sealed(const struct watchdog *w)
 static void say_frozen(const struct watchdog *w, const char *status, int rc,
                        const struct ibx_error *err)
 {
-    const char *what = "stays stopped", *not_done = "; QEMU's migration settings could not be put "
-                                                    "back: ";
+    const char *what = "stays stopped", *not_done = "; " IBX_VM_SETTINGS_STAY ": ";
     if (rc && ibx_journal_qemu_gone(&w->record)) {
         what = "is only in the snapshot, because its QEMU has ended";
         rc = 0;
@@ -332,7 +331,7 @@ static void continue_vm(struct watchdog *w)
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     /* libvirt may be about to start a migration, which fails because the tool has ended; or another
-     * client's migration, which has to end, has not ended yet. */
+     * client's migration, which has to end, has not ended yet. The last try has time, too. */
     while ((rc == -EAGAIN || (rc == -EREMOTEIO && w->vm.libvirt)) && ibx_now_ns() < deadline) {
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline + LOOK_MS * IBX_NS_PER_MS, &err);

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "migrate/common/vm.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -672,8 +673,7 @@ static int let_go_of_qemu(struct destination *d, struct ibx_error *why)
     int rc = ibx_destination_qemu_leave(&d->qemu, &d->status.record, why);
     if (!rc || ibx_now_ns() < d->let_go_by_ns)
         return rc;
-    ibx_migration_notify(&d->options->observer,
-                         "QEMU's migration settings could not be put back (%s): they were %s",
+    ibx_migration_notify(&d->options->observer, IBX_VM_SETTINGS_STAY " (%s): they were %s",
                          why->message, d->status.record.settings);
     ibx_destination_qemu_fini(&d->qemu);
     return 0;

@@ -542,9 +542,7 @@ void ibx_source_settle_at_last(struct source *s)
         return;
     while (settle(s, deadline, &why)) {
         if (ibx_now_ns() >= deadline) {
-            ibx_migration_notify(&s->options->observer,
-                                 "QEMU's migration settings could not be put back (%s): they were "
-                                 "%s",
+            ibx_migration_notify(&s->options->observer, IBX_VM_SETTINGS_STAY " (%s): they were %s",
                                  why.message, s->status.record.settings);
             return;
         }
