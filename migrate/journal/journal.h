@@ -400,6 +400,10 @@ static inline bool ibx_journal_migrated_on(const struct ibx_record *record)
 {
     return ibx_journal_is_migrated_on(record->vm_status);
 }
+/* In texts of ibx_journal_describe(), which a tool that knows more shortens. The second one goes on
+ * with "lost there for good", or "gone". */
+#define IBX_JOURNAL_UNLESS_AT_WORK "if no ib-migrate is at work, "
+#define IBX_JOURNAL_FOR_GOOD       "; if they are "
 /* Behind the advice to roll back: nobody may have been there to learn of a rollback. */
 #define IBX_JOURNAL_UNLESS_DONE " (unless ib-migrate status there says that this was done)"
 #define IBX_JOURNAL_UNLESS_ON   ", unless it runs where another client of QEMU has migrated it"

@@ -84,16 +84,21 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 
 /* ------------------------------------------------------------ in words */
 
+#define SENDS_ON                                                                                   \
+    ": leave this QEMU as it is; " IBX_JOURNAL_UNLESS_AT_WORK                                      \
+    "\"ib-migrate recover\" continues to send them"
+#define FETCHES_ON                                                                                 \
+    "; " IBX_JOURNAL_UNLESS_AT_WORK                                                                \
+    "\"ib-migrate recover\" continues to fetch them" IBX_JOURNAL_FOR_GOOD
+
 /* The first %s is the VM, the second the other side; @ is "runs", or what the VM does instead. */
 static const char *const source_texts[] = {
     [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
-                         "run there; if no ib-migrate is at work, \"ib-migrate recover\" ends it",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: if no ib-migrate is at work, "
+                         "run there; " IBX_JOURNAL_UNLESS_AT_WORK "\"ib-migrate recover\" ends it",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: " IBX_JOURNAL_UNLESS_AT_WORK
                             "\"ib-migrate recover\" finds out, from QEMU here or from the "
                             "destination, before anything is started",
-    [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
-                          "leave this QEMU as it is; if no ib-migrate is at work, \"ib-migrate "
-                          "recover\" continues to send them",
+    [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs" SENDS_ON,
     [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
@@ -109,12 +114,12 @@ static const char *const source_texts[] = {
 };
 static const char *const destination_texts[] = {
     [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows; if no ib-migrate "
-                            "is at work, \"ib-migrate recover\" asks it",
+    [IBX_JOURNAL_MAY_RUN] =
+        "%s may run here or still be at %s: this QEMU knows; " IBX_JOURNAL_UNLESS_AT_WORK
+        "\"ib-migrate recover\" asks it",
     [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
-                            "as they are; if no ib-migrate is at work, \"ib-migrate recover\" "
-                            "continues to fetch them; if they are gone there for good (see its "
-                            "ib-migrate status), end this QEMU and start the VM from its disk",
+                            "as they are" FETCHES_ON "gone there for good (see its ib-migrate "
+                            "status), end this QEMU and start the VM from its disk",
     [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
                              "keeps them, too: run \"ib-migrate recover\" here, or there if its "
                              "state is done",
@@ -172,7 +177,7 @@ static void fill_in(const char *form, const char *vm, const char *does, const ch
 }
 
 #define BORROWED_END                                                                               \
-    "; if no ib-migrate is at work, \"ib-migrate recover\" continues to fetch them; if they are "  \
+    FETCHES_ON                                                                                     \
     "lost there for good, interrupt ib-migrate if it says that the VM has all of its pages; "      \
     "otherwise end this QEMU and start the VM from its disk"
 
@@ -182,11 +187,9 @@ static const char *borrowed_text(const struct ibx_record *record)
     const bool back = ibx_journal_returns(record);
     if (record->source)
         return back ? "%s @ at %s again: this side keeps what it has of it for when it comes back, "
-                      "and the pages that it needs: leave this QEMU as it is; if no ib-migrate is "
-                      "at work, \"ib-migrate recover\" continues to send them"
+                      "and the pages that it needs" SENDS_ON
                     : "%s @ at %s, borrowed from here: this side has the memory that it returns to "
-                      "and the pages that it needs: leave this QEMU as it is; if no ib-migrate is "
-                      "at work, \"ib-migrate recover\" continues to send them";
+                      "and the pages that it needs" SENDS_ON;
     return back
                ? "%s @ here again, and %s keeps what it has of it for when it goes back there, and "
                  "the pages that have not come yet: leave both QEMUs as they are" BORROWED_END

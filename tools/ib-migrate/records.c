@@ -241,9 +241,10 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
         ibx_cli_vm_name(record, vm, sizeof(vm));
         ibx_journal_name_peer(record, peer, sizeof(peer));
         snprintf(sentence, size,
-                 "%s may run here or at %s: a rollback has begun and has not recorded its end; if "
-                 "no ib-migrate is at work, \"ib-migrate recover\" or \"rollback\" here finds out, "
-                 "and \"recover\" continues the migration if the VM does not run here",
+                 "%s may run here or at %s: a rollback has begun and has not recorded its end"
+                 "; " IBX_JOURNAL_UNLESS_AT_WORK
+                 "\"ib-migrate recover\" or \"rollback\" here finds out, and \"recover\" continues "
+                 "the migration if the VM does not run here",
                  vm, peer);
         ibx_text_plain(sentence);
         return;
@@ -280,17 +281,14 @@ static void add_settings(const struct ibx_record *record, char *sentence, size_t
         leaves ? ", with which a snapshot of the VM (savevm) has no RAM" : "");
 }
 
-#define UNLESS_AT_WORK "if no ib-migrate is at work, "
-#define FOR_GOOD       "; if they are " /* lost, or gone, there for good */
-
 /* Fits a sentence to what is known of the ib-migrate that works on the migration. If there is none,
  * what to do then needs no condition. If there is one (`live`: its status), that is left out, and
  * so is what to do if the other side is lost, unless it is away. */
 static void fit_to_work(char *sentence, const json_t *live)
 {
-    char *from = strstr(sentence, UNLESS_AT_WORK);
+    char *from = strstr(sentence, IBX_JOURNAL_UNLESS_AT_WORK);
     if (from) {
-        const char *rest = from + strlen(UNLESS_AT_WORK);
+        const char *rest = from + strlen(IBX_JOURNAL_UNLESS_AT_WORK);
         if (live) {
             rest = strstr(rest, "; ");
             rest = rest ? rest : "";
@@ -299,7 +297,7 @@ static void fit_to_work(char *sentence, const json_t *live)
         }
         memmove(from, rest, strlen(rest) + 1);
     }
-    char *lost = strstr(sentence, FOR_GOOD);
+    char *lost = strstr(sentence, IBX_JOURNAL_FOR_GOOD);
     const char *phase = json_string_value(json_object_get(live, "phase"));
     if (lost && phase && strcmp(phase, ibx_migrate_phase_name(IBX_PHASE_RECONNECTING)) != 0)
         *lost = '\0';
