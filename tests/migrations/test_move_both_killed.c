@@ -147,17 +147,10 @@ static bool killed_while_it_loads(void)
 {
     static const struct vm_options driven = {.append = "balloon=2048 mib=4 idle=2000000",
                                              .extra = {VM_BALLOON}};
-    char path[64], where[64] = "";
     pair_start(&driven);
     both_killed_at("destination:mapped");
-    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
     mover_await_record("source", "kept");
-    FILE *file = fopen(path, "re");
-    if (file && !fgets(where, sizeof(where), file))
-        where[0] = '\0';
-    if (file)
-        fclose(file);
-    return strstr(where, "userfault") != NULL;
+    return strstr(vm_where(&vms[1]), "userfault") != NULL;
 }
 
 /* recover there waits for the source, which has no unfinished migration, but can tell it. */

@@ -257,16 +257,9 @@ static void warms_slowly(void)
 static void await_waiting(const struct vm *vm)
 {
     const uint64_t until = vm_soon();
-    char path[64], where[64] = "";
-    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vm->pid);
-    while (!strstr(where, "userfault")) {
-        FILE *file = fopen(path, "re");
-        assert_non_null(file);
-        if (!fgets(where, sizeof(where), file))
-            where[0] = '\0';
-        fclose(file);
+    while (!strstr(vm_where(vm), "userfault")) {
         if (ibx_now_ns() >= until)
-            fail_msg("QEMU's main thread waits in %s", where);
+            fail_msg("QEMU's main thread waits in %s", vm_where(vm));
         poll(NULL, 0, 5);
     }
 }
