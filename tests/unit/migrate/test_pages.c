@@ -387,6 +387,7 @@ static void test_read_fails(NO_STATE)
 /* ---------------------------------------------------------------- one request */
 
 static atomic_uint reads_until_none = UINT_MAX; /* then there is no memory for another one */
+static atomic_uint read_flags;                  /* of the last one */
 
 int __real_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
                     const struct ibx_remote *remote, uint64_t offset, size_t length,
@@ -403,6 +404,7 @@ int __wrap_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
         return -ENOMEM;
     if (left < UINT_MAX)
         atomic_store(&reads_until_none, left - 1);
+    atomic_store(&read_flags, flags);
     return __real_ibx_read(conn, mr, local, remote, offset, length, cookie, flags);
 }
 
@@ -575,6 +577,25 @@ static void test_urgent(NO_STATE)
     scene_end(&a.scene);
 }
 
+/* What may wait for others is posted so, and nothing else: somebody may wait for it. */
+static void test_others_follow(NO_STATE)
+{
+    struct asked a;
+    struct ibx_fault_arrival arrival;
+    ask_make(&a, SMALL);
+    for (unsigned kind = 0; kind < 4; kind++) {
+        const struct ibx_fault_request request = {.offset = 3 * SMALL,
+                                                  .length = SMALL,
+                                                  .buffer = a.buffer,
+                                                  .urgent = kind & 1,
+                                                  .more = kind & 2};
+        assert_int_equal(a.scene.as[0].ops->request(a.scene.as[0].context, &request), 0);
+        assert_int_equal(read_flags, (kind & 1 ? IBX_URGENT : 0) | (kind & 2 ? IBX_MORE : 0));
+        assert_int_equal(arrive(&a, &arrival, 1), 1);
+    }
+    scene_end(&a.scene);
+}
+
 /* Nothing behind the end is exposed. The reader ends with a message. */
 static void test_not_exposed(NO_STATE)
 {
@@ -651,6 +672,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_request_of_scattered_pages),
         cmocka_unit_test(test_full_queue),
         cmocka_unit_test(test_urgent),
+        cmocka_unit_test(test_others_follow),
         cmocka_unit_test(test_not_exposed),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_late_region),

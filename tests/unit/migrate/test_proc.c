@@ -257,6 +257,37 @@ static void test_who_writes_to_memory(NO_STATE)
     assert_int_equal(check_unused(8, ""), 0);
 }
 
+static bool is_wanted(void *context, const struct ibx_proc_mapping *mapping)
+{
+    const struct ibx_proc_mapping *wanted = context;
+    return mapping->start == wanted->start && mapping->end == wanted->end &&
+           mapping->offset == wanted->offset && mapping->dev == wanted->dev &&
+           mapping->ino == wanted->ino && !strcmp(mapping->permissions, wanted->permissions) &&
+           !strcmp(mapping->path, wanted->path);
+}
+
+/* Each field of a mapping is what the kernel shows, blanks in the file's name, too. */
+static void test_fields_of_a_mapping(NO_STATE)
+{
+    enum { AT = 0xabc000, LENGTH = 3 * 4096 };
+    struct stat st;
+    const int fd = memfd_create("a name", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, AT + LENGTH), 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    char *const at = mmap(NULL, LENGTH, PROT_READ, MAP_SHARED, fd, AT);
+    assert_true(at != MAP_FAILED);
+    struct ibx_proc_mapping wanted = {.start = (uintptr_t)at,
+                                      .end = (uintptr_t)at + LENGTH,
+                                      .offset = AT,
+                                      .dev = st.st_dev,
+                                      .ino = st.st_ino,
+                                      .permissions = "r--s",
+                                      .path = "/memfd:a name (deleted)"};
+    assert_int_equal(ibx_proc_find_mapping(getpid(), is_wanted, &wanted), 1);
+    munmap(at, LENGTH);
+    close(fd);
+}
+
 static bool is_none(void *context, int number, const char *link)
 {
     (void)context;
@@ -280,6 +311,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_endless_command_line),
         cmocka_unit_test(test_many_mappings),
+        cmocka_unit_test(test_fields_of_a_mapping),
         cmocka_unit_test(test_descriptors_that_cannot_be_listed),
         cmocka_unit_test_setup_teardown(test_who_writes_to_memory, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),

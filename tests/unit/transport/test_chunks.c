@@ -283,6 +283,20 @@ static void depth_is_kept(void **state)
     assert_memory_equal(b.local, b.distant, BYTES);
 }
 
+/* The fabric may send the chunks of such a post with later ones, and those of no other. */
+static void posts_that_others_follow(void **state)
+{
+    (void)state;
+    for (unsigned more = 0; more < 2; more++) {
+        const unsigned first = memory_log_count;
+        assert_int_equal(read_some(0, 9000, more, IBX_URGENT | (more ? IBX_MORE : 0)), 0);
+        assert_int_equal(memory_log_count, first + 3);
+        for (unsigned i = first; i < memory_log_count; i++)
+            assert_int_equal(memory_log[i].more, more);
+        expect_event(b.pair.client, IBX_EVENT_READ, more, 0);
+    }
+}
+
 static void urgent_passes_bulk(void **state)
 {
     (void)state;
@@ -647,6 +661,7 @@ int main(void)
         OPEN(remote_names_only_what_may_be_reached),
         OPEN(many_outstanding_complete_once_each),
         TEST(depth_is_kept),
+        OPEN(posts_that_others_follow),
         OPEN(urgent_passes_bulk),
         OPEN(more_urgent_posts_than_places),
         TEST(lanes_share_bulk),
