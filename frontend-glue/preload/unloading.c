@@ -28,6 +28,7 @@ _Thread_local struct ibx_frontend_thread ibx_frontend_thread;
     int __real_##function(__VA_ARGS__);                                                            \
     int __wrap_##function(__VA_ARGS__)
 WRAPPED(pthread_mutex_lock, pthread_mutex_t *);
+WRAPPED(pthread_mutex_trylock, pthread_mutex_t *);
 WRAPPED(pthread_mutex_clocklock, pthread_mutex_t *, clockid_t, const struct timespec *);
 WRAPPED(pthread_mutex_unlock, pthread_mutex_t *);
 WRAPPED(pthread_rwlock_rdlock, pthread_rwlock_t *);
@@ -57,7 +58,7 @@ static inline bool begin_lock(void)
     return true;
 }
 
-static inline int end_timed_lock(int rc)
+static inline int end_try(int rc)
 {
     if (rc)
         ibx_frontend_comes_outside();
@@ -75,11 +76,15 @@ int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
     return begin_lock() ? __real_pthread_mutex_lock(mutex) : 0;
 }
 
+int __wrap_pthread_mutex_trylock(pthread_mutex_t *mutex)
+{
+    return begin_lock() ? end_try(__real_pthread_mutex_trylock(mutex)) : EBUSY;
+}
+
 int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
                                    const struct timespec *until)
 {
-    return begin_lock() ? end_timed_lock(__real_pthread_mutex_clocklock(mutex, clock, until))
-                        : ETIMEDOUT;
+    return begin_lock() ? end_try(__real_pthread_mutex_clocklock(mutex, clock, until)) : ETIMEDOUT;
 }
 
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
@@ -101,7 +106,7 @@ int __wrap_pthread_rwlock_wrlock(pthread_rwlock_t *lock)
 int __wrap_pthread_rwlock_clockwrlock(pthread_rwlock_t *lock, clockid_t clock,
                                       const struct timespec *until)
 {
-    return begin_lock() ? end_timed_lock(__real_pthread_rwlock_clockwrlock(lock, clock, until))
+    return begin_lock() ? end_try(__real_pthread_rwlock_clockwrlock(lock, clock, until))
                         : ETIMEDOUT;
 }
 

@@ -208,6 +208,9 @@ static bool works(Owned *owned)
     REQUIRE(host_unregister(registered.data()) == 0);
     REQUIRE(preloaded<Allocate>("cudaMallocAsync")(&more, 100, owned->stream) == 0);
     REQUIRE(preloaded<Free>("cudaFreeAsync")(more, owned->stream) == 0);
+    REQUIRE(cudaStreamBeginCapture(owned->stream, 0) == 0);
+    REQUIRE(cudaStreamEndCapture(owned->stream, &more) == 0);
+    REQUIRE(preloaded<int(void *)>("cudaGraphDestroy")(more) == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && cudaStreamQuery(nullptr) == 0);
     return HOLDS(cudaGetLastError() == 0);
 }
