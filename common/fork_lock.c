@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/fork_lock.h"
 
+#include "common/clock.h"
+
 static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER; /* of `all`; a fork takes it, too */
 static struct ibx_fork_lock *all;
 
@@ -53,6 +55,14 @@ bool ibx_fork_lock_try(struct ibx_fork_lock *lock)
     if (!atomic_load(&lock->known))
         enter(lock);
     return !pthread_mutex_trylock(&lock->mutex);
+}
+
+bool ibx_fork_lock_try_for(struct ibx_fork_lock *lock, unsigned ms)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ms));
+    if (!atomic_load(&lock->known))
+        enter(lock);
+    return !pthread_mutex_clocklock(&lock->mutex, CLOCK_MONOTONIC, &until);
 }
 
 void ibx_fork_lock_release(struct ibx_fork_lock *lock)

@@ -44,6 +44,8 @@ struct ibx_fork_lock {
 void ibx_fork_lock_take(struct ibx_fork_lock *lock);
 /* The same without waiting. False: a thread has it, perhaps this one. */
 bool ibx_fork_lock_try(struct ibx_fork_lock *lock);
+/* The same, but waits for so many ms at most. */
+bool ibx_fork_lock_try_for(struct ibx_fork_lock *lock, unsigned ms);
 void ibx_fork_lock_release(struct ibx_fork_lock *lock);
 
 #endif

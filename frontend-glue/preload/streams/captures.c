@@ -7,17 +7,14 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-#include "common/clock.h"
 #include "common/fork_lock.h"
 #include "common/thread.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #define NOT_KNOWN           (-1) /* no mode */
 #define CAPTURE_INVALIDATED 2    /* cudaStreamCaptureStatus */
 #define HOLD_MS             1000u
-#define LOOK_NS             20000l
 
 static _Atomic unsigned captures; /* captures that this process has begun */
 /* Captures of threads' own streams, and those of them that had no work before. Protected by the
@@ -46,9 +43,7 @@ static _Thread_local bool holds;
 int ibx_frontend_captures_hold(void)
 {
     const int cancel = ibx_thread_hold_cancel();
-    const uint64_t until = ibx_deadline_in_ms(HOLD_MS);
-    while (!(holds = ibx_fork_lock_try(&beginning)) && ibx_now_ns() < until)
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    holds = ibx_fork_lock_try_for(&beginning, HOLD_MS);
     return cancel;
 }
 

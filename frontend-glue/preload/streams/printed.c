@@ -10,6 +10,7 @@
 #include "frontend-glue/preload/streams/streams.h"
 
 #include "common/clock.h"
+#include "common/fork_lock.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -20,33 +21,13 @@
 #define END_MS  1000u    /* how long the end of the process waits for the output */
 #define LOOK_NS 1000000l /* ... and looks whether another thread still writes its own */
 
-static atomic_bool prints;                               /* a module of this program calls printf */
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of who fetches and writes */
-
-static void in_child(void)
-{
-    turn = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-}
-
-__attribute__((constructor)) static void know_of_forks(void)
-{
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-/* False: another thread writes for long, to a pipe that is full or while somebody has the lock of
- * `stdout`, which may be who waits here. */
-static bool take_turn(void)
-{
-    const uint64_t ns = ibx_deadline_in_ms(TURN_MS);
-    const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u),
-                                   .tv_nsec = (long)(ns % 1000000000u)};
-    return !pthread_mutex_clocklock(&turn, CLOCK_MONOTONIC, &until);
-}
+static atomic_bool prints;                        /* a module of this program calls printf */
+static struct ibx_fork_lock turn = IBX_FORK_LOCK; /* of who fetches and writes */
 
 static void end_turn(void *alone)
 {
     if (*(const bool *)alone)
-        pthread_mutex_unlock(&turn);
+        ibx_fork_lock_release(&turn);
 }
 
 /* The last call waits for nothing of other threads. */
@@ -100,7 +81,9 @@ void ibx_frontend_printed(void)
     if (!asks())
         return;
     const int before = errno;
-    bool alone = take_turn();
+    /* False: another thread writes for long, to a pipe that is full or while somebody has the lock
+     * of `stdout`, which may be who waits here. */
+    bool alone = ibx_fork_lock_try_for(&turn, TURN_MS);
     pthread_cleanup_push(end_turn, &alone); /* the thread may be cancelled while it writes */
     const bool told = ibx_frontend_knows(IBX_FRONTEND_PRINTED, 0, &some);
     bool more = !told || some ? fetch(told ? 0 : IBX_EXT_PRINTED_ALL, 0) : false;
