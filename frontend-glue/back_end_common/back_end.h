@@ -137,9 +137,9 @@ struct isolation {
     unsigned long refused; /* requests that were refused */
     bool logged_crowd, logged_full;
 
-    bool copies;   /* the request is a copy, or sends what nothing has set if it fails */
-    unsigned rest; /* enum ibx_library_rest, of its reply */
-    bool pops;     /* ... pops a configuration of a launch */
+    bool sends_unset; /* the handler of the request may send what nothing has set if it fails */
+    unsigned rest;    /* enum ibx_library_rest, of its reply */
+    bool pops;        /* ... pops a configuration of a launch */
     bool allocates;
     uint64_t reserved;            /* bytes that are counted for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */

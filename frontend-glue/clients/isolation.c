@@ -490,11 +490,10 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
         return ibx_session_fail(x->s, -EPROTO, "%s sends a request whose name no function has",
                                 ibx_session_path(x->s)->peer);
     if (w->stage == IBX_REQUEST_NAME)
-        i->copies = false;
+        i->sends_unset = false;
     if (w->stage == IBX_REQUEST_LENGTH) {
         i->rest = ibx_library_rest_of(w->name);
-        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_sends_unset(w->name) ||
-                              !ibx_shapes_answers_errors(w->name));
+        i->sends_unset = i->on && !ibx_shapes_answers_errors(w->name);
     }
     if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
@@ -588,12 +587,12 @@ int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage befor
 
 /* ---------------------------------------------------------------------------- replies */
 
-/* After a failed copy GVirtuS sends as payload whatever was in that memory of its heap. */
+/* With an error GVirtuS sends as payload whatever was in that memory of its stack or heap. */
 bool ibx_isolation_withholds(const struct gpu_session *x)
 {
     const struct ibx_reply_watch *r = &x->replies;
     const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
-    return x->isolation.copies && r->exit_code && r->count > head;
+    return x->isolation.sends_unset && r->exit_code && r->count > head;
 }
 
 void ibx_isolation_answers(const struct gpu_session *x, uint8_t *bytes, size_t n)

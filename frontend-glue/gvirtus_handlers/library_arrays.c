@@ -90,21 +90,6 @@ static size_t find_search(const char *name)
     return i;
 }
 
-bool ibx_library_sends_unset(const char *name)
-{
-    static const char *const others[] = {
-        "cublasGetMatrix",
-        "cublasGetVector",
-        "nvmlDeviceGetName",
-        "nvmlSystemGetDriverVersion",
-    };
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        if (!strcmp(others[i], name))
-            return true;
-    }
-    return !strncmp(name, "curandGenerate", 14) || find_search(name) < SEARCHES;
-}
-
 enum ibx_library_rest ibx_library_rest_of(const char *name)
 {
     if (!strcmp(name, "cublasLtMatmulAlgoGetHeuristic"))

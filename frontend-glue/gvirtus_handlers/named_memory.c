@@ -177,12 +177,6 @@ uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)
     return n == 16 && first == 8 ? ibx_get_u64(&r) : first;
 }
 
-bool ibx_naming_copies(const char *name)
-{
-    return !strncmp(name, "cudaMemcpy", 10) || !strncmp(name, "cuMemcpy", 8) ||
-           !strcmp(name, "cublasGetMatrix") || !strcmp(name, "cublasGetVector");
-}
-
 bool ibx_naming_known(const char *name)
 {
     for (size_t i = 0; may_be_named(name) && i < NAMINGS; i++) {

@@ -26,8 +26,6 @@ unsigned ibx_naming_find(const char *name, const void *body, size_t n, enum ibx_
                          struct ibx_named named[IBX_NAMED_MAX]);
 /* Whether ibx_naming_find() knows requests of that name. */
 bool ibx_naming_known(const char *name);
-/* Whether it is a copy, known to ibx_naming_find() or not. */
-bool ibx_naming_copies(const char *name);
 /* Whether such requests allocate memory, or an array. */
 bool ibx_naming_allocates(const char *name);
 /* How many bytes such a request asks for, rounded up to 512; 0: none, or the request allocates

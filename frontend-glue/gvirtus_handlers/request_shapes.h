@@ -29,14 +29,12 @@ uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
  * handlers write to. */
 void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint64_t longest);
 
-/* library_arrays.c: the same for arrays of libraries and of the driver; `name` is whole.
- * ibx_library_sends_unset(): whether the handler sends, after an error, memory that nothing has
- * set: results of a search, numbers of a generator for the host, elements, or names. */
+/* library_arrays.c: the same for arrays of libraries and of the driver; `name` is whole. */
 void ibx_library_arrays_sanitize(const char *name, uint8_t *body, size_t n);
-bool ibx_library_sends_unset(const char *name);
 
 /* Whether what the handler sends with an error may mean something. All others send variables or
- * memory of theirs that nothing has set then. */
+ * memory of theirs that nothing has set then: elements of a copy, results of a search, numbers of a
+ * generator for the host, names. */
 bool ibx_shapes_answers_errors(const char *name);
 
 /* What a handler sends behind that which its library has set, from its stack or its heap. */

@@ -109,7 +109,6 @@ static void look_at_memory(const char *name, uint8_t *body, size_t n)
     require(count <= IBX_NAMED_MAX);
     for (unsigned i = 0; i < count; i++)
         ibx_naming_invalidate(&named[i], body, n);
-    ibx_naming_copies(name);
     if (ibx_naming_allocates(name)) {
         ibx_naming_allocation(name, body, n);
         ibx_naming_enlarge(name, body, n);
