@@ -11,11 +11,8 @@
  */
 #include "frontend-glue/extensions/graphs.h"
 
-#define EDGES_VERSION  13000 /* from here on all functions have data of edges */
-#define EDGES_BEFORE   12030 /* from here on one function more has it */
-#define CAPTURE_ACTIVE 1     /* enum cudaStreamCaptureStatus */
-#define ILLEGAL_STATE  401   /* cudaErrorIllegalState */
-#define ADD            0u    /* enum cudaStreamUpdateCaptureDependenciesFlags */
+#define CAPTURE_ACTIVE 1  /* enum cudaStreamCaptureStatus */
+#define ADD            0u /* enum cudaStreamUpdateCaptureDependenciesFlags */
 #define SET            1u
 
 typedef int (*ask_edges)(void *stream, int *status, unsigned long long *id, void **graph,
@@ -50,9 +47,7 @@ int ibx_extension_come_behind(void *stream, const struct extension_captured *c, 
         NULL;
     int (*update_before)(void *of, void *const *nodes, size_t count, unsigned flags) = NULL;
     static const char name[] = "cudaStreamUpdateCaptureDependencies";
-    void *function = edges
-                         ? ibx_extension_with_edges(name, "cudaStreamUpdateCaptureDependencies_v2")
-                         : ibx_back_end_runtime(name);
+    void *function = edges ? ibx_extension_with_edges(name) : ibx_back_end_runtime(name);
     memcpy(&update, &function, sizeof(update));
     memcpy(&update_before, &function, sizeof(update_before));
     if (!function)
@@ -181,7 +176,7 @@ static int begin_into(struct extension_request *e)
     if (ibx_handles_is_within(e->x, (uintptr_t)p.graph))
         return CUDA_NOT_SUPPORTED;
     if (ibx_handles_is_captured(e->x, (uintptr_t)p.graph))
-        return ILLEGAL_STATE;
+        return CUDA_ILLEGAL_STATE;
     if (!ibx_extension_has_alone(e, pointer_to(stream)))
         return CUDA_INVALID_HANDLE;
     FUNCTION(e, begin);

@@ -6,11 +6,11 @@
  */
 #include "frontend-glue/extensions/graphs.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
-#define EDGES_VERSION 13000
-#define EDGES_BEFORE  12030
-#define PORTS_BYTES   3 /* of an edge's data, before what has no meaning yet */
+#define PORTS_BYTES 3  /* of an edge's data, before what has no meaning yet */
+#define NAME_BYTES  64 /* of a function's name, at most */
 
 int ibx_extension_runtime_version(void)
 {
@@ -20,12 +20,14 @@ int ibx_extension_runtime_version(void)
     return version && !version(&found) ? found : 0;
 }
 
-void *ibx_extension_with_edges(const char *name, const char *before)
+void *ibx_extension_with_edges(const char *name)
 {
+    char before[NAME_BYTES];
     const int version = ibx_extension_runtime_version();
-    return version >= EDGES_VERSION  ? ibx_back_end_runtime(name)
-           : version >= EDGES_BEFORE ? ibx_back_end_runtime(before)
-                                     : NULL;
+    if (version < EDGES_BEFORE)
+        return NULL;
+    snprintf(before, sizeof(before), "%s_v2", name);
+    return ibx_back_end_runtime(version < EDGES_VERSION ? before : name);
 }
 
 bool ibx_extension_get_edges(struct extension_request *e, uint8_t *edges, size_t count)
@@ -105,10 +107,8 @@ static int order_with_data(struct extension_request *e)
     const bool there = get_change(e, &c);
     if (!ibx_extension_get_edges(e, edge, 1) || !there || !whole(e))
         return CUDA_INVALID_VALUE;
-    void *function = c.removes ? ibx_extension_with_edges("cudaGraphRemoveDependencies",
-                                                          "cudaGraphRemoveDependencies_v2")
-                               : ibx_extension_with_edges("cudaGraphAddDependencies",
-                                                          "cudaGraphAddDependencies_v2");
+    void *function = ibx_extension_with_edges(c.removes ? "cudaGraphRemoveDependencies"
+                                                        : "cudaGraphAddDependencies");
     return function ? run_change(e, &c, function, true, edge) : CUDA_NOT_SUPPORTED;
 }
 
@@ -182,17 +182,12 @@ static int list(struct extension_request *e, bool data)
     const bool behind = ibx_get_u8(&e->in);
     if (!whole(e) || !is_node(e, node))
         return CUDA_INVALID_VALUE;
+    const char *name = behind ? "cudaGraphNodeGetDependentNodes" : "cudaGraphNodeGetDependencies";
     const int version = ibx_extension_runtime_version();
-    void *function = !data || version < EDGES_BEFORE
-                         ? ibx_back_end_runtime(behind ? "cudaGraphNodeGetDependentNodes"
-                                                       : "cudaGraphNodeGetDependencies")
-                     : behind ? ibx_extension_with_edges("cudaGraphNodeGetDependentNodes",
-                                                         "cudaGraphNodeGetDependentNodes_v2")
-                              : ibx_extension_with_edges("cudaGraphNodeGetDependencies",
-                                                         "cudaGraphNodeGetDependencies_v2");
+    const bool plain = version < (data ? EDGES_BEFORE : EDGES_VERSION);
+    void *function = data && !plain ? ibx_extension_with_edges(name) : ibx_back_end_runtime(name);
     if (!function || !version)
         return CUDA_NOT_SUPPORTED;
-    const bool plain = version < (data ? EDGES_BEFORE : EDGES_VERSION);
     int rc = find(function, plain, node, data && !plain, &n);
     if (rc)
         return rc;

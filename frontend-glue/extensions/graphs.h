@@ -57,10 +57,14 @@ void ibx_extension_exec_has_copy(struct extension_request *e, const void *exec, 
 
 /* edges.c */
 
+#define EDGES_VERSION 13000 /* from here on all functions have data of edges */
+#define EDGES_BEFORE  12030 /* from here on further ones have it, which end with _v2 or _v3 */
+
 /* Of the runtime: 1000 times the major and 10 times the minor number; 0: not known. */
 int ibx_extension_runtime_version(void);
-/* The runtime's function that takes data of edges: `before` before CUDA 13. NULL: there is none. */
-void *ibx_extension_with_edges(const char *name, const char *before);
+/* The runtime's function that takes data of edges; before CUDA 13 its name ends with _v2. NULL:
+ * there is none. */
+void *ibx_extension_with_edges(const char *name);
 /* Reads the data of edges, IBX_EXT_EDGE bytes each. False: CUDA knows no such data. */
 bool ibx_extension_get_edges(struct extension_request *e, uint8_t *edges, size_t count);
 

@@ -2,8 +2,6 @@
 /* Extension requests about the nodes of graphs. */
 #include "frontend-glue/extensions/graphs.h"
 
-#include <stdlib.h>
-
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
 #define MOVE             1  /* cudaGraphChildGraphOwnershipMove */
 
@@ -365,8 +363,8 @@ static int call_add(struct extension_request *e, const struct place *p, void *pa
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
     FUNCTION(e, add_before);
-    return found < 13000 ? add_before(node, p->graph, p->behind, p->count, parameters)
-                         : add(node, p->graph, p->behind, NULL, p->count, parameters);
+    return found < EDGES_VERSION ? add_before(node, p->graph, p->behind, p->count, parameters)
+                                 : add(node, p->graph, p->behind, NULL, p->count, parameters);
 }
 
 /* The node's graphs are filled by the client, and end with the node. */
