@@ -546,7 +546,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     const struct ibx_told *told = NULL;
     if (!rc && c && asks && !ask(c, stream, &told, &rc))
         rc = cut(c);
-    if (!rc && told && behind && !edges && ibx_frontend_told_data(told))
+    if (!rc && told && behind && !edges && ibx_frontend_edges_have_data(told->edges, told->count))
         rc = ibx_frontend_fail(CUDA_LOSSY_QUERY);
     if (rc)
         return rc;

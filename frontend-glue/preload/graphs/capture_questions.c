@@ -49,44 +49,32 @@ bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc)
     return true;
 }
 
-bool ibx_frontend_told_data(const struct ibx_told *t)
+static void begin_in(struct extension_request *e, enum ibx_extension number, const char *call,
+                     const void *stream, unsigned how)
 {
-    return ibx_frontend_edges_have_data(t->edges, t->count);
-}
-
-static void begin_update(struct extension_request *e, enum ibx_extension number, const void *stream,
-                         unsigned flags, const void *graph)
-{
-    ibx_frontend_request_begin(e, number, "cudaStreamUpdateCaptureDependencies");
+    ibx_frontend_request_begin(e, number, call);
     ibx_put_u64(&e->body, (uintptr_t)stream);
-    ibx_put_u32(&e->body, flags);
-    ibx_put_u64(&e->body, (uintptr_t)graph);
-}
-
-static void put_nodes(struct extension_request *e, void *const *nodes, size_t count)
-{
-    ibx_put_u16(&e->body, (uint16_t)count);
-    for (size_t i = 0; i < count; i++)
-        ibx_put_u64(&e->body, (uintptr_t)nodes[i]);
+    ibx_put_u32(&e->body, how);
 }
 
 /* An older back end gets plain edges: edges.c. */
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
                                      const void *edges, size_t count, unsigned flags)
 {
+    static const char call[] = "cudaStreamUpdateCaptureDependencies";
     struct extension_request e;
     int rc;
     if (count > IBX_EXT_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (ibx_frontend_edges_have_data(edges, count)) {
-        begin_update(&e, IBX_EXT_CAPTURE_UPDATE_DATA, stream, flags, graph);
-        put_nodes(&e, nodes, count);
+        begin_in(&e, IBX_EXT_CAPTURE_UPDATE_DATA, call, stream, flags);
+        ibx_frontend_put_place(&e, graph, nodes, count);
         ibx_put_bytes(&e.body, edges, count * IBX_EXT_EDGE);
         if (ibx_frontend_request_known(&e, NULL, 0, &rc))
             return rc;
     }
-    begin_update(&e, IBX_EXT_CAPTURE_UPDATE, stream, flags, graph);
-    put_nodes(&e, nodes, count);
+    begin_in(&e, IBX_EXT_CAPTURE_UPDATE, call, stream, flags);
+    ibx_frontend_put_place(&e, graph, nodes, count);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
@@ -94,11 +82,8 @@ bool ibx_frontend_capture_into(void *stream, const void *graph, void *const *beh
                                const void *edges, size_t count, int mode, int *rc)
 {
     struct extension_request e;
-    ibx_frontend_request_begin(&e, IBX_EXT_CAPTURE_INTO, "cudaStreamBeginCaptureToGraph");
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    ibx_put_u32(&e.body, (uint32_t)mode);
-    ibx_put_u64(&e.body, (uintptr_t)graph);
-    put_nodes(&e, behind, count);
+    begin_in(&e, IBX_EXT_CAPTURE_INTO, "cudaStreamBeginCaptureToGraph", stream, (unsigned)mode);
+    ibx_frontend_put_place(&e, graph, behind, count);
     if (ibx_frontend_edges_have_data(edges, count))
         ibx_put_bytes(&e.body, edges, count * IBX_EXT_EDGE);
     return ibx_frontend_request_known(&e, NULL, 0, rc);

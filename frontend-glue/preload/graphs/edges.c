@@ -57,6 +57,13 @@ static void release(struct neighbours *n)
 {
     free(n->nodes);
     free(n->edges);
+    *n = (struct neighbours){.nodes = NULL};
+}
+
+static int make_room_for_data(struct neighbours *n)
+{
+    n->edges = calloc(n->count + 1, IBX_EXT_EDGE);
+    return n->edges ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
 }
 
 /* Memory for as many as the back end has stated. */
@@ -64,8 +71,7 @@ static int make_room(struct neighbours *n, const char *call)
 {
     int rc = CUDA_SUCCESS;
     n->nodes = ibx_frontend_graph_room(n->count, call, &rc);
-    n->edges = rc ? NULL : calloc(n->count + 1, IBX_EXT_EDGE);
-    return rc || n->edges ? rc : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    return rc ? rc : make_room_for_data(n);
 }
 
 /* Reads the neighbours from number `from` on. False: the back end cannot tell. */
@@ -112,14 +118,10 @@ static int find(const char *call, const void *node, int behind, struct neighbour
         release(n);
         n->nodes =
             ibx_frontend_graph_list(IBX_EXT_NODE_NEIGHBOURS, call, node, behind, &n->count, &rc);
-        n->edges = rc ? NULL : calloc(n->count + 1, IBX_EXT_EDGE);
-        if (!rc && !n->edges)
-            rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+        rc = rc ? rc : make_room_for_data(n);
     }
-    if (rc) {
+    if (rc)
         release(n);
-        *n = (struct neighbours){.nodes = NULL};
-    }
     return rc;
 }
 

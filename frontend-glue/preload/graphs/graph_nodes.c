@@ -6,17 +6,12 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-/* Begins a request that adds a node to the graph after `count` others. False: *rc is the error. Too
- * many dependencies make the request fail later. */
+/* Begins a request that adds a node to the graph after `count` others. False: *rc is the error. */
 static bool begin(struct extension_request *e, enum ibx_extension number, const char *call,
                   const void *graph, void *const *behind, size_t count, int *rc)
 {
     ibx_frontend_request_begin(e, number, call);
-    ibx_put_u64(&e->body, (uintptr_t)graph);
-    ibx_put_u16(&e->body, (uint16_t)count);
-    for (size_t i = 0; behind && i < count && i < IBX_EXT_BEHIND; i++)
-        ibx_put_u64(&e->body, (uintptr_t)behind[i]);
-    e->body.failed = e->body.failed || count > IBX_EXT_BEHIND;
+    ibx_frontend_put_place(e, graph, behind, count);
     *rc = count && !behind ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
     return !*rc;
 }

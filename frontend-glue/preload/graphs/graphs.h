@@ -20,6 +20,18 @@
 
 #include "frontend-glue/preload/preload.h"
 
+/* Writes a graph, and those of its nodes that something comes behind. More than IBX_EXT_BEHIND make
+ * the request fail later. */
+static inline void ibx_frontend_put_place(struct extension_request *e, const void *graph,
+                                          void *const *behind, size_t count)
+{
+    ibx_put_u64(&e->body, (uintptr_t)graph);
+    ibx_put_u16(&e->body, (uint16_t)count);
+    for (size_t i = 0; behind && i < count && i < IBX_EXT_BEHIND; i++)
+        ibx_put_u64(&e->body, (uintptr_t)behind[i]);
+    e->body.failed = e->body.failed || count > IBX_EXT_BEHIND;
+}
+
 /* ----------------------------------------------------------------------------- capture_graphs.c */
 
 /* Forgets all captures of this process, after a reset of the device. */
@@ -39,10 +51,8 @@ struct ibx_told {
     void *behind[IBX_EXT_BEHIND];
     uint8_t edges[IBX_EXT_BEHIND * IBX_EXT_EDGE];
 };
-/* False: the back end cannot tell. Else *rc is a CUDA error. data(): whether an edge is not plain.
- */
+/* False: the back end cannot tell. Else *rc is a CUDA error. */
 bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc);
-bool ibx_frontend_told_data(const struct ibx_told *t);
 /* cudaStreamUpdateCaptureDependencies with nodes of the capture's graph. Returns a CUDA error. */
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
                                      const void *edges, size_t count, unsigned flags);

@@ -237,9 +237,9 @@ bool ibx_frontend_capture_ask(void *stream, struct ibx_told *t, int *rc)
     *rc = is.told;
     return is.tells;
 }
-bool ibx_frontend_told_data(const struct ibx_told *t)
+bool ibx_frontend_edges_have_data(const void *edges, size_t count)
 {
-    return t->count && t->edges[0];
+    return count && *(const uint8_t *)edges;
 }
 int ibx_frontend_capture_come_behind(void *stream, const void *graph, void *const *nodes,
                                      const void *edges, size_t count, unsigned flags)
