@@ -21,7 +21,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #define CAPTURES_MS 2000u /* for so long captures delay a wait */
 #define WAITS_MS    500u  /* for so long waits that are under way delay a capture */

@@ -6,8 +6,6 @@
  */
 #include "frontend-glue/clients/capture_graphs.h"
 
-#include <stdatomic.h>
-
 int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_captures_lock);
@@ -75,7 +73,7 @@ static void forget(const struct gpu_session *x, const struct ibx_captured *told)
 bool ibx_captures_has_graph(struct gpu_session *x, uint64_t graph)
 {
     struct ibx_captured told;
-    if (!graph || !atomic_load(&ibx_captures_work(x)->count) || !find_told(x, graph, &told))
+    if (!graph || !ibx_captures_any_of_tenant(x) || !find_told(x, graph, &told))
         return true;
     ibx_captures_graphs_hold(x);
     const bool known = find_told(x, graph, &told), there = known && is_there(x, told.stream);
