@@ -41,21 +41,22 @@ static int order(struct client *c, bool removes, const uint64_t nodes[3], const 
     return ext_run(c, &w, NULL);
 }
 
-/* The first neighbour of a node, and the data of the edge between. */
-static int edge_of(struct client *c, uint64_t node, bool behind, uint64_t *other, uint64_t *data)
+/* The last neighbour of a node, which has `from` others, and the data of the edge between. */
+static int edge_of(struct client *c, uint64_t node, uint64_t from, bool behind, uint64_t *other,
+                   uint64_t *data)
 {
     uint8_t bytes[64], out[IBX_EXT_OUT_MAX];
     size_t n = 0;
     struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_EDGES);
     ibx_put_u64(&w, node);
-    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, from);
     ibx_put_u8(&w, behind);
     const int rc = ext_answer(c, &w, out, &n);
     struct ibx_reader r = ibx_reader_of(out, rc ? 0 : n);
     const uint64_t count = ibx_get_u64(&r);
     *other = ibx_get_u64(&r);
     *data = ibx_get_u64(&r);
-    assert_true(rc || (n == IBX_EXT_OUT_MAX && count == 1));
+    assert_true(rc || (n == IBX_EXT_OUT_MAX && count == from + 1));
     return rc;
 }
 
@@ -75,23 +76,40 @@ static void test_edges_have_data(void **state)
     assert_int_equal(order(&bob, false, nodes, edge), CUDA_INVALID_VALUE);
     assert_int_equal(order(&alice, false, nodes, edge), 0);
     for (unsigned behind = 0; behind < 2; behind++) {
-        assert_int_equal(edge_of(&alice, nodes[2 - behind], behind, &other, &data), 0);
+        assert_int_equal(edge_of(&alice, nodes[2 - behind], 0, behind, &other, &data), 0);
         assert_true(other == nodes[1 + behind] && !memcmp(&data, edge, sizeof(data)));
-        assert_int_equal(edge_of(&bob, nodes[2 - behind], behind, &other, &data),
+        assert_int_equal(edge_of(&bob, nodes[2 - behind], 0, behind, &other, &data),
                          CUDA_INVALID_VALUE);
     }
     assert_int_equal(order(&alice, true, nodes, edge), 0);
     assert_int_equal(order(&alice, true, nodes, edge), CUDA_INVALID_VALUE);
     assert_int_equal(order(&alice, false, nodes, NULL), 0);
-    assert_int_equal(edge_of(&alice, nodes[2], false, &other, &data), 0);
+    assert_int_equal(edge_of(&alice, nodes[2], 0, false, &other, &data), 0);
     assert_true(other == nodes[1] && !data);
     ext_graph_destroy(&alice, graph);
+}
+
+/* An answer has the edges from that on which the request names. */
+static void test_edges_from_one_on(void **state)
+{
+    (void)state;
+    static const uint8_t edge[IBX_EXT_EDGE] = {1, 0, 1};
+    uint64_t other, data, nodes[3] = {ext_graph_make(&alice)};
+    nodes[1] = kernel_add(&alice, nodes[0]);
+    for (unsigned i = 0; i <= IBX_EXT_EDGES; i++) {
+        nodes[2] = kernel_add(&alice, nodes[0]);
+        assert_int_equal(order(&alice, false, nodes, i < IBX_EXT_EDGES ? NULL : edge), 0);
+    }
+    assert_int_equal(edge_of(&alice, nodes[1], IBX_EXT_EDGES, true, &other, &data), 0);
+    assert_true(other == nodes[2] && !memcmp(&data, edge, sizeof(data)));
+    ext_graph_destroy(&alice, nodes[0]);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edges_have_data),
+        cmocka_unit_test(test_edges_from_one_on),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -181,6 +181,16 @@ static void test_is_invalidated(void **state)
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
 }
 
+static unsigned undone; /* graphs that were destroyed as nobody got them */
+
+void __real_ibx_back_end_undo(const char *name, uint64_t made);
+void __wrap_ibx_back_end_undo(const char *name, uint64_t made);
+void __wrap_ibx_back_end_undo(const char *name, uint64_t made)
+{
+    undone += !strcmp(name, "cudaGraphDestroy");
+    __real_ibx_back_end_undo(name, made);
+}
+
 /* So does the stream, and the session that has begun the capture. */
 static void test_ends_with_its_stream_or_session(void **state)
 {
@@ -199,7 +209,9 @@ static void test_ends_with_its_stream_or_session(void **state)
     stream = begins(&alice);
     assert_int_equal(ask(&alice, stream, 0, &t), 0);
     assert_true(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
+    const unsigned before = undone;
     ibx_captures_end(&alice.x);
+    assert_int_equal(undone, before + 1);
     assert_false(knows(&alice, IBX_HANDLE_GRAPH, t.graph));
     assert_false(knows(&alice, IBX_HANDLE_NODE, t.behind[0]));
     assert_false(ibx_captures_any());
@@ -445,16 +457,6 @@ static void test_is_named_before_the_answer(void **state)
         ext_graph_destroy(&alice, t.graph);
         ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     }
-}
-
-static unsigned undone; /* graphs that were destroyed as nobody got them */
-
-void __real_ibx_back_end_undo(const char *name, uint64_t made);
-void __wrap_ibx_back_end_undo(const char *name, uint64_t made);
-void __wrap_ibx_back_end_undo(const char *name, uint64_t made)
-{
-    undone += !strcmp(name, "cudaGraphDestroy");
-    __real_ibx_back_end_undo(name, made);
 }
 
 /* The session ends when its handler has written the head of its answer, or not even that. */
