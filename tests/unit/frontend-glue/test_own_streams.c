@@ -13,14 +13,19 @@
 
 static struct {
     bool capturing, own_captured, two_devices, legacy_rests, relaxed, held;
-    unsigned rested;      /* threads whose captured own stream had no work */
-    const void *captured; /* a stream */
+    bool another_captured; /* another thread's own stream is */
+    unsigned rested;       /* threads whose captured own stream had no work */
+    const void *captured;  /* a stream */
     int device;
-    int create_fails, record_fails, wait_fails, event_wait_fails, legacy_fails;
-    uintptr_t made; /* the next stream's handle */
-    unsigned events, records, waits, legacy_waits, event_waits, device_waits;
-    const void *waited[MOST], *gone; /* a stream that is destroyed meanwhile */
-    const void *behind;              /* the stream whose work an event is behind */
+    int create_fails, record_fails, wait_fails, event_wait_fails, event_create_fails;
+    int legacy_fails;                 /* once */
+    uintptr_t made;                   /* the next stream's handle */
+    _Atomic unsigned events, records; /* by several threads */
+    unsigned waits, legacy_waits, event_waits, device_waits;
+    unsigned stream_waits; /* of the waits, those for a stream itself, and not by an event */
+    const void *waited[MOST], *events_waited[MOST];
+    const void *gone;   /* a stream that is destroyed meanwhile */
+    const void *behind; /* the stream whose work an event is behind */
     int error;
 } is;
 
@@ -52,7 +57,7 @@ bool ibx_frontend_captures(void *stream)
 bool ibx_frontend_threads_capture(unsigned *rested)
 {
     *rested = is.rested;
-    return is.own_captured;
+    return is.own_captured || is.another_captured;
 }
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
@@ -89,9 +94,12 @@ static int next_cudaStreamCreateWithPriority(void **stream, unsigned flags, int 
 static int next_cudaStreamSynchronize(void *stream)
 {
     if (!stream) {
+        const int rc = is.legacy_fails;
         is.legacy_waits++;
-        return is.legacy_fails;
+        is.legacy_fails = 0;
+        return rc;
     }
+    is.stream_waits++;
     is.waited[is.waits++ % MOST] = stream;
     return stream == is.gone ? CUDA_INVALID_HANDLE : is.wait_fails;
 }
@@ -103,8 +111,9 @@ static int next_cudaDeviceSynchronize(void)
 static int next_cudaEventCreateWithFlags(void **event, unsigned flags)
 {
     (void)flags;
-    *event = (void *)(uintptr_t)(0x9000 + is.events++);
-    return 0;
+    if (!is.event_create_fails)
+        *event = (void *)(uintptr_t)(0x9000 + is.events++);
+    return is.event_create_fails;
 }
 int ibx_frontend_captures_hold(void)
 {
@@ -120,7 +129,8 @@ void ibx_frontend_captures_let_go(int cancel)
 static int next_cudaEventRecord(void *event, void *stream)
 {
     assert_true(event && is.held);
-    is.waited[is.waits++ % MOST] = is.behind = stream;
+    is.waited[is.waits++ % MOST] = stream;
+    is.behind = stream == is.gone ? NULL : stream;
     return stream == is.gone ? CUDA_INVALID_HANDLE : 0;
 }
 static int next_cudaEventSynchronize(void *event)
@@ -156,7 +166,7 @@ void ibx_frontend_relax_end(int mode)
 int cudaEventSynchronize(void *event)
 {
     assert_true(event && is.relaxed);
-    is.event_waits++;
+    is.events_waited[is.event_waits++ % MOST] = event;
     return is.event_wait_fails;
 }
 
@@ -266,8 +276,31 @@ static void all_streams_but_captured_ones_are_waited_for(NO_STATE)
     assert_ptr_equal(is.waited[0], first);
     assert_ptr_equal(is.waited[1], last);
     assert_null(is.behind);
-    assert_int_equal(is.events, 0);
+    assert_int_equal(is.events + is.stream_waits, 0);
     assert_int_equal(is.legacy_waits, 1);
+}
+
+/* An event is of one device. */
+static void streams_of_another_device_are_waited_for_themselves(NO_STATE)
+{
+    is.device = 1;
+    void *there = stream_made(0);
+    is.captured = stream_made(NON_BLOCKING);
+    is.device = 0;
+    is.capturing = true;
+    assert_int_equal(ibx_frontend_streams_rest(true), 0);
+    assert_int_equal(is.waits, 1);
+    assert_int_equal(is.stream_waits, 1);
+    assert_ptr_equal(is.waited[0], there);
+}
+
+static void without_an_event_streams_are_waited_for_themselves(NO_STATE)
+{
+    is.event_create_fails = 2;
+    stream_made(0);
+    is.capturing = true;
+    assert_int_equal(ibx_frontend_streams_rest(true), 0);
+    assert_int_equal(is.stream_waits, 1);
 }
 
 /* A wait for the legacy stream would invalidate the capture, so there can be no work in it. */
@@ -289,7 +322,7 @@ static void the_legacy_stream_of_each_device_is_waited_for(NO_STATE)
     assert_int_equal(is.legacy_waits, 2);
     is.legacy_fails = 700;
     assert_int_equal(ibx_frontend_streams_rest(true), 700);
-    is.legacy_fails = 0;
+    assert_int_equal(is.legacy_waits, 4);
     assert_int_equal(ibx_frontend_streams_rest(true), 0);
 }
 
@@ -297,11 +330,13 @@ static void a_stream_that_is_destroyed_meanwhile_is_no_error(NO_STATE)
 {
     is.gone = stream_made(0);
     stream_made(0);
+    stream_made(0);
     is.capturing = true;
     assert_int_equal(ibx_frontend_streams_rest(true), 0);
-    assert_int_equal(is.waits, 2);
+    assert_int_equal(is.waits, 3);
     is.wait_fails = 700;
     assert_int_equal(ibx_frontend_streams_rest(true), 700);
+    assert_int_equal(is.waits, 5); /* and for none after the one that has failed */
     assert_int_equal(is.legacy_waits, 1);
 }
 
@@ -314,17 +349,20 @@ static void waits_for_turn(void)
     pthread_barrier_wait(&turn);
 }
 
-static pthread_t started(void *(*thread)(void *))
+static pthread_t threads[2];
+static unsigned running;
+
+static void start(void *(*thread)(void *), unsigned count)
 {
-    pthread_t made;
-    assert_int_equal(pthread_barrier_init(&turn, NULL, 2), 0);
-    assert_int_equal(pthread_create(&made, NULL, thread, NULL), 0);
-    return made;
+    assert_int_equal(pthread_barrier_init(&turn, NULL, count + 1), 0);
+    for (running = 0; running < count; running++)
+        assert_int_equal(pthread_create(&threads[running], NULL, thread, NULL), 0);
 }
 
-static void ends(pthread_t thread)
+static void await_end(void)
 {
-    assert_int_equal(pthread_join(thread, NULL), 0);
+    while (running)
+        assert_int_equal(pthread_join(threads[--running], NULL), 0);
     pthread_barrier_destroy(&turn);
 }
 
@@ -351,15 +389,31 @@ static void *works_unseen(void *nothing)
     return nothing;
 }
 
+static void *works_and_rests(void *nothing)
+{
+    ibx_frontend_stream_used(OWN);
+    ibx_frontend_stream_rests(OWN);
+    return nothing;
+}
+
 /* Even when the thread has ended, until all of the device has been waited for. */
 static void work_of_a_thread_cannot_be_waited_for(NO_STATE)
 {
     captures_a_blocking_stream();
     assert_rests(0, 0);
     const unsigned before = ibx_frontend_threads_ended();
-    ends(started(works_unseen));
+    start(works_and_rests, 1);
+    await_end();
+    assert_int_equal(ibx_frontend_threads_ended(), before);
+    assert_rests(0, 0);
+    start(works_unseen, 1);
+    await_end();
     assert_int_equal(ibx_frontend_threads_ended(), before + 1);
     assert_rests(CUDA_CAPTURE_UNSUPPORTED, 0);
+    stream_made(0);
+    is.wait_fails = 700; /* which comes first */
+    assert_rests(700, 0);
+    is.wait_fails = 0;
     assert_int_equal(ibx_frontend_streams_rest(false), 0); /* nobody asks for all of it */
     ibx_frontend_threads_rest(before);
     assert_rests(CUDA_CAPTURE_UNSUPPORTED, 0);
@@ -393,7 +447,9 @@ static void a_threads_own_stream_is_used_until_it_rests(NO_STATE)
 /* Its capture is the calling program's own: the stream had no work before. */
 static void a_captured_own_stream_that_rested_is_not_waited_for(NO_STATE)
 {
-    captures_a_blocking_stream();
+    is.captured = stream_made(NON_BLOCKING); /* which the legacy stream does not wait for */
+    is.capturing = true;
+    ibx_frontend_own_work_note();
     ibx_frontend_stream_used(OWN);
     is.own_captured = true;
     is.rested = 1;
@@ -439,18 +495,9 @@ static void an_event_is_recorded_only_where_it_helps(NO_STATE)
     is.capturing = true;
     ibx_frontend_stream_worked(OWN);
     assert_int_equal(is.records, 1);
-}
-
-/* Nothing is under way in a stream that rests, so its event is not waited for. */
-static void an_event_of_a_stream_that_rests_is_not_waited_for(NO_STATE)
-{
-    captures_a_blocking_stream();
-    ibx_frontend_stream_used(OWN);
+    is.another_captured = true; /* this thread's has run */
     ibx_frontend_stream_worked(OWN);
-    ibx_frontend_stream_rests(OWN);
-    assert_rests(0, 0);
-    ibx_frontend_stream_worked(OWN); /* work that it could not use */
-    assert_rests(0, 0);
+    assert_int_equal(is.records, 2);
 }
 
 /* A reset destroys the event; there is no work then, but new work needs another one. */
@@ -478,37 +525,68 @@ static void *works(void *nothing)
     return nothing;
 }
 
+/* Nothing is under way in a stream that rests, so its event is not waited for; it must not stand
+ * for another thread's. */
+static void an_event_of_a_stream_that_rests_is_not_waited_for(NO_STATE)
+{
+    captures_a_blocking_stream();
+    ibx_frontend_stream_used(OWN);
+    ibx_frontend_stream_worked(OWN);
+    ibx_frontend_stream_rests(OWN);
+    assert_rests(0, 0);
+    start(works, 1);
+    waits_for_turn();
+    assert_rests(0, 1);
+    ibx_frontend_stream_worked(OWN); /* work that it could not use */
+    assert_rests(0, 1);
+    waits_for_turn();
+    await_end();
+}
+
+/* The stream of one thread is captured and has no work; another one has an event. */
+static void an_event_covers_work_beside_a_captured_own_stream(NO_STATE)
+{
+    captures_a_blocking_stream();
+    ibx_frontend_stream_used(OWN);
+    start(works, 1);
+    waits_for_turn();
+    is.own_captured = true;
+    is.rested = 1;
+    assert_rests(0, 1);
+    waits_for_turn();
+    await_end();
+}
+
 /* Its stream is destroyed with it, as its work is over, and the next thread has its event. */
 static void a_thread_that_ends_leaves_its_event_to_another(NO_STATE)
 {
     captures_a_blocking_stream();
-    pthread_t thread = started(works);
+    start(works, 1);
     waits_for_turn();
     assert_rests(0, 1);
     waits_for_turn();
-    ends(thread);
+    await_end();
     assert_rests(CUDA_CAPTURE_UNSUPPORTED, 0); /* nobody covers what it had */
     ibx_frontend_threads_rest(ibx_frontend_threads_ended());
     assert_rests(0, 0);
     const unsigned before = is.events;
-    thread = started(works);
+    start(works, 1);
     waits_for_turn();
     assert_int_equal(is.events, before);
     assert_rests(0, 1);
     waits_for_turn();
-    ends(thread);
+    await_end();
 }
 
 static void two_threads_have_two_events(NO_STATE)
 {
     captures_a_blocking_stream();
-    ibx_frontend_stream_used(OWN);
-    ibx_frontend_stream_worked(OWN);
-    const pthread_t thread = started(works);
+    start(works, 2);
     waits_for_turn();
     assert_rests(0, 2);
+    assert_ptr_not_equal(is.events_waited[0], is.events_waited[1]);
     waits_for_turn();
-    ends(thread);
+    await_end();
 }
 
 static int child_has_no_streams(void)
@@ -525,13 +603,18 @@ static int child_has_no_streams(void)
     is.own_captured = false;
     ibx_frontend_stream_used(OWN);
     ibx_frontend_stream_worked(OWN);
-    return is.events == before + 1 ? 0 : 3;
+    is.own_captured = true;
+    if (ibx_frontend_streams_rest(true) ||
+        is.event_waits != 1) /* and for no event of the parent's */
+        return 3;
+    return is.events == before + 1 ? 0 : 4;
 }
 
 static void a_child_has_no_streams_of_its_parent(NO_STATE)
 {
     captures_a_blocking_stream();
-    ends(started(works_unseen));
+    start(works_unseen, 1);
+    await_end();
     ibx_frontend_stream_used(OWN);
     ibx_frontend_stream_worked(OWN);
     passes_in_child(child_has_no_streams);
@@ -545,7 +628,7 @@ static int child_waits_for_its_own_work(void)
     is.legacy_rests = true;
     is.made = 0x200;
     stream_made(NON_BLOCKING);
-    if (ibx_frontend_own_work_wait() || is.waits != 1 || is.legacy_waits || is.device_waits)
+    if (ibx_frontend_own_work_wait() || is.stream_waits != 1 || is.legacy_waits || is.device_waits)
         return 2;
     ibx_frontend_stream_used(OWN); /* which the legacy stream waits for */
     if (ibx_frontend_own_work_wait() || is.legacy_waits != 1 || is.device_waits)
@@ -590,6 +673,8 @@ int main(void)
         TEST(a_handle_that_comes_again_is_a_new_stream),
         TEST(a_reset_forgets_streams),
         TEST(all_streams_but_captured_ones_are_waited_for),
+        TEST(streams_of_another_device_are_waited_for_themselves),
+        TEST(without_an_event_streams_are_waited_for_themselves),
         TEST(the_legacy_stream_is_left_out_if_a_captured_one_waits_for_it),
         TEST(the_legacy_stream_of_each_device_is_waited_for),
         TEST(a_stream_that_is_destroyed_meanwhile_is_no_error),
@@ -599,6 +684,7 @@ int main(void)
         TEST(an_event_covers_a_threads_work),
         TEST(an_event_is_recorded_only_where_it_helps),
         TEST(an_event_of_a_stream_that_rests_is_not_waited_for),
+        TEST(an_event_covers_work_beside_a_captured_own_stream),
         TEST(a_reset_forgets_events),
         TEST(a_thread_that_ends_leaves_its_event_to_another),
         TEST(two_threads_have_two_events),

@@ -74,7 +74,9 @@ static void kinds_have_handles_of_their_own(NO_STATE)
 static void a_handle_that_comes_again_has_one_owner(NO_STATE)
 {
     ibx_frontend_owned(OWNED_EVENT, HANDLE, CONTEXT);
+    ibx_frontend_owned(OWNED_EVENT, BESIDE, CONTEXT);
     ibx_frontend_owned(OWNED_EVENT, HANDLE, OTHER);
+    assert_ptr_equal(ibx_frontend_owned_take(OWNED_EVENT, CONTEXT), BESIDE);
     assert_null(ibx_frontend_owned_take(OWNED_EVENT, CONTEXT));
     assert_ptr_equal(ibx_frontend_owned_take(OWNED_EVENT, OTHER), HANDLE);
     assert_null(ibx_frontend_owned_take(OWNED_EVENT, OTHER));
@@ -98,6 +100,7 @@ static void what_had_no_context_has_none_again(NO_STATE)
     struct owned_note note;
     ibx_frontend_owned_lift(OWNED_ARRAY, HANDLE, &note);
     assert_null(note.owner);
+    note.handle = HANDLE; /* for the list to show it */
     ibx_frontend_owned_again(&note);
     assert_null(ibx_frontend_owned_take(OWNED_ARRAY, NULL));
 }

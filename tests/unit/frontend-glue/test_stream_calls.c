@@ -9,6 +9,7 @@
 #define STREAM ((void *)0x100)
 #define EVENT  ((void *)0x200)
 #define LEGACY ((void *)1)
+#define ROOT   ((void *)0x300) /* the event that stands for EVENT in a capture */
 
 static struct {
     bool attached, two_devices, captures, in_function;
@@ -20,13 +21,22 @@ static struct {
     int graph_fails;                                            /* a copy in a graph has failed */
     int forbidden;       /* what a capture makes of waits and questions */
     bool event_captured; /* the event was recorded in it */
-    unsigned requests, nexts, orders, noted, ordered, worked, made;
-    const char *request;          /* the latest one */
+    bool has_root;
+    int stream_fails; /* what the plugin knows of a stream after a wait */
+    unsigned requests, nexts, orders, noted, ordered, worked, made, used, waits, losses;
+    const char *request; /* the latest one's name, and its body */
+    uint8_t body[EXTENSION_REQUEST_MAX];
+    size_t n;
+    const char *next;              /* GVirtuS's function that was called, and its arguments */
+    const void *next_arguments[2]; /* as it has them */
+    unsigned next_flags;
     const void *event, *event_in; /* of a record that was noted */
     const void *rests;            /* what rests at the latest */
     bool rested;
     uint64_t mark;
     bool of_all;
+    const void *lost_in, *used_in; /* streams */
+    uint64_t waited_for;           /* a stream */
     const void *recorded, *forked; /* noted for captures */
     int error;
 } is;
@@ -53,27 +63,33 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 }
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
-    (void)handle, (void)answer;
+    (void)answer;
     switch (fact) {
     case IBX_FRONTEND_STREAM_RESTS:
-        return is.stream_rests;
+        return is.stream_rests && handle == (uintptr_t)STREAM;
     case IBX_FRONTEND_ALL_RESTS:
         return is.all_rests;
     case IBX_FRONTEND_EVENT_OVER:
-        return is.over;
+        return is.over && handle == (uintptr_t)EVENT;
     case IBX_FRONTEND_EVENT_PENDING:
-        return is.event_pending;
+        return is.event_pending && handle == (uintptr_t)EVENT;
     default:
         return false;
     }
 }
-bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
+static void requested(const char *name, const struct ibx_writer *body)
 {
-    (void)body;
-    if (is.forwards)
-        return false;
+    assert_false(body->failed);
     is.requests++;
     is.request = name;
+    is.n = body->length;
+    memcpy(is.body, body->data, body->length);
+}
+bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
+{
+    if (is.forwards)
+        return false;
+    requested(name, body);
     *rc = is.fails;
     return true;
 }
@@ -82,20 +98,24 @@ static int next(void)
     is.nexts++;
     return is.fails;
 }
+static int next_with(const void *first, const void *second)
+{
+    is.next_arguments[0] = first;
+    is.next_arguments[1] = second;
+    return next();
+}
 static int next_cudaEventRecord(void *event, void *stream)
 {
-    (void)event, (void)stream;
-    return next();
+    return next_with(event, stream);
 }
 static int next_cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
-    (void)stream, (void)event, (void)flags;
-    return next();
+    is.next_flags = flags;
+    return next_with(stream, event);
 }
 static int next_with_handle(void *handle)
 {
-    (void)handle;
-    return next();
+    return next_with(handle, NULL);
 }
 #define next_cudaStreamSynchronize next_with_handle
 #define next_cudaStreamQuery       next_with_handle
@@ -105,6 +125,7 @@ static int next_with_handle(void *handle)
 void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
 {
     (void)found;
+    is.next = symbol;
     RETURN_NEXT(symbol, cudaEventRecord);
     RETURN_NEXT(symbol, cudaStreamWaitEvent);
     RETURN_NEXT(symbol, cudaStreamSynchronize);
@@ -117,8 +138,7 @@ void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol)
 bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
     (void)out, (void)n;
-    is.requests++;
-    is.request = e->name;
+    requested(e->name, &e->body);
     *code = is.fails;
     return !is.unsent;
 }
@@ -128,10 +148,13 @@ int ibx_frontend_request_make(const struct extension_request *e, void *out, size
     is.made++;
     return is.fails;
 }
-void ibx_frontend_device_used(void) {}
+void ibx_frontend_device_used(void)
+{
+    is.used++;
+}
 void ibx_frontend_stream_used(const void *stream)
 {
-    (void)stream;
+    is.used_in = stream;
 }
 void ibx_frontend_stream_worked(void *stream)
 {
@@ -162,7 +185,7 @@ bool ibx_frontend_forks_captured(const void *event)
 }
 void *ibx_frontend_forks_event(void *event)
 {
-    return event;
+    return is.has_root ? ROOT : event;
 }
 void ibx_frontend_forks_waited(void *stream, const void *event)
 {
@@ -185,7 +208,8 @@ uint64_t ibx_frontend_host_enqueued(void)
 }
 bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream)
 {
-    (void)stream;
+    is.losses++;
+    is.lost_in = stream;
     is.mark = mark;
     is.of_all = all;
     return is.lost;
@@ -193,6 +217,7 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream)
 bool ibx_frontend_host_event_lost(const void *event)
 {
     assert_ptr_equal(event, EVENT);
+    is.losses++;
     return is.lost;
 }
 int ibx_frontend_graph_failure(void)
@@ -212,11 +237,14 @@ bool ibx_frontend_one_device(void)
 {
     return !is.two_devices;
 }
-void ibx_frontend_wait_begins(void) {}
+void ibx_frontend_wait_begins(void)
+{
+    is.waits++;
+}
 int ibx_frontend_waited(int rc, uint64_t stream)
 {
-    (void)stream;
-    return rc;
+    is.waited_for = stream;
+    return rc ? rc : is.stream_fails;
 }
 
 static int begin(void **state)
@@ -228,7 +256,87 @@ static int begin(void **state)
     return 0;
 }
 
+/* The latest request has this name, and a body of these handles: NULL ends them. */
+static struct ibx_reader assert_request(const char *name, const void *first, const void *second)
+{
+    struct ibx_reader r = ibx_reader_of(is.body, is.n);
+    assert_string_equal(is.request, name);
+    if (first)
+        assert_int_equal(ibx_get_u64(&r), (uintptr_t)first);
+    if (second)
+        assert_int_equal(ibx_get_u64(&r), (uintptr_t)second);
+    assert_false(r.failed);
+    return r;
+}
+
+/* Of GVirtuS's function. */
+static void assert_next(const char *name, const void *first, const void *second)
+{
+    assert_string_equal(is.next, name);
+    assert_ptr_equal(is.next_arguments[0], first);
+    assert_ptr_equal(is.next_arguments[1], second);
+}
+
+/* A call with a handle is a request of its name, or GVirtuS's call. */
+static void calls_have_their_names_and_handles(NO_STATE)
+{
+    static const struct {
+        const char *name;
+        int (*call)(void *handle);
+        void *handle;
+    } calls[] = {{"cudaStreamSynchronize", cudaStreamSynchronize, STREAM},
+                 {"cudaStreamQuery", cudaStreamQuery, STREAM},
+                 {"cudaStreamQuery", ibx_frontend_stream_ask, STREAM},
+                 {"cudaEventSynchronize", cudaEventSynchronize, EVENT},
+                 {"cudaEventQuery", cudaEventQuery, EVENT}};
+    for (size_t i = 0; i < COUNT(calls); i++) {
+        is.forwards = false;
+        assert_int_equal(calls[i].call(calls[i].handle), 0);
+        assert_int_equal(is.requests, i + 1);
+        const struct ibx_reader r = assert_request(calls[i].name, calls[i].handle, NULL);
+        assert_int_equal(ibx_reader_left(&r), 0);
+        is.forwards = true;
+        assert_int_equal(calls[i].call(calls[i].handle), 0);
+        assert_next(calls[i].name, calls[i].handle, NULL);
+    }
+    is.forwards = false;
+    assert_int_equal(cudaDeviceSynchronize(), 0);
+    assert_string_equal(is.request, "cudaDeviceSynchronize");
+    assert_int_equal(is.n, 0);
+    is.forwards = true;
+    assert_int_equal(cudaDeviceSynchronize(), 0);
+    assert_string_equal(is.next, "cudaDeviceSynchronize");
+}
+
 /* ------------------------------------------------------------ calls that enqueue */
+
+static void calls_that_enqueue_have_their_names_and_arguments(NO_STATE)
+{
+    assert_int_equal(cudaEventRecord(EVENT, STREAM), 0);
+    struct ibx_reader r = assert_request("cudaEventRecord", EVENT, STREAM);
+    assert_int_equal(ibx_reader_left(&r), 0);
+    assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 1), 0);
+    r = assert_request("cudaStreamWaitEvent", STREAM, EVENT);
+    assert_int_equal(ibx_get_u32(&r), 1);
+    assert_int_equal(ibx_reader_left(&r), 0);
+    is.forwards = true;
+    assert_int_equal(cudaEventRecord(EVENT, STREAM), 0);
+    assert_next("cudaEventRecord", EVENT, STREAM);
+    assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 1), 0);
+    assert_next("cudaStreamWaitEvent", STREAM, EVENT);
+    assert_int_equal(is.next_flags, 1);
+}
+
+static void without_the_plugin_calls_are_gvirtus_own(NO_STATE)
+{
+    is.attached = false;
+    is.forwards = true;
+    assert_int_equal(cudaEventRecord(EVENT, NULL), 0);
+    assert_next("cudaEventRecord", EVENT, NULL);
+    assert_int_equal(cudaStreamQuery(STREAM), 0);
+    assert_next("cudaStreamQuery", STREAM, NULL);
+    assert_int_equal(is.requests, 0);
+}
 
 static void a_record_is_noted_if_it_succeeds(NO_STATE)
 {
@@ -285,20 +393,33 @@ static void captures_learn_of_records_and_waits(NO_STATE)
     is.fails = 0;
     assert_int_equal(cudaEventRecord(EVENT, STREAM), 0);
     assert_ptr_equal(is.recorded, STREAM);
+    is.has_root = true; /* the event was recorded in an earlier part */
     assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 1), 0); /* a node of its own */
+    assert_request("cudaStreamWaitEvent", STREAM, EVENT);
     assert_null(is.forked);
     assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 0), 0);
+    assert_request("cudaStreamWaitEvent", STREAM, ROOT);
     assert_ptr_equal(is.forked, STREAM);
 }
 
 static void a_copy_within_the_device_is_a_request(NO_STATE)
 {
-    const struct ibx_cuda_memcpy3d copy = {.kind = CUDA_MEMCPY_DEFAULT};
+    const struct ibx_cuda_memcpy3d copy = {.from.at = EVENT, .kind = CUDA_MEMCPY_DEFAULT};
+    struct ibx_cuda_memcpy3d within = {.kind = CUDA_MEMCPY_DEFAULT};
     int rc = 7;
     assert_true(ibx_frontend_planes_in_stream(&copy, false, STREAM, &rc));
     assert_int_equal(rc, 0);
     assert_int_equal(is.worked, 1);
+    assert_int_equal(is.used, 1);
+    assert_ptr_equal(is.used_in, STREAM);
     assert_null(is.request);
+    struct ibx_reader r = ibx_reader_of(is.body, is.n);
+    assert_int_equal(ibx_get_u16(&r), IBX_EXT_MEMCPY_3D_ASYNC);
+    ibx_layout_get(&r, IBX_LAYOUT_MEMCPY3D, &within);
+    assert_ptr_equal(within.from.at, EVENT);
+    assert_int_equal(within.kind, CUDA_MEMCPY_ON_DEVICE);
+    assert_int_equal(ibx_get_u64(&r), (uintptr_t)STREAM);
+    assert_true(!r.failed && !ibx_reader_left(&r));
     assert_true(ibx_frontend_planes_in_stream(&copy, true, STREAM, &rc));
     assert_string_equal(is.request, IBX_EXT_NAME); /* which waits for its answer */
     is.fails = 11;
@@ -309,6 +430,7 @@ static void a_copy_within_the_device_is_a_request(NO_STATE)
     assert_true(ibx_frontend_planes_in_stream(&copy, false, STREAM, &rc));
     assert_int_equal(is.made, 1);
     assert_int_equal(is.requests, 3);
+    assert_int_equal(is.used, 4);
 }
 
 static void a_copy_that_the_back_end_does_not_know_is_another_calls(NO_STATE)
@@ -322,8 +444,9 @@ static void a_copy_that_the_back_end_does_not_know_is_another_calls(NO_STATE)
     is.fails = 0;
     is.unsent = true;
     assert_false(ibx_frontend_planes_in_stream(&copy, false, STREAM, &rc));
-    is.attached = false;
+    is.unsent = is.attached = false;
     assert_false(ibx_frontend_planes_in_stream(&copy, false, STREAM, &rc));
+    assert_int_equal(is.requests, 3);
     assert_int_equal(is.worked + (unsigned)is.error, 0);
 }
 
@@ -361,6 +484,24 @@ static void a_stream_rests_after_a_wait_and_the_legacy_one_is_not_the_device(NO_
         assert_true(is.rested);
         assert_ptr_equal(is.rests, STREAM);
     }
+}
+
+/* The plugin is told before that a wait begins, and behind it says what it knows of the stream. */
+static void waits_and_questions_return_what_the_plugin_knows(NO_STATE)
+{
+    int (*const of_streams[])(void *stream) = {cudaStreamSynchronize, cudaStreamQuery};
+    int (*const of_events[])(void *event) = {cudaEventSynchronize, cudaEventQuery};
+    is.stream_fails = 719;
+    for (size_t i = 0; i < COUNT(of_streams); i++) {
+        is.waits = 0;
+        assert_int_equal(of_streams[i](STREAM), 719);
+        assert_int_equal(is.waited_for, (uintptr_t)STREAM);
+        assert_int_equal(of_events[i](EVENT), 719);
+        assert_int_equal(is.waited_for, 0);
+        assert_int_equal(is.waits, 2);
+    }
+    assert_int_equal(cudaDeviceSynchronize(), 719);
+    assert_int_equal(is.waits, 3);
 }
 
 /* This process is still copying for it: the back end has not got all of the work. */
@@ -406,13 +547,16 @@ static void functions_that_are_lost_are_an_error_of_the_wait(NO_STATE)
     assert_int_equal(cudaStreamSynchronize(STREAM), CUDA_UNKNOWN);
     assert_int_equal(is.error, CUDA_UNKNOWN);
     assert_int_equal(is.mark, 7);
+    assert_ptr_equal(is.lost_in, STREAM);
     assert_false(is.of_all);
     assert_int_equal(cudaEventSynchronize(EVENT), CUDA_UNKNOWN);
     assert_int_equal(cudaDeviceSynchronize(), CUDA_UNKNOWN);
     assert_true(is.of_all);
-    is.fails = 700; /* which is the first error */
+    is.fails = 700; /* which is the first error: nobody waits for functions any more */
+    is.losses = 0;
     assert_int_equal(cudaStreamSynchronize(STREAM), 700);
     assert_int_equal(cudaEventSynchronize(EVENT), 700);
+    assert_int_equal(is.losses, 0);
 }
 
 static void copies_in_graphs_that_failed_are_an_error_of_the_wait(NO_STATE)
@@ -421,6 +565,8 @@ static void copies_in_graphs_that_failed_are_an_error_of_the_wait(NO_STATE)
     assert_int_equal(cudaStreamSynchronize(STREAM), 719);
     assert_int_equal(is.error, 719);
     assert_int_equal(cudaEventQuery(EVENT), 719);
+    is.fails = 700;
+    assert_int_equal(cudaStreamSynchronize(STREAM), 700);
 }
 
 /* ------------------------------------------------------------ events */
@@ -471,7 +617,9 @@ static void what_follows_a_wait_for_the_device_follows_success_only(NO_STATE)
     ibx_frontend_after_device_wait(after);
     assert_int_equal(cudaDeviceSynchronize(), 801);
     is.fails = 700;
+    is.rested = false;
     assert_int_equal(cudaDeviceSynchronize(), 700);
+    assert_false(is.rested);
     is.fails = 0;
     is.two_devices = true;
     assert_int_equal(cudaDeviceSynchronize(), 0);
@@ -502,6 +650,9 @@ static void a_stream_that_waits_for_a_word_is_remembered(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(calls_have_their_names_and_handles),
+        TEST(calls_that_enqueue_have_their_names_and_arguments),
+        TEST(without_the_plugin_calls_are_gvirtus_own),
         TEST(a_record_is_noted_if_it_succeeds),
         TEST(a_record_in_the_legacy_stream_orders_others),
         TEST(a_record_in_a_threads_own_stream_orders_nothing),
@@ -510,6 +661,7 @@ int main(void)
         TEST(a_copy_that_the_back_end_does_not_know_is_another_calls),
         TEST(a_stream_that_rests_needs_no_request),
         TEST(a_stream_rests_after_a_wait_and_the_legacy_one_is_not_the_device),
+        TEST(waits_and_questions_return_what_the_plugin_knows),
         TEST(a_stream_with_work_of_this_process_is_not_ready),
         TEST(what_a_capture_forbids_gets_nowhere),
         TEST(an_event_that_was_recorded_in_a_capture_gets_to_cuda),
