@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -99,6 +100,13 @@ inline void until_it_waits(void *one)
     for (int asleep = 0; asleep < 200; usleep(1000))
         asleep = thread_state(getpid(), it->thread) == 'S' ? asleep + 1 : 0;
     it->over = true;
+}
+
+// For a function of a stream that is over when a flag of its own is set.
+inline void until_set(void *flag)
+{
+    while (!*static_cast<std::atomic<bool> *>(flag))
+        std::this_thread::yield();
 }
 
 // Stops the process, and waits until none of its threads runs any more.

@@ -346,12 +346,6 @@ bool frees_spoil_no_capture()
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
 }
 
-void until_set(void *flag)
-{
-    while (!*static_cast<std::atomic<bool> *>(flag))
-        std::this_thread::yield();
-}
-
 // ... and is told then that other streams have work, by whichever thread the capture is.
 bool asks_in_relaxed_mode(void *other, void *stream, bool other_thread)
 {

@@ -487,12 +487,6 @@ static bool links_several()
     return HOLDS(cu("cuModuleUnload", module) == 0);
 }
 
-static void until_begun(void *flag)
-{
-    while (!*static_cast<std::atomic<bool> *>(flag))
-        std::this_thread::yield();
-}
-
 // A capture that begins while another thread links, or compiles, goes on.
 static bool links_beside_a_capture()
 {
@@ -515,8 +509,7 @@ static bool links_beside_a_capture()
         REQUIRE(!several || cu("cuLinkAddData_v2", state, 0,
                                static_cast<const void *>(cubin.data()), cubin.size(), "name", 0u,
                                static_cast<int *>(nullptr), static_cast<void **>(nullptr)) == 0);
-        REQUIRE(launch_host(blocking, until_begun, &set) ==
-                0); // what is linked is copied behind it
+        REQUIRE(launch_host(blocking, until_set, &set) == 0); // what is linked is copied behind it
         std::thread links([&] {
             cu("cuCtxSetCurrent", context);
             linker = gettid();

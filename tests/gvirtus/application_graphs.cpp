@@ -144,8 +144,7 @@ bool killed_in_graph()
 
 static void end_process_when(void *flag)
 {
-    while (!*static_cast<std::atomic<bool> *>(flag))
-        std::this_thread::yield();
+    until_set(flag);
     end_process(nullptr);
 }
 

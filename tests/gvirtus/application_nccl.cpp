@@ -3,7 +3,6 @@
 // NCCL, whose calls the preload makes requests of: ranks in one thread, in threads and in
 // processes. The double of its library computes what NCCL does, so results are compared with what
 // all ranks have given.
-#include "tests/fixtures/thread_state.h"
 #include "tests/gvirtus/application_math.h"
 
 #include <array>
@@ -345,33 +344,14 @@ bool nccl_asked()
     return HOLDS(good && math("ncclCommDestroy", comm) == 0);
 }
 
-namespace
-{
-
-// Work that ends when the thread has waited for it for a while.
-struct AwaitedWork {
-    const pid_t waits = gettid();
-    std::atomic<bool> over{false};
-};
-
-void end_when_awaited(void *of)
-{
-    auto *work = static_cast<AwaitedWork *>(of);
-    for (int asleep = 0; asleep < 50; usleep(1000))
-        asleep = thread_state(getpid(), work->waits) == 'S' ? asleep + 1 : 0;
-    work->over = true;
-}
-
-} // namespace
-
 // Destroying a communicator lets the work of its GPU end first: only an abort cuts operations off.
 bool nccl_destroyed()
 {
     void *comm = rank_of(new_id(), 1, 0), *stream = nullptr;
-    AwaitedWork work;
+    UntilItWaits work;
     REQUIRE(comm && cudaStreamCreate(&stream) == 0);
     REQUIRE(preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc")(
-                stream, end_when_awaited, &work) == 0);
+                stream, until_it_waits, &work) == 0);
     REQUIRE(math("ncclCommDestroy", comm) == 0);
     return HOLDS(work.over && cudaGetLastError() == 0);
 }

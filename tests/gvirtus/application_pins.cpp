@@ -375,21 +375,6 @@ bool random_pins()
 namespace
 {
 
-// What is outstanding as page-locked memory ends.
-struct Outstanding {
-    std::atomic<bool> over;
-    pid_t thread; // that ends it
-};
-
-// Ends when that thread waits, as it does in a call that waits for this function.
-void while_it_waits(void *outstanding)
-{
-    auto *o = static_cast<Outstanding *>(outstanding);
-    for (int asleep = 0; asleep < 200; usleep(1000))
-        asleep = thread_state(getpid(), o->thread) == 'S' ? asleep + 1 : 0;
-    o->over = true;
-}
-
 // A way to get page-locked memory, and to end it.
 struct Kind {
     const char *name;
@@ -406,7 +391,7 @@ constexpr std::size_t ended_bytes = 100000; // bytes
 bool waits_as_it_ends(const Kind &kind, char *device, unsigned flags, bool used)
 {
     void *stream = nullptr, *memory = nullptr, *other = nullptr;
-    Outstanding before = {{false}, gettid()};
+    UntilItWaits before;
     std::vector<char> ordinary(ended_bytes, 'o');
     const std::vector<char> expected(ended_bytes, 'e');
     auto *launch_host = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
@@ -417,7 +402,7 @@ bool waits_as_it_ends(const Kind &kind, char *device, unsigned flags, bool used)
     std::memset(memory, 'e', ended_bytes);
     std::memset(other, 'o', ended_bytes);
     REQUIRE(cudaStreamCreateWithFlags(&stream, flags) == 0 && cudaDeviceSynchronize() == 0);
-    REQUIRE(launch_host(stream, while_it_waits, &before) == 0);
+    REQUIRE(launch_host(stream, until_it_waits, &before) == 0);
     if (used)
         REQUIRE(cudaMemcpyAsync(device, memory, ended_bytes, H2D, stream) == 0);
     else
