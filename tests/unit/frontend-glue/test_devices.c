@@ -12,7 +12,8 @@ static struct {
     int refused;   /* a device that cannot be selected; 0: none */
     int bad;       /* a device whose wait fails; 0: none */
     int set_fails; /* selecting device 0 does */
-    unsigned ended, rested, waits;
+    unsigned ended, rested, waits, sets, runtime_uses;
+    int told; /* the device that was selected at the latest, for peers.c */
     int waited[MOST];
     unsigned visits;
     int visited[MOST], visited_as[MOST];
@@ -24,13 +25,16 @@ int ibx_frontend_fail(int code)
     return is.error = code;
 }
 
-void ibx_frontend_runtime_used(void) {}
+void ibx_frontend_runtime_used(void)
+{
+    is.runtime_uses++;
+}
 void ibx_frontend_asks(void) {}
 void ibx_frontend_asked(void) {}
 
 void ibx_frontend_peers_selected(int device)
 {
-    (void)device;
+    is.told = device;
 }
 
 unsigned ibx_frontend_threads_ended(void)
@@ -58,6 +62,7 @@ static int next_cudaGetDevice(int *device)
 
 static int next_cudaSetDevice(int device)
 {
+    is.sets++;
     if (device ? device == is.refused : is.set_fails)
         return device ? 101 : is.set_fails;
     is.selected = device;
@@ -115,10 +120,11 @@ static int selects(void)
     CHECK(!USED(2));
     CHECK(ibx_frontend_current_device() == 2);
     CHECK(!cudaGetDevice(&device) && device == 2);
+    CHECK(is.told == 2);
     CHECK(ibx_frontend_device_in_use(2) && !ibx_frontend_device_in_use(0));
-    CHECK(!ibx_frontend_device_in_use(-1) && !ibx_frontend_device_in_use(64));
+    CHECK(!ibx_frontend_device_in_use(2 - 64) && !ibx_frontend_device_in_use(2 + 64));
     is.refused = 3;
-    CHECK(cudaSetDevice(3) == 101 && ibx_frontend_current_device() == 2);
+    CHECK(cudaSetDevice(3) == 101 && ibx_frontend_current_device() == 2 && is.told == 2);
     CHECK(!ibx_frontend_device_in_use(3) && ibx_frontend_one_device());
     CHECK(cudaGetDevice(NULL) == CUDA_INVALID_VALUE && is.error == CUDA_INVALID_VALUE);
     is.known = true;
@@ -137,6 +143,7 @@ static int uses(void)
 {
     CHECK(ibx_frontend_one_device());
     ibx_frontend_device_used();
+    CHECK(is.runtime_uses == 1);
     CHECK(ibx_frontend_device_in_use(0) && ibx_frontend_one_device());
     CHECK(!USED(1) && !ibx_frontend_one_device());
     return 0;
@@ -168,9 +175,10 @@ static void each_device_is_visited_once(NO_STATE)
 static int visits_one(void)
 {
     CHECK(!USED(0));
-    is.set_fails = 999; /* no call selects what is selected */
+    is.sets = 0;
     ibx_frontend_each_device(visit);
     CHECK(is.visits == 1 && !is.visited[0] && !ibx_frontend_current_device());
+    CHECK(!is.sets); /* no call selects what is selected */
     return 0;
 }
 
@@ -215,9 +223,9 @@ static int waits_for_one(void)
 {
     CHECK(!USED(0));
     is.ended = 7;
-    is.set_fails = 999;
+    is.sets = 0;
     CHECK(!ibx_frontend_devices_wait());
-    CHECK(is.waits == 1 && is.rested == 7);
+    CHECK(is.waits == 1 && is.rested == 7 && !is.sets);
     return 0;
 }
 

@@ -114,6 +114,17 @@ static void access_is_enabled_once(NO_STATE)
     assert_int_equal(is.enables, 2);
 }
 
+/* GVirtuS makes the calls then, and knows what they return. */
+static void without_the_plugin_nothing_is_noted(NO_STATE)
+{
+    is.attached = false;
+    assert_int_equal(cudaDeviceEnablePeerAccess(1, 0), 0);
+    assert_int_equal(cudaDeviceEnablePeerAccess(1, 0), 0);
+    assert_int_equal(is.enables, 2);
+    assert_int_equal(cudaDeviceDisablePeerAccess(2), 0);
+    assert_int_equal(is.disables, 1);
+}
+
 static void access_that_was_not_enabled_is_not_disabled(NO_STATE)
 {
     assert_int_equal(cudaDeviceDisablePeerAccess(1), NOT_ENABLED);
@@ -197,7 +208,8 @@ static void devices_get_access_to_managed_memory_once(NO_STATE)
     assert_int_equal(is.enables, 3);
     for (int device = 0; device < 3; device++)
         assert_linked((unsigned)device, device, 3);
-    ibx_frontend_peers_hold(3); /* more managed memory: no requests to all devices */
+    assert_int_equal(is.cleared, 0); /* an error is the program's */
+    ibx_frontend_peers_hold(3);      /* more managed memory: no requests to all devices */
     assert_int_equal(is.visits, 1);
     is.device = 0;
     ibx_frontend_peers_selected(0);
@@ -280,6 +292,7 @@ static void a_child_has_no_access(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(access_is_enabled_once),
+                                       TEST(without_the_plugin_nothing_is_noted),
                                        TEST(access_that_was_not_enabled_is_not_disabled),
                                        TEST(access_is_disabled_once),
                                        TEST(calls_that_fail_change_nothing),

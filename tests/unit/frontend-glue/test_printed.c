@@ -2,8 +2,8 @@
 /* When the output of printf in kernels is fetched, and that it reaches stdout. The back end is
  * simulated; printed.c's own clock goes on. */
 #include "frontend-glue/preload/streams/streams.h"
+#include "tests/fixtures/in_child.h"
 #include "tests/fixtures/thread_state.h"
-#include "tests/fixtures/unit.h"
 #include "tests/unit/frontend-glue/begun_requests.h"
 
 #include "common/clock.h"
@@ -289,6 +289,14 @@ static void *waits(void *nothing)
     return nothing;
 }
 
+/* The thread that fetches is the parent's. */
+static int child_waits_for_no_thread(void)
+{
+    const uint64_t began = ibx_now_ns();
+    ibx_frontend_printed();
+    return ibx_now_ns() - began >= 1000000000u;
+}
+
 /* What another thread has fetched is written before a wait returns for which nothing is left. */
 static void a_wait_is_not_over_before_output_is_written(NO_STATE)
 {
@@ -303,6 +311,7 @@ static void a_wait_is_not_over_before_output_is_written(NO_STATE)
     while (!another_waited && (!waiting || thread_state(getpid(), waiting) != 'S'))
         sched_yield();
     assert_false(another_waited);
+    passes_in_child(child_waits_for_no_thread);
     pthread_barrier_wait(&both);
     assert_int_equal(pthread_join(first, NULL) + pthread_join(second, NULL), 0);
     assert_int_equal(is.asks, 1);
