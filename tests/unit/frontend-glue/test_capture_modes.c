@@ -6,6 +6,10 @@
 #include "tests/unit/frontend-glue/begun_requests.h"
 #include "tests/unit/frontend-glue/next_calls.h"
 
+#include "common/clock.h"
+
+#include <pthread.h>
+
 #define STREAM ((void *)0x10)
 #define LEGACY ((void *)1)
 
@@ -66,6 +70,7 @@ bool ibx_frontend_request_known(const struct extension_request *e, void *out, si
     struct ibx_writer w = ibx_writer_of(out, n);
     struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
     assert_int_equal(ibx_get_u16(&r), IBX_EXT_IS_CAPTURING);
+    assert_int_equal(ibx_get_u64(&r), (uintptr_t)STREAM);
     is.questions++;
     if (is.no_question)
         return false;
@@ -162,7 +167,9 @@ static int child_exchanges(void)
 {
     int mode = CUDA_CAPTURE_RELAXED;
     is.mode = CUDA_CAPTURE_GLOBAL; /* its new connection's */
-    if (ibx_frontend_capturing() || ibx_frontend_captures(STREAM) || is.questions)
+    unsigned rested;
+    if (ibx_frontend_capturing() || ibx_frontend_captures(STREAM) || is.questions ||
+        ibx_frontend_threads_capture(&rested) || rested)
         return 1;
     return cudaThreadExchangeStreamCaptureMode(&mode) || is.mode != CUDA_CAPTURE_RELAXED;
 }
@@ -171,12 +178,46 @@ static void a_child_captures_nothing_and_has_a_thread_of_its_own(NO_STATE)
 {
     exchange(CUDA_CAPTURE_RELAXED);
     ibx_frontend_capture_begins();
+    ibx_frontend_thread_capture_begins(true);
     is.status = 1;
     passes_in_child(child_exchanges);
     assert_true(ibx_frontend_captures(STREAM));
+    ibx_frontend_thread_capture_ends(true);
 }
 
 /* ------------------------------------------------------------ calls beside captures */
+
+static pthread_barrier_t turn;
+
+static void *keeps_captures_away(void *nothing)
+{
+    const int cancel = ibx_frontend_captures_hold();
+    pthread_barrier_wait(&turn);
+    pthread_barrier_wait(&turn);
+    ibx_frontend_captures_let_go(cancel);
+    return nothing;
+}
+
+/* Who has the turn may wait for this thread. And who has gone on without it ends no other's. */
+static void nobody_waits_for_ever_for_captures_to_be_kept_away(NO_STATE)
+{
+    pthread_t thread;
+    assert_int_equal(pthread_barrier_init(&turn, NULL, 2), 0);
+    assert_int_equal(pthread_create(&thread, NULL, keeps_captures_away, NULL), 0);
+    pthread_barrier_wait(&turn);
+    for (unsigned i = 0; i < 2; i++) {
+        const uint64_t began = ibx_now_ns();
+        ibx_frontend_captures_let_go(ibx_frontend_captures_hold());
+        assert_true(ibx_now_ns() - began >= 1000000000u);
+    }
+    pthread_barrier_wait(&turn);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    pthread_barrier_destroy(&turn);
+    const uint64_t began = ibx_now_ns();
+    for (unsigned i = 0; i < 2; i++)
+        ibx_frontend_captures_let_go(ibx_frontend_captures_hold());
+    assert_true(ibx_now_ns() - began < 1000000000u);
+}
 
 static void this_librarys_waits_are_relaxed_beside_a_capture(NO_STATE)
 {
@@ -299,6 +340,9 @@ static void a_capture_that_is_invalid_is_known(NO_STATE)
     assert_false(ibx_frontend_capture_is_invalid(NULL));
     assert_false(ibx_frontend_capture_is_invalid(LEGACY));
     assert_int_equal(is.questions, 0);
+    is.ask_fails = 906;
+    assert_false(ibx_frontend_capture_is_invalid(STREAM));
+    is.ask_fails = 0;
     is.status = 1;
     assert_false(ibx_frontend_capture_is_invalid(STREAM));
 }
@@ -332,6 +376,7 @@ static void the_legacy_stream_refuses_beside_captures_that_wait_for_it(NO_STATE)
     assert_int_equal(is.asks, 0);
     assert_true(ibx_frontend_legacy_refuses(NULL, &rc));
     assert_int_equal(rc, CUDA_CAPTURE_IMPLICIT);
+    assert_int_equal(is.error, CUDA_CAPTURE_IMPLICIT);
     assert_true(ibx_frontend_legacy_refuses(LEGACY, &rc));
     assert_int_equal(is.mode, CUDA_CAPTURE_THREAD_LOCAL);
     is.error = 0;
@@ -389,6 +434,7 @@ int main(void)
         TEST(an_exchange_that_changes_nothing_is_no_request),
         TEST(an_exchange_that_fails_changes_nothing),
         TEST(a_child_captures_nothing_and_has_a_thread_of_its_own),
+        TEST(nobody_waits_for_ever_for_captures_to_be_kept_away),
         TEST(this_librarys_waits_are_relaxed_beside_a_capture),
         TEST(without_a_capture_or_in_mode_relaxed_there_is_nothing_to_relax),
         TEST(a_gvirtus_without_modes_waits_all_the_same),

@@ -12,14 +12,19 @@
 #define SIZE   4096u
 #define DEVICE ((uintptr_t)0x100000) /* where the device's memory begins */
 #define SLOT   ((uint64_t)1 << 63)
+#define NUMBER 3u                /* of the slot */
+#define PIECE  ((size_t)1 << 19) /* bytes of a slot in one request */
+#define LONG   (PIECE + 100)     /* bytes that need two */
+#define TAKEN  4096u             /* rows of SIZE bytes: as much as launches may have taken */
 
-static uint8_t host[SIZE], device[SIZE], slot[SIZE];
+static uint8_t host[LONG], device[SIZE], slot[LONG];
 
 static struct {
     int device, get_fails, set_fails, create_fails;
     unsigned made;    /* streams */
     bool knows_alone; /* the back end knows the mark of copies that come after nothing */
     bool refuses;     /* the plugin makes no copies */
+    bool unplugged;   /* there is no plugin */
     int copy_fails;   /* with this, the copy that follows so many others */
     unsigned good_copies;
     int wait_fails;
@@ -38,6 +43,7 @@ static int make_copy(const struct ibx_frontend_copy *copy, int *code)
     if (is.refuses)
         return -1;
     assert_true(copy->async && copy->alone);
+    assert_true(!(copy->device & SLOT) || (copy->device & ~SLOT) >> 32 == NUMBER);
     *code = is.copies++ >= is.good_copies ? is.copy_fails : 0;
     is.stream = copy->stream;
     is.whole = copy->host;
@@ -48,7 +54,7 @@ static int make_copy(const struct ibx_frontend_copy *copy, int *code)
     }
     if (*code)
         return 0;
-    assert_true(there >= (copy->device & SLOT ? slot : device) && copy->n <= SIZE);
+    assert_true(there >= (copy->device & SLOT ? slot : device) && copy->n <= PIECE);
     if (copy->to_device)
         memcpy(there, copy->host, copy->n);
     else
@@ -59,7 +65,7 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 {
     static const struct ibx_frontend_calls calls = {.version = IBX_FRONTEND_VERSION,
                                                     .copy = make_copy};
-    return &calls;
+    return is.unplugged ? NULL : &calls;
 }
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
@@ -95,6 +101,7 @@ bool ibx_frontend_request_try(const struct extension_request *e, void *out, size
     struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
     (void)out, (void)n;
     assert_int_equal(ibx_get_u16(&r), IBX_EXT_STREAM_WAIT);
+    assert_int_equal(ibx_get_u64(&r), is.stream);
     is.waits++;
     *code = is.wait_fails;
     return !is.unsent;
@@ -121,6 +128,7 @@ static int begin(void **state)
 static struct ibx_host_copy rows(int kind)
 {
     struct ibx_host_copy copy = {.device = 1,
+                                 .number = NUMBER,
                                  .parameters = {.from = {host, 16, 16, 8},
                                                 .from_at = {1, 2, 1},
                                                 .to = {(void *)DEVICE, 16, 16, 8},
@@ -207,9 +215,9 @@ static void errors_are_kept_for_a_call_that_waits(NO_STATE)
 {
     struct ibx_host_copy copy = rows(CUDA_MEMCPY_TO_DEVICE);
     is.copy_fails = 11;
-    is.good_copies = 2;
+    is.good_copies = 1;
     ibx_host_copy_make(&copy);
-    assert_int_equal(is.copies, 3); /* and no others */
+    assert_int_equal(is.copies, 2); /* and no others */
     assert_int_equal(is.waits, 0);
     assert_int_equal(ibx_frontend_graph_failure(), 11);
     assert_int_equal(ibx_frontend_graph_failure(), 0);
@@ -220,10 +228,13 @@ static void errors_are_kept_for_a_call_that_waits(NO_STATE)
     is.unsent = true;
     ibx_host_copy_make(&copy);
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
+    is.unsent = false;
+    is.wait_fails = 0;
     is.refuses = true;
     ibx_host_copy_make(&copy);
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
     is.get_fails = 3;
+    is.device = 0;
     ibx_host_copy_make(&copy);
     assert_int_equal(ibx_frontend_graph_failure(), 3);
 }
@@ -231,16 +242,24 @@ static void errors_are_kept_for_a_call_that_waits(NO_STATE)
 static void no_copy_is_made_on_another_device(NO_STATE)
 {
     struct ibx_host_copy copy = rows(CUDA_MEMCPY_TO_DEVICE);
-    is.set_fails = 101;
+    is.set_fails = 46;
     ibx_host_copy_make(&copy);
-    assert_int_equal(ibx_frontend_graph_failure(), 101);
+    assert_int_equal(ibx_frontend_graph_failure(), 46);
+    is.set_fails = 0;
     copy.device = IBX_HOST_COPY_DEVICES;
     ibx_host_copy_make(&copy);
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_INVALID_DEVICE);
     copy.device = -1;
     ibx_host_copy_make(&copy);
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_INVALID_DEVICE);
-    assert_int_equal(is.copies, 0);
+    assert_int_equal(is.copies + is.made, 0);
+}
+
+static void which_functions_copy_is_known(NO_STATE)
+{
+    assert_true(ibx_frontend_graph_copies(ibx_host_copy_make));
+    assert_true(ibx_frontend_graph_copies(ibx_host_copy_exchange));
+    assert_false(ibx_frontend_graph_copies(NULL));
 }
 
 /* ------------------------------------------------------------ beside everything else */
@@ -263,6 +282,8 @@ static void copies_beside_are_marked_in_both_directions(NO_STATE)
     assert_int_equal(is.copies, 2);
     assert_int_equal(is.waits, 0); /* they are complete */
     assert_int_equal(is.made, 2);  /* streams: a fetch may stay in its own */
+    is.unplugged = true;
+    assert_int_equal(beside(true), CUDA_UNKNOWN);
 }
 
 static void an_older_back_end_copies_without_the_mark(NO_STATE)
@@ -336,6 +357,22 @@ static void rows_without_gaps_are_copied_at_once(NO_STATE)
     assert_memory_equal(slot + 4, host + 16, 4);
 }
 
+static void long_ones_are_copied_in_pieces(NO_STATE)
+{
+    struct ibx_host_copy copy = rows(CUDA_MEMCPY_TO_DEVICE);
+    copy.bytes.from_at = (struct ibx_cuda_extent){0, 0, 0};
+    copy.bytes.extent = (struct ibx_cuda_extent){LONG, 1, 1};
+    memset(host + PIECE, 99, LONG - PIECE);
+    ibx_host_copy_exchange(&copy);
+    assert_int_equal(is.copies, 2);
+    assert_memory_equal(slot, host, LONG);
+    is.copy_fails = 11;
+    is.good_copies = 2;
+    ibx_host_copy_exchange(&copy);
+    assert_int_equal(is.copies, 3); /* and not the other piece */
+    assert_int_equal(ibx_frontend_graph_failure(), 11);
+}
+
 /* What has failed has written nothing into the program's memory. */
 static void errors_of_a_slot_leave_the_programs_memory(NO_STATE)
 {
@@ -379,6 +416,34 @@ static void bytes_that_a_launch_has_taken_are_given(NO_STATE)
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
     assert_int_equal(copy.called, 3);
     ibx_launch_bytes_free(taken);
+}
+
+static struct ibx_launch_bytes *taken_of(size_t height)
+{
+    struct ibx_host_copy copy = rows(CUDA_MEMCPY_TO_DEVICE);
+    copy.bytes.from.pitch = 0; /* it is always the same row */
+    copy.bytes.extent = (struct ibx_cuda_extent){SIZE, height, 1};
+    copy.bytes.from_at = (struct ibx_cuda_extent){0, 0, 0};
+    return ibx_launch_bytes_take(&copy);
+}
+
+static int child_takes_bytes(void)
+{
+    return taken_of(1) ? 0 : 1;
+}
+
+/* Altogether, until they are freed. Those of a parent do not count. */
+static void launches_take_so_many_bytes_only(NO_STATE)
+{
+    assert_null(taken_of(TAKEN + 1));
+    struct ibx_launch_bytes *all = taken_of(TAKEN);
+    assert_non_null(all);
+    assert_null(taken_of(1));
+    passes_in_child(child_takes_bytes);
+    ibx_launch_bytes_free(all);
+    all = taken_of(TAKEN);
+    assert_non_null(all);
+    ibx_launch_bytes_free(all);
 }
 
 /* With the message that the function is to be called: only where they are what it copies. */
@@ -429,12 +494,15 @@ int main(void)
                                        TEST(a_stream_is_made_once_for_a_device_until_a_reset),
                                        TEST(errors_are_kept_for_a_call_that_waits),
                                        TEST(no_copy_is_made_on_another_device),
+                                       TEST(which_functions_copy_is_known),
                                        TEST(copies_beside_are_marked_in_both_directions),
                                        TEST(an_older_back_end_copies_without_the_mark),
                                        TEST(rows_with_gaps_are_packed),
                                        TEST(rows_without_gaps_are_copied_at_once),
+                                       TEST(long_ones_are_copied_in_pieces),
                                        TEST(errors_of_a_slot_leave_the_programs_memory),
                                        TEST(bytes_that_a_launch_has_taken_are_given),
+                                       TEST(launches_take_so_many_bytes_only),
                                        TEST(bytes_that_come_with_the_call_are_taken),
                                        TEST(a_child_has_neither_streams_nor_errors)};
     return cmocka_run_group_tests_name("host copies", tests, NULL, NULL);

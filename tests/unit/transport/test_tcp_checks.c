@@ -384,6 +384,9 @@ static void a_process_that_comes_late_begins_to_wait(NO_STATE)
     look_after(0);
     look_after(40000);
     assert_int_equal(is.status, 0);
+    assert_int_equal(sent(), 3);
+    look_after(250); /* the pause is a short one again */
+    assert_int_equal(sent(), 3);
 }
 
 static void a_sign_of_life_that_was_not_agreed_on_is_an_error(NO_STATE)
@@ -437,6 +440,18 @@ static void acknowledged_bytes_that_stay_missing_are_lost(NO_STATE)
     is.gone = 1000;
     received(900);
     waits_on(900, 900);
+    assert_int_equal(is.status, -EBADMSG);
+}
+
+/* A timeout that is shorter than TCP's own attempts to send again. */
+static void bytes_are_not_lost_within_two_seconds(NO_STATE)
+{
+    options.timeout_ms = 500;
+    is.gone = 1000;
+    received(900);
+    nearly_passes(2000, 900);
+    is.now += MS;
+    received(900);
     assert_int_equal(is.status, -EBADMSG);
 }
 
@@ -546,7 +561,8 @@ static void while_the_peer_or_this_side_is_away_nobody_waits(NO_STATE)
 static void checks_do_not_hide_what_is_lost(NO_STATE)
 {
     uint64_t lacks = 5000;
-    is.gone = 10000;
+    send_checks(1000); /* which have come */
+    is.gone += 10000;
     received(is.gone - lacks);
     for (unsigned i = 0; i < TIMEOUT / 250; i++) {
         assert_int_equal(is.status, 0);
@@ -571,6 +587,10 @@ static void bytes_that_are_not_acknowledged_are_not_lost(NO_STATE)
     received(900);
     assert_int_equal(is.status, 0);
     is.unacknowledged = 30;
+    is.ioctl_fails = -1; /* nobody knows */
+    received(900);
+    assert_int_equal(is.status, 0);
+    is.ioctl_fails = 0;
     received(900);
     assert_int_equal(is.status, -EBADMSG);
 }
@@ -585,6 +605,9 @@ static void an_answer_is_sent_to_who_asks_while_the_connection_lives(NO_STATE)
     ibx_tcp_on_check(&tcp->lanes[1], &asks);
     assert_int_equal(is.frames[0].lane, IBX_TCP_ANSWERS);
     assert_int_equal(is.frames[0].id, 7);
+    assert_int_equal(sent(), 1);
+    ibx_tcp_sign_send(&tcp->lanes[1]); /* which is no answer */
+    assert_int_equal(is.frames[0].lane, IBX_TCP_LIVES);
     assert_int_equal(sent(), 1);
     tcp->state.now = TCP_DRAINING;
     ibx_tcp_on_check(&tcp->lanes[1], &asks);
@@ -656,6 +679,7 @@ int main(void)
         TEST(a_process_that_comes_late_begins_to_wait),
         TEST(a_sign_of_life_that_was_not_agreed_on_is_an_error),
         TEST(acknowledged_bytes_that_stay_missing_are_lost),
+        TEST(bytes_are_not_lost_within_two_seconds),
         TEST(missing_bytes_are_counted_across_4_gib),
         TEST(a_peer_that_has_more_than_was_noted_lacks_nothing),
         TEST(what_still_comes_is_not_lost),

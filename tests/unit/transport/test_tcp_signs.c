@@ -16,6 +16,7 @@ static _Atomic unsigned threads, ended; /* begun and ended */
 static struct {
     bool answered;   /* a post of the first lane was: its end would be reported */
     bool no_room;    /* what waits on the first lane stays there */
+    bool fails;      /* the connection does as that is sent */
     size_t waits;    /* bytes on the first lane */
     unsigned pushes; /* with something to send */
     _Atomic unsigned signs;
@@ -74,6 +75,8 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
 {
     assert_int_equal(lane->index, 0);
     is.pushes += is.waits || is.queued;
+    if (is.fails)
+        lane->tcp->status = -EPIPE;
     if (is.no_room)
         return;
     is.waits = 0;
@@ -209,6 +212,16 @@ static void what_waits_is_sent_first(NO_STATE)
     assert_int_equal(is.signs, 1);
 }
 
+static void a_connection_that_fails_as_it_sends_gets_no_sign(NO_STATE)
+{
+    is.waits = 10;
+    is.fails = true;
+    connection->lanes[0].tcp = connection;
+    second_is_over();
+    assert_int_equal(is.pushes, 1);
+    assert_int_equal(is.signs, 0);
+}
+
 /* The end of the post would be reported by a thread that is not the connection's. */
 static void a_post_that_was_answered_is_left_to_its_thread(NO_STATE)
 {
@@ -283,6 +296,7 @@ int main(void)
                                        TEST(one_that_is_inside_is_not_away),
                                        TEST(a_connection_that_ends_gives_none),
                                        TEST(what_waits_is_sent_first),
+                                       TEST(a_connection_that_fails_as_it_sends_gets_no_sign),
                                        TEST(a_post_that_was_answered_is_left_to_its_thread),
                                        TEST(one_thread_serves_all_connections),
                                        TEST(a_thread_that_cannot_begin_is_told),
