@@ -285,64 +285,73 @@ static struct range *copy_of_all(size_t *count)
     return copy;
 }
 
-static _Thread_local int legacy_waits; /* the first error */
+/* What a thread waits for, on one device after the other. */
+struct rest {
+    struct range *streams;
+    size_t count;
+    bool legacy; /* no stream is captured that keeps the legacy stream from having work */
+    int rc;      /* the first error */
+};
+static _Thread_local struct rest *resting;
 
 static void wait_for_legacy(int device)
 {
     const int rc = CALL_NEXT(cudaStreamSynchronize, NULL);
     (void)device;
-    legacy_waits = legacy_waits ? legacy_waits : rc;
+    resting->rc = resting->rc ? resting->rc : rc;
 }
 
 /* A wait for a stream would invalidate a capture of it that has begun meanwhile. So an event is put
- * behind its work while no capture begins, and waited for. *captured: nothing was waited for. */
-static int wait_behind(void *event, void *stream, bool *captured)
+ * behind its work while no capture begins, and no stream joins one, and is waited for. Without an
+ * event the stream is waited for itself. False: it is captured, and nothing was waited for. */
+static bool wait_behind(void *event, void *stream)
 {
     const int cancel = ibx_frontend_captures_hold();
-    int rc = CUDA_SUCCESS;
-    *captured = ibx_frontend_may_capture(stream);
-    if (!*captured)
-        rc = CALL_NEXT(cudaEventRecord, event, stream);
+    const bool open = !ibx_frontend_may_capture(stream);
+    int rc = open && event ? CALL_NEXT(cudaEventRecord, event, stream) : CUDA_SUCCESS;
     ibx_frontend_captures_let_go(cancel);
     const int mode = ibx_frontend_relax();
-    if (!*captured && !rc)
-        rc = CALL_NEXT(cudaEventSynchronize, event);
+    if (open && !rc)
+        rc = event ? CALL_NEXT(cudaEventSynchronize, event)
+                   : CALL_NEXT(cudaStreamSynchronize, stream);
     ibx_frontend_relax_end(mode);
-    return rc;
+    if (rc != CUDA_INVALID_HANDLE) /* otherwise the stream was destroyed meanwhile */
+        resting->rc = rc;
+    return open;
 }
 
-/* `event` NULL, or of another device: waits for the stream itself. */
-static int wait_for(const struct range *s, void *event, bool *captured)
-{
-    void *stream = (void *)s->begin;
-    if (event && s->device == ibx_frontend_current_device())
-        return wait_behind(event, stream, captured);
-    *captured = ibx_frontend_may_capture(stream);
-    return *captured ? CUDA_SUCCESS : CALL_NEXT(cudaStreamSynchronize, stream);
-}
+#define ALL_DEVICES (-1)
 
-/* Streams that are captured are left out. *legacy becomes false if one of them keeps the legacy
- * stream from having work. */
-static int wait_for_streams(bool *legacy)
+/* An event is of one device, which must be selected. */
+static void wait_for_streams_of(int device)
 {
-    size_t count;
     void *event = NULL;
-    struct range *streams = copy_of_all(&count);
-    int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
-    if (count && !rc && !is_child && CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
-        event = NULL;
-    for (size_t i = 0; i < count && !rc; i++) {
-        bool captured;
-        rc = wait_for(&streams[i], event, &captured);
-        if (captured)
-            *legacy = *legacy && streams[i].flags & NON_BLOCKING;
-        else if (rc == CUDA_INVALID_HANDLE)
-            rc = CUDA_SUCCESS; /* the stream was destroyed meanwhile */
+    for (size_t i = 0; i < resting->count && !resting->rc; i++) {
+        const struct range *s = &resting->streams[i];
+        if (device != ALL_DEVICES && s->device != device)
+            continue;
+        if (device != ALL_DEVICES && !event &&
+            CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
+            event = NULL;
+        if (!wait_behind(event, (void *)s->begin))
+            resting->legacy = resting->legacy && s->flags & NON_BLOCKING;
     }
     if (event)
         CALL_NEXT(cudaEventDestroy, event);
-    free(streams);
-    return rc;
+}
+
+/* Streams that are captured are left out. r->legacy becomes false if one of them keeps the legacy
+ * stream from having work. */
+static void wait_for_streams(struct rest *r, bool by_events)
+{
+    r->streams = copy_of_all(&r->count);
+    r->rc = r->count && !r->streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
+    resting = r;
+    if (by_events && r->streams)
+        ibx_frontend_each_device(wait_for_streams_of);
+    else if (r->streams)
+        wait_for_streams_of(ALL_DEVICES);
+    free(r->streams);
 }
 
 bool ibx_frontend_is_child(void)
@@ -350,30 +359,34 @@ bool ibx_frontend_is_child(void)
     return is_child;
 }
 
-/* The legacy stream of a child may wait for its parent's work, which may wait for the child. */
+/* Whether all that the legacy stream would wait for was waited for otherwise. In a child a wait for
+ * it could include its parent's work, which may wait for the child; and beside captures, one may
+ * begin before the wait, which invalidates it. */
+static bool legacy_rests(void)
+{
+    return !users_and_ended() && ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL);
+}
+
 int ibx_frontend_own_work_wait(void)
 {
-    bool legacy = true;
+    struct rest r = {.legacy = true};
     if (!is_child)
         return CALL_NEXT(cudaDeviceSynchronize);
-    const int rc = wait_for_streams(&legacy);
-    if (rc || (!users_and_ended() && ibx_frontend_knows(IBX_FRONTEND_LEGACY_RESTS, 0, NULL)))
-        return rc;
-    return CALL_NEXT(cudaStreamSynchronize, NULL);
+    wait_for_streams(&r, false); /* nothing is captured */
+    return r.rc || legacy_rests() ? r.rc : CALL_NEXT(cudaStreamSynchronize, NULL);
 }
 
 int ibx_frontend_streams_rest(bool all_work)
 {
     unsigned rested;
-    bool legacy = !ibx_frontend_threads_capture(&rested);
-    int rc = wait_for_streams(&legacy);
+    struct rest r = {.legacy = !ibx_frontend_threads_capture(&rested)};
+    wait_for_streams(&r, true);
     /* While such a stream is captured, the legacy stream can have no work. But the legacy stream
      * would have waited for threads' own streams. */
-    if (!rc && !legacy && all_work && users_and_ended() > rested &&
+    if (!r.rc && !r.legacy && all_work && users_and_ended() > rested &&
         users_and_ended() > rested + wait_for_own_work())
-        rc = CUDA_CAPTURE_UNSUPPORTED;
-    legacy_waits = CUDA_SUCCESS;
-    if (!rc && legacy)
+        r.rc = CUDA_CAPTURE_UNSUPPORTED;
+    if (!r.rc && r.legacy && !legacy_rests())
         ibx_frontend_each_device(wait_for_legacy);
-    return rc ? rc : legacy_waits;
+    return r.rc;
 }

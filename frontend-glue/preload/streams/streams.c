@@ -85,7 +85,11 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
     if (flags || !ibx_frontend_capturing())
         return ibx_frontend_stream_wait_event(stream, event, flags);
+    const bool joins = ibx_frontend_forks_captured(event);
+    const int cancel = joins ? ibx_frontend_captures_hold() : 0;
     const int rc = ibx_frontend_stream_wait_event(stream, ibx_frontend_forks_event(event), 0);
+    if (joins)
+        ibx_frontend_captures_let_go(cancel);
     if (!rc)
         ibx_frontend_forks_waited(stream, event);
     return rc;

@@ -209,8 +209,8 @@ void ibx_frontend_thread_capture_ends(bool rested);
 bool ibx_frontend_captures(void *stream);
 /* The same; true also of a stream of which the back end cannot tell (rdma.gpu : off). */
 bool ibx_frontend_may_capture(void *stream);
-/* Until it lets go, no other thread of this process begins a capture, unless that takes more than
- * 1 s. For a few requests that wait for no work. let_go() gets what hold() has returned. */
+/* Until it lets go, no other thread of this process begins a capture, nor has a stream join one by
+ * an event, unless that takes more than 1 s. For a few requests that wait for no work. let_go() gets what hold() has returned. */
 int ibx_frontend_captures_hold(void);
 void ibx_frontend_captures_let_go(int cancel);
 /* Whether it is in a capture that was invalidated. */

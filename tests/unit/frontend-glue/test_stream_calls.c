@@ -19,8 +19,9 @@ static struct {
     bool unsent;                                                /* a request could not be sent */
     bool lost;                                                  /* host functions are */
     int graph_fails;                                            /* a copy in a graph has failed */
-    int forbidden;       /* what a capture makes of waits and questions */
-    bool event_captured; /* the event was recorded in it */
+    int forbidden;           /* what a capture makes of waits and questions */
+    bool held, request_held; /* no capture begins, or gets a stream; ... at the latest request */
+    bool event_captured;     /* the event was recorded in it */
     bool has_root;
     int stream_fails; /* what the plugin knows of a stream after a wait */
     unsigned requests, nexts, orders, noted, ordered, worked, made, used, waits, losses;
@@ -82,6 +83,7 @@ static void requested(const char *name, const struct ibx_writer *body)
     assert_false(body->failed);
     is.requests++;
     is.request = name;
+    is.request_held = is.held;
     is.n = body->length;
     memcpy(is.body, body->data, body->length);
 }
@@ -168,6 +170,16 @@ bool ibx_frontend_captures(void *stream)
 int ibx_frontend_unsafe_beside(void)
 {
     return is.forbidden;
+}
+int ibx_frontend_captures_hold(void)
+{
+    is.held = true;
+    return 2;
+}
+void ibx_frontend_captures_let_go(int cancel)
+{
+    assert_true(is.held && cancel == 2);
+    is.held = false;
 }
 bool ibx_frontend_capturing(void)
 {
@@ -400,6 +412,10 @@ static void captures_learn_of_records_and_waits(NO_STATE)
     assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 0), 0);
     assert_request("cudaStreamWaitEvent", STREAM, ROOT);
     assert_ptr_equal(is.forked, STREAM);
+    assert_false(is.request_held);
+    is.event_captured = true; /* the stream joins its capture: nobody waits for it meanwhile */
+    assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 0), 0);
+    assert_true(is.request_held && !is.held);
 }
 
 static void a_copy_within_the_device_is_a_request(NO_STATE)
