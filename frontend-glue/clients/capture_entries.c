@@ -80,6 +80,15 @@ void ibx_capture_join(struct gpu_session *x)
     capturing = x;
 }
 
+struct gpu_session *ibx_capture_next_of_client(const struct gpu_session *x,
+                                               const struct gpu_session *before)
+{
+    struct gpu_session *of = before ? before->capturing.next : capturing;
+    while (of && of != x && !(of->client && of->client == x->client))
+        of = of->capturing.next;
+    return of;
+}
+
 void ibx_capture_part(struct gpu_session *x)
 {
     struct gpu_session **at = &capturing;

@@ -29,6 +29,10 @@ void ibx_capture_forget_work(const struct gpu_session *x);
 /* The session begins captures, or has ended. */
 void ibx_capture_join(struct gpu_session *x);
 void ibx_capture_part(struct gpu_session *x);
+/* The first session of this one's client that has begun captures, or the next one behind `before`;
+ * NULL: there are no more. After ibx_clients_number(). */
+struct gpu_session *ibx_capture_next_of_client(const struct gpu_session *x,
+                                               const struct gpu_session *before);
 /* Whether the session has begun a capture in this stream, and not ended it. */
 bool ibx_capture_holds(const struct gpu_session *x, uint64_t stream);
 /* The session that has begun a capture in this stream, or NULL. Handles up to 2 mean a stream that

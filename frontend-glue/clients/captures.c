@@ -6,9 +6,9 @@
  * first to come goes first: neither a chain of captures nor one of waits keeps the other kind out.
  *
  * Work in the legacy stream fails, and ends captures of streams that wait for the legacy one. So
- * such work is delayed until no other client has such a capture. The beginning of such a capture is
- * delayed by copies, which may be added piece by piece; for other work CUDA checks once, when it is
- * added.
+ * such work is delayed until no other client has such a capture; those of the same client, by
+ * whichever thread, it ends natively, too. The beginning of such a capture is delayed by copies,
+ * which may be added piece by piece; for other work CUDA checks once, when it is added.
  *
  * It is not certain that a capture or a wait ends: the work that is waited for may need a capture
  * that has not begun. So nothing is delayed for long. A capture that outlasts the time for which a
@@ -70,6 +70,17 @@ static unsigned own(struct gpu_session *x)
         x->capturing.whole = x->capturing.blocking = 0;
     x->capturing.ended_noted = ended;
     return x->capturing.whole;
+}
+
+/* Locked. How many captures of the client no wait has ended, of streams that wait for the legacy
+ * one. */
+static unsigned own_blocking(struct gpu_session *x)
+{
+    unsigned count = 0;
+    struct gpu_session *of = ibx_capture_next_of_client(x, NULL);
+    for (; of; of = ibx_capture_next_of_client(x, of))
+        count += own(of) ? of->capturing.blocking : 0;
+    return count;
 }
 
 /* Locked. All captures count as ended: nobody waits for them any more. */
@@ -152,24 +163,35 @@ void ibx_captures_wait_end(void)
 
 /* ----------------------------------------------------------------------- the legacy stream */
 
-/* Locked, except while it sleeps. */
-static void spare(struct gpu_session *x)
+/* Locked, except while it sleeps. `all`: also captures of other threads of the client. */
+static void spare(struct gpu_session *x, bool all)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
     bool late = false;
-    while (!own(x) && blocking && !late)
+    while (!own(x) && atomic_load(&blocking) > (all ? 0 : own_blocking(x)) && !late)
         late = !sleep_until(deadline);
     if (late)
         give_up();
 }
 
-void ibx_captures_spare(struct gpu_session *x, uint64_t stream)
+static void spare_in(struct gpu_session *x, uint64_t stream, bool all)
 {
     if (stream > 1 || !atomic_load(&blocking))
         return;
+    ibx_clients_number(x);
     pthread_mutex_lock(&ibx_captures_lock);
-    spare(x);
+    spare(x, all);
     pthread_mutex_unlock(&ibx_captures_lock);
+}
+
+void ibx_captures_spare(struct gpu_session *x, uint64_t stream)
+{
+    spare_in(x, stream, false);
+}
+
+void ibx_captures_spare_all(struct gpu_session *x, uint64_t stream)
+{
+    spare_in(x, stream, true);
 }
 
 /* A copy and a capture that begins each raise their own count first, and then look at the
@@ -180,8 +202,9 @@ void ibx_captures_legacy_begin(struct gpu_session *x)
     if (!atomic_load(&blocking))
         return;
     ibx_captures_legacy_end();
+    ibx_clients_number(x);
     pthread_mutex_lock(&ibx_captures_lock);
-    spare(x);
+    spare(x, false);
     atomic_fetch_add(&copies.count, 1);
     pthread_mutex_unlock(&ibx_captures_lock);
 }
@@ -224,6 +247,7 @@ static void begin(struct gpu_session *x, uint64_t stream)
     const bool blocking_one = ibx_capture_would_block(x, stream);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
+    ibx_clients_number(x); /* from now on, other sessions look at it */
     pthread_mutex_lock(&ibx_captures_lock);
     const bool blocks =
         blocking_one && !ibx_capture_holds(x, stream); /* otherwise the request fails */

@@ -127,10 +127,12 @@ void ibx_captures_wait_end(void);
 /* As wait_begin(), but does not block. False: a client captures, and there is no wait to end. */
 bool ibx_captures_wait_try(void);
 #define IBX_STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING, cudaStreamNonBlocking */
-/* To be called before work is added to `stream`, or before the legacy stream is waited for. If
- * `stream` is the legacy one (0 or 1), that would end captures of streams that wait for it: blocks
- * until no other client has such captures, for a bounded time. */
+/* To be called before work is added to `stream`. If that is the legacy one (0 or 1), the work would
+ * end captures of streams that wait for it: blocks until no other client has such captures, for a
+ * bounded time. spare_all(): before a wait for `stream`, which the client may make on behalf of a
+ * call that CUDA permits beside captures: also until none of the client's other threads has one. */
 void ibx_captures_spare(struct gpu_session *x, uint64_t stream);
+void ibx_captures_spare_all(struct gpu_session *x, uint64_t stream);
 /* Around a copy in the legacy stream. legacy_begin() blocks as ibx_captures_spare() does, and no
  * such capture begins until legacy_end(), for a bounded time. */
 void ibx_captures_legacy_begin(struct gpu_session *x);

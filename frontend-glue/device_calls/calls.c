@@ -382,7 +382,8 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
     int reset = 0;
     if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
         q->called->kind == IBX_CALL_ENQUEUES)
-        ibx_captures_spare(x, stream);
+        (q->called->kind == IBX_CALL_QUERIES ? ibx_captures_spare_all : ibx_captures_spare)(x,
+                                                                                            stream);
     if (!ibx_named_stream(x, stream))
         return refused(x);
     if (q->called->kind == IBX_CALL_RESETS)

@@ -553,7 +553,7 @@ EXPORTED int cuCtxSynchronize_v2(void *context)
 
 EXPORTED int cuCtxSetLimit(int limit, size_t value)
 {
-    return IN_CONTEXT(CALL_NEXT(cudaDeviceSetLimit, limit, value));
+    return IN_CONTEXT(cudaDeviceSetLimit(limit, value));
 }
 
 EXPORTED int cuCtxGetLimit(size_t *value, int limit)

@@ -72,6 +72,7 @@ int cudaStreamGetFlags(void *stream, unsigned *flags);
 int cudaStreamGetPriority(void *stream, int *priority);
 int cudaCtxResetPersistingL2Cache(void);
 int cudaDeviceGetLimit(size_t *value, int limit);
+int cudaDeviceSetLimit(int limit, size_t value);
 int cudaGetSymbolAddress(void **address, const void *symbol);
 int cudaGetSymbolSize(size_t *n, const void *symbol);
 int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, int kind);
@@ -394,7 +395,6 @@ int cudaThreadGetCacheConfig(int *config);
 int cudaThreadSetCacheConfig(int config);
 /* GVirtuS's. */
 int cudaSetDeviceFlags(unsigned flags);
-int cudaDeviceSetLimit(int limit, size_t value);
 int cudaDeviceSetCacheConfig(int config);
 int cudaEventCreateWithFlags(void **event, unsigned flags);
 int cudaMemcpyArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,

@@ -564,6 +564,7 @@ void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}
 void ibx_frontend_managed_variables_reset(void) {}
 void ibx_frontend_managed_rests(void) {}
+void ibx_frontend_managed_captures(void) {}
 bool ibx_frontend_allocation(const void *address, struct range *range)
 {
     (void)address, (void)range;

@@ -364,6 +364,8 @@ bool captures();
 bool captures_of_planes();
 bool captures_of_events();
 bool captures_of_callbacks();
+// application_capture_waits.cpp
+bool captures_keep_nobody_waiting();
 // application_captures.cpp
 bool captures_forbid();
 bool copies_beside_captures();

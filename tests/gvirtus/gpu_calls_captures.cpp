@@ -160,7 +160,7 @@ bool captures_beside_waits()
 bool captures_beside_legacy()
 {
     Gpu gpu;
-    Client other(gpu);
+    Client other(gpu, of_another_program);
     const std::uint64_t blocking = gpu.remote.stream_create(0), to = gpu.remote.malloc(4096),
                         from = gpu.remote.malloc(1 << 20);
     const std::vector<char> bytes(1 << 20, 'a');

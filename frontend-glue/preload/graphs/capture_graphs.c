@@ -43,6 +43,7 @@ struct capture {
     void *stream;
     uint64_t by; /* the number of the thread */
     bool alone;  /* there was no other capture when it began, so no work was left to do before it */
+    bool blocks; /* the stream waits for the legacy one */
     int mode;
     unsigned long long order; /* in which captures have begun */
     unsigned long long id;    /* that the program is told */
@@ -128,26 +129,31 @@ static void thread_ends(void *nothing)
     drop(c);
 }
 
-/* Whether the capture forbids unsafe calls to the calling thread, as CUDA has it: to the thread
- * that has begun it, and to all threads if both it and they are in mode GLOBAL. */
-static bool forbids(const struct capture *c, bool others)
+/* Whether the capture forbids the call to the calling thread, as CUDA has it: unsafe calls to the
+ * thread that has begun it, and to all threads if both it and they are in mode GLOBAL; waits for
+ * the device, or for the legacy stream, to all. */
+static bool forbids(const struct capture *c, enum ibx_forbidden call, bool others)
 {
     const int mode = ibx_frontend_capture_mode();
-    if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED || c->over)
+    const bool own = c->by == ibx_frontend_thread_number();
+    if (c->over || (own && others))
         return false;
-    return c->by == ibx_frontend_thread_number()
-               ? !others
-               : mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL;
+    if (call != FORBIDDEN_UNSAFE)
+        return call == FORBIDDEN_WAIT || c->blocks;
+    if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED)
+        return false;
+    return own || (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
 }
 
 /* The first such capture, of another thread if `others`, with a number above `last`: its number,
  * and its stream, or NULL if the stream is another thread's own; 0: there is none. */
-static unsigned long long next_forbidding(unsigned long long last, bool others, void **stream)
+static unsigned long long next_forbidding(unsigned long long last, enum ibx_forbidden call,
+                                          bool others, void **stream)
 {
     struct capture *next = NULL;
     ibx_frontend_ranges_lock();
     for (struct capture *c = all; c; c = c->next)
-        if (c->order > last && (!next || c->order < next->order) && forbids(c, others))
+        if (c->order > last && (!next || c->order < next->order) && forbids(c, call, others))
             next = c;
     const unsigned long long order = next ? next->order : 0;
     *stream = next && is_of(next, next->stream) ? next->stream : NULL;
@@ -183,6 +189,7 @@ static struct capture *note(void *stream, int mode, bool alone)
     c->stream = stream;
     c->by = ibx_frontend_thread_number();
     c->alone = alone;
+    c->blocks = ibx_frontend_stream_blocks(stream);
     c->mode = mode;
     c->id = c->order = atomic_fetch_add(&ids, 1) + 1;
     c->forks = ibx_frontend_forks_begin(stream);
@@ -209,6 +216,7 @@ static int begin_capture(void *stream, int mode, struct given *g)
     ibx_frontend_managed_rests();
     ibx_frontend_capture_begins(); /* before the call: from then on an event of another thread can
                                       join a stream to it */
+    ibx_frontend_managed_captures();
     const int cancel = ibx_frontend_captures_hold();
     const bool whole =
         g && ibx_frontend_capture_into(stream, g->graph, g->behind, g->edges, g->count, mode, &rc);

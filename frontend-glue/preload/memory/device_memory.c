@@ -513,7 +513,7 @@ static int free_any(void *address)
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
     if (ibx_host_pool_has(address)) {
-        code = cudaDeviceSynchronize();
+        code = ibx_frontend_device_wait_within();
         return code ? code : ibx_host_pool_free(address, NULL);
     }
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))

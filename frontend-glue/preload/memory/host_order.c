@@ -17,7 +17,7 @@ static int wait_by_event(void *stream)
 {
     struct ibx_kept_event own;
     if (ibx_frontend_event_take(&own))
-        return cudaDeviceSynchronize();
+        return ibx_frontend_device_wait_within();
     int rc = ibx_frontend_event_record(own.event, stream);
     if (!rc)
         rc = cudaEventSynchronize(own.event);

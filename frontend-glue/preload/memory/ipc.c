@@ -161,7 +161,7 @@ int cudaIpcCloseMemHandle(void *address)
     }
     if (last)
         ibx_frontend_device_memory_gone(address);
-    const int rc = ibx_frontend_capturing() ? CUDA_SUCCESS : cudaDeviceSynchronize();
+    const int rc = ibx_frontend_capturing() ? CUDA_SUCCESS : ibx_frontend_device_wait_within();
     tell_closed(OPENED_MEMORY, address);
     return rc;
 }

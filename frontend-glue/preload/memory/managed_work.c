@@ -514,3 +514,9 @@ void ibx_frontend_managed_rests(void)
         ibx_frontend_stream_rests(NULL);
     }
 }
+
+void ibx_frontend_managed_captures(void)
+{
+    if (ibx_managed_any())
+        ibx_managed_copies_end();
+}

@@ -319,6 +319,9 @@ void ibx_frontend_managed_launched(void);
 void ibx_frontend_managed_before_load(void);
 /* Waits for the device, if an access to managed memory would have to. */
 void ibx_frontend_managed_rests(void);
+/* A capture is about to begin, and counts already: copies that this library makes in the legacy
+ * stream for managed memory are over afterwards. Others are made beside captures from now on. */
+void ibx_frontend_managed_captures(void);
 
 /* ----------------------------------------------------------------------------- managed_faults.c */
 

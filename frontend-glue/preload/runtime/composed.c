@@ -59,6 +59,13 @@ int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_exte
     return ibx_frontend_was_set(cudaMemset3DAsync(memory, value, extent, NULL), memory.at, NULL);
 }
 
+/* Each client's thread minds only its own captures at the back end. */
+int cudaDeviceSetLimit(int limit, size_t value)
+{
+    const int rc = ibx_frontend_unsafe_beside();
+    return rc ? rc : CALL_NEXT(cudaDeviceSetLimit, limit, value);
+}
+
 /* ------------------------------------------------------------------ names before CUDA 4 */
 
 /* G5's front end sends these, but its back end does not know them. */

@@ -107,7 +107,7 @@ int cudaThreadGetLimit(size_t *value, int limit)
 
 int cudaThreadSetLimit(int limit, size_t value)
 {
-    return CALL_NEXT(cudaDeviceSetLimit, limit, value);
+    return cudaDeviceSetLimit(limit, value);
 }
 
 int cudaThreadGetCacheConfig(int *config)

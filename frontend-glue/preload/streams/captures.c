@@ -132,7 +132,7 @@ void ibx_frontend_relax_end(int mode)
 
 int ibx_frontend_stream_wait(void *stream)
 {
-    const int mode = ibx_frontend_relax(), rc = cudaStreamSynchronize(stream);
+    const int mode = ibx_frontend_relax(), rc = ibx_frontend_stream_wait_within(stream);
     ibx_frontend_relax_end(mode);
     return rc;
 }
@@ -146,26 +146,57 @@ void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next)
     atomic_store(&next_forbidding, next);
 }
 
-static int forbidden(bool others)
+/* Invalidates the capture; false: that has ended, unseen. */
+static bool invalidate(void *stream)
+{
+    const int rc = ibx_frontend_stream_ask(stream);
+    return rc && rc != CUDA_NOT_READY && rc != CUDA_INVALID_HANDLE;
+}
+
+static int forbidden(enum ibx_forbidden call, bool others)
 {
     ibx_frontend_next_capture *const next = atomic_load(&next_forbidding);
     unsigned long long last = 0, id;
+    bool any = false;
     void *stream;
-    for (; next && (id = next(last, others, &stream)); last = id)
-        if (stream)
-            ibx_frontend_stream_ask(stream);
-    return last ? ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+    for (; next && (id = next(last, call, others, &stream)); last = id)
+        any = !stream || invalidate(stream) || any;
+    return !any ? CUDA_SUCCESS
+                : ibx_frontend_fail(call == FORBIDDEN_LEGACY ? CUDA_CAPTURE_IMPLICIT
+                                                             : CUDA_CAPTURE_UNSUPPORTED);
 }
 
 int ibx_frontend_unsafe(void)
 {
-    return ibx_frontend_capturing() ? forbidden(false) : CUDA_SUCCESS;
+    return ibx_frontend_capturing() ? forbidden(FORBIDDEN_UNSAFE, false) : CUDA_SUCCESS;
 }
 
 int ibx_frontend_unsafe_beside(void)
 {
-    return ibx_frontend_capturing() && !ibx_frontend_in_host_function() ? forbidden(true)
-                                                                        : CUDA_SUCCESS;
+    return ibx_frontend_capturing() && !ibx_frontend_in_host_function()
+               ? forbidden(FORBIDDEN_UNSAFE, true)
+               : CUDA_SUCCESS;
+}
+
+/* The back end waits for captures of other sessions, so as not to end them. */
+static int wait_refused(enum ibx_forbidden call)
+{
+    ibx_frontend_next_capture *const next = atomic_load(&next_forbidding);
+    void *stream;
+    return ibx_frontend_capturing() && !ibx_frontend_in_host_function() && next &&
+                   next(0, call, true, &stream)
+               ? forbidden(call, false)
+               : CUDA_SUCCESS;
+}
+
+int ibx_frontend_device_wait_refused(void)
+{
+    return wait_refused(FORBIDDEN_WAIT);
+}
+
+int ibx_frontend_legacy_wait_refused(const void *stream)
+{
+    return (uintptr_t)stream > 1 ? CUDA_SUCCESS : wait_refused(FORBIDDEN_LEGACY);
 }
 
 int ibx_frontend_unsafe_in(void *stream)

@@ -126,7 +126,7 @@ void ibx_frontend_prints(void)
 void ibx_frontend_print_all(void)
 {
     if (asks())
-        cudaDeviceSynchronize();
+        ibx_frontend_device_wait_within();
 }
 
 int ibx_frontend_waited(int rc, uint64_t stream)

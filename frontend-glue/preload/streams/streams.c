@@ -153,12 +153,17 @@ static int event_waited(int rc, const void *event)
     return told(rc, !rc && ibx_frontend_host_event_lost(event));
 }
 
-int cudaStreamSynchronize(void *stream)
+/* A wait for a stream, or a query, because of captures of other threads. */
+static int stream_refused(const void *stream)
+{
+    const int rc = ibx_frontend_legacy_wait_refused(stream);
+    return rc ? rc : ibx_frontend_unsafe_beside();
+}
+
+int ibx_frontend_stream_wait_within(void *stream)
 {
     const uint64_t mark = ibx_frontend_host_enqueued();
-    int rc = ibx_frontend_unsafe_beside();
-    if (rc)
-        return rc;
+    int rc = CUDA_SUCCESS;
     ibx_frontend_wait_begins();
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamSynchronize", stream, &rc))
@@ -166,6 +171,12 @@ int cudaStreamSynchronize(void *stream)
     if (!rc && stream)
         ibx_frontend_stream_rests(stream);
     return waited(rc, mark, false, stream);
+}
+
+int cudaStreamSynchronize(void *stream)
+{
+    const int rc = stream_refused(stream);
+    return rc ? rc : ibx_frontend_stream_wait_within(stream);
 }
 
 static atomic_bool words_awaited;
@@ -183,7 +194,7 @@ bool ibx_frontend_words_awaited(void)
 int cudaStreamQuery(void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    int rc = ibx_frontend_unsafe_beside();
+    int rc = stream_refused(stream);
     if (rc)
         return rc;
     if (calls && calls->pending((uintptr_t)stream))
@@ -268,7 +279,7 @@ void ibx_frontend_after_device_wait(int (*function)(void))
     atomic_store(&after_device_wait, function);
 }
 
-int cudaDeviceSynchronize(void)
+int ibx_frontend_device_wait_within(void)
 {
     int (*const after)(void) = atomic_load(&after_device_wait);
     const uint64_t mark = ibx_frontend_host_enqueued();
@@ -283,4 +294,10 @@ int cudaDeviceSynchronize(void)
      */
     rc = waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
     return rc || !after || !ibx_frontend_one_device() ? rc : after();
+}
+
+int cudaDeviceSynchronize(void)
+{
+    const int rc = ibx_frontend_device_wait_refused();
+    return rc ? rc : ibx_frontend_device_wait_within();
 }

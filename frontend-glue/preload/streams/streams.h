@@ -64,6 +64,11 @@ int ibx_frontend_event_record(void *event, void *stream);
 /* cudaStreamWaitEvent, for such an event. */
 int ibx_frontend_stream_wait_event(void *stream, void *event, unsigned flags);
 
+/* cudaDeviceSynchronize and cudaStreamSynchronize within another call, which captures of other
+ * threads do not forbid. If one begins meanwhile, the back end waits for up to 2 s until that is
+ * over, and invalidates it then. */
+int ibx_frontend_device_wait_within(void);
+int ibx_frontend_stream_wait_within(void *stream);
 /* A function to be called when cudaDeviceSynchronize has succeeded in a process with one device. It
  * returns what that returns then. */
 void ibx_frontend_after_device_wait(int (*function)(void));
@@ -210,7 +215,8 @@ bool ibx_frontend_captures(void *stream);
 /* The same; true also of a stream of which the back end cannot tell (rdma.gpu : off). */
 bool ibx_frontend_may_capture(void *stream);
 /* Until it lets go, no other thread of this process begins a capture, nor has a stream join one by
- * an event, unless that takes more than 1 s. For a few requests that wait for no work. let_go() gets what hold() has returned. */
+ * an event, unless that takes more than 1 s. For a few requests that wait for no work. let_go()
+ * gets what hold() has returned. */
 int ibx_frontend_captures_hold(void);
 void ibx_frontend_captures_let_go(int cancel);
 /* Whether it is in a capture that was invalidated. */
@@ -238,10 +244,23 @@ int ibx_frontend_unsafe(void);
 int ibx_frontend_unsafe_beside(void);
 /* ... of a call in a stream: it is not refused if that is captured. */
 int ibx_frontend_unsafe_in(void *stream);
+/* Of a wait for the device that the program makes, which any capture forbids, and of one for a
+ * stream, or a query, which captures of streams that wait for the legacy one forbid if that is the
+ * stream: their error, as above, if other threads have such captures. The thread's own are left to
+ * the back end if there are no others. */
+int ibx_frontend_device_wait_refused(void);
+int ibx_frontend_legacy_wait_refused(const void *stream);
 /* `next` finds the captures that do so, which graphs/ knows: the first one with a number above
- * `last`, of another thread if `others`. It returns that number, or 0, and sets *stream; NULL: the
- * stream is another thread's own, and that thread will invalidate the capture as it ends it. */
-typedef unsigned long long ibx_frontend_next_capture(unsigned long long last, bool others,
+ * `last`, of another thread if `others`, that forbids a call of that kind. It returns that number,
+ * or 0, and sets *stream; NULL: the stream is another thread's own, and that thread will invalidate
+ * the capture as it ends it. */
+enum ibx_forbidden {
+    FORBIDDEN_UNSAFE, /* a call that CUDA calls unsafe */
+    FORBIDDEN_WAIT,   /* a wait for the device, by any capture */
+    FORBIDDEN_LEGACY, /* a wait for the legacy stream */
+};
+typedef unsigned long long ibx_frontend_next_capture(unsigned long long last,
+                                                     enum ibx_forbidden call, bool others,
                                                      void **stream);
 void ibx_frontend_captures_forbid(ibx_frontend_next_capture *next);
 /* Of a call that CUDA permits in no stream that is captured: false, or *rc is its error, and the

@@ -23,6 +23,7 @@ static struct {
     bool invalid;                  /* ... of its capture */
     int split, go_on;              /* what the streams that have joined say */
     const void *joins;             /* the stream that has joined */
+    const void *apart;             /* the only one that does not wait for the legacy one */
     bool memory;                   /* whether a captured node allocates memory */
     bool into_known;               /* the back end captures into graphs that are given */
     int into;                      /* ... with this error */
@@ -136,6 +137,7 @@ bool ibx_frontend_edges_are_valid(const void *edges, size_t count)
     return true;
 }
 void ibx_frontend_managed_rests(void) {}
+void ibx_frontend_managed_captures(void) {}
 void ibx_frontend_objects_made(const void *graph)
 {
     (void)graph;
@@ -144,6 +146,10 @@ void ibx_frontend_objects_made(const void *graph)
 void ibx_frontend_objects_stream_gone(const void *stream)
 {
     (void)stream;
+}
+bool ibx_frontend_stream_blocks(const void *stream)
+{
+    return stream != is.apart;
 }
 int ibx_frontend_stream_ask(void *stream)
 {

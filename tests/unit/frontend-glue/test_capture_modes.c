@@ -23,8 +23,9 @@ static struct {
     const void *asked[4];
     int waited_in; /* the mode at the back end during a wait */
     int error;
-    bool others;      /* whether other threads' captures were asked for */
-    bool in_function; /* a host function has made the call */
+    enum ibx_forbidden call; /* that captures were asked about, or forbid */
+    bool others;             /* ... those of other threads */
+    bool in_function;        /* a host function has made the call */
 } is;
 
 int ibx_frontend_fail(int code)
@@ -85,7 +86,7 @@ int ibx_frontend_stream_ask(void *stream)
     return is.stream_asked;
 }
 
-int cudaStreamSynchronize(void *stream)
+int ibx_frontend_stream_wait_within(void *stream)
 {
     (void)stream;
     is.waited_in = is.mode;
@@ -250,8 +251,17 @@ static void a_gvirtus_without_modes_waits_all_the_same(NO_STATE)
 
 /* ------------------------------------------------------------ what captures forbid */
 
-static unsigned long long forbidding(unsigned long long last, bool others, void **stream)
+static unsigned long long one_forbids(unsigned long long last, enum ibx_forbidden call, bool others,
+                                      void **stream)
 {
+    *stream = STREAM;
+    return !last && call == is.call && (!others || is.others);
+}
+
+static unsigned long long forbidding(unsigned long long last, enum ibx_forbidden call, bool others,
+                                     void **stream)
+{
+    is.call = call;
     is.others = others;
     *stream = last ? NULL : STREAM;
     return last < 2 ? last + 1 : 0;
@@ -267,7 +277,7 @@ static void an_unsafe_call_invalidates_captures_and_fails(NO_STATE)
     assert_int_equal(is.error, CUDA_CAPTURE_UNSUPPORTED);
     assert_int_equal(is.asks, 1);
     assert_ptr_equal(is.asked[0], STREAM);
-    assert_false(is.others);
+    assert_true(is.call == FORBIDDEN_UNSAFE && !is.others);
 }
 
 /* Host functions have an error of their own for such calls. */
@@ -281,11 +291,56 @@ static void other_threads_captures_forbid_what_gets_to_the_back_end(NO_STATE)
     assert_int_equal(is.asks, 0);
     is.in_function = false;
     assert_int_equal(ibx_frontend_unsafe_beside(), CUDA_CAPTURE_UNSUPPORTED);
-    assert_true(is.others);
+    assert_true(is.call == FORBIDDEN_UNSAFE && is.others);
     is.status = 1;
     assert_int_equal(ibx_frontend_unsafe_in(STREAM), 0);
     is.status = 0;
     assert_int_equal(ibx_frontend_unsafe_in(STREAM), CUDA_CAPTURE_UNSUPPORTED);
+}
+
+/* One that has ended unseen is not known to have. */
+static void captures_that_have_ended_forbid_nothing(NO_STATE)
+{
+    static const int says[] = {0, CUDA_NOT_READY, CUDA_INVALID_HANDLE, CUDA_CAPTURE_UNSUPPORTED};
+    ibx_frontend_captures_forbid(one_forbids);
+    ibx_frontend_capture_begins();
+    is.others = true;
+    for (unsigned i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        is.stream_asked = says[i];
+        assert_int_equal(ibx_frontend_unsafe_beside(), i < 3 ? 0 : CUDA_CAPTURE_UNSUPPORTED);
+    }
+}
+
+static int legacy_wait(void)
+{
+    return ibx_frontend_legacy_wait_refused(NULL);
+}
+
+/* The back end would wait for other threads' captures. The thread's own are left to it. */
+static void waits_are_refused_beside_captures_of_other_threads(NO_STATE)
+{
+    int (*const calls[])(void) = {ibx_frontend_device_wait_refused, legacy_wait};
+    is.stream_asked = CUDA_CAPTURE_UNSUPPORTED;
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_frontend_captures_forbid(one_forbids);
+        is.call = i ? FORBIDDEN_LEGACY : FORBIDDEN_WAIT;
+        is.others = true;
+        assert_int_equal(calls[i](), 0);
+        ibx_frontend_capture_begins();
+        is.in_function = true;
+        assert_int_equal(calls[i](), 0);
+        is.in_function = is.others = false;
+        assert_int_equal(calls[i](), 0);
+        assert_int_equal(is.asks, i);
+        is.others = true;
+        assert_int_equal(ibx_frontend_legacy_wait_refused(STREAM), 0);
+        assert_int_equal(calls[i](), i ? CUDA_CAPTURE_IMPLICIT : CUDA_CAPTURE_UNSUPPORTED);
+        assert_int_equal(is.asks, i + 1);
+        assert_int_equal(calls[!i](), 0); /* a call of the other kind */
+        ibx_frontend_captures_forbid(NULL);
+        assert_int_equal(calls[i](), 0);
+        ibx_frontend_capture_gone();
+    }
 }
 
 /* ------------------------------------------------------------ which streams are captured */
@@ -440,6 +495,8 @@ int main(void)
         TEST(a_gvirtus_without_modes_waits_all_the_same),
         TEST(an_unsafe_call_invalidates_captures_and_fails),
         TEST(other_threads_captures_forbid_what_gets_to_the_back_end),
+        TEST(captures_that_have_ended_forbid_nothing),
+        TEST(waits_are_refused_beside_captures_of_other_threads),
         TEST(a_stream_is_asked_about_only_while_something_is_captured),
         TEST(the_program_asks_the_back_end_or_gvirtus),
         TEST(a_capture_that_is_invalid_is_known),

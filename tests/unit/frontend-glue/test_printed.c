@@ -101,7 +101,7 @@ int ibx_frontend_fail(int code)
     return is.error = code;
 }
 
-int cudaDeviceSynchronize(void)
+int ibx_frontend_device_wait_within(void)
 {
     is.waits++;
     return 0;

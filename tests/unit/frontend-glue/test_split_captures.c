@@ -23,7 +23,7 @@ static int end(void **state)
     void *on;
     (void)state;
     is.mode = CUDA_CAPTURE_GLOBAL;
-    return captures_now || of_threads_now || forbidding(0, false, &on);
+    return captures_now || of_threads_now || forbidding(0, FORBIDDEN_UNSAFE, false, &on);
 }
 
 static void captures_in(void *in, int mode)
@@ -130,7 +130,7 @@ static void it_does_not_go_on(NO_STATE)
     assert_int_equal(asks(&graph), CUDA_UNKNOWN);
     assert_int_equal(captures_now, 0);
     is.mode = CUDA_CAPTURE_GLOBAL;
-    assert_int_equal(forbidding(0, false, &on), 0);
+    assert_int_equal(forbidding(0, FORBIDDEN_UNSAFE, false, &on), 0);
     is.begin = 0;
     captures_in(&stream, CUDA_CAPTURE_GLOBAL); /* drops it */
     assert_int_equal(captures_now, 1);
@@ -297,12 +297,14 @@ static void a_part_that_allocates_moves(NO_STATE)
 struct forbidden {
     unsigned long long id;
     void *on;
+    enum ibx_forbidden call;
+    bool others;
 };
 
 static void *look(void *found)
 {
     struct forbidden *f = found;
-    f->id = forbidding(0, false, &f->on);
+    f->id = forbidding(0, f->call, f->others, &f->on);
     return NULL;
 }
 
@@ -341,11 +343,37 @@ static void whom_it_forbids_unsafe_calls(NO_STATE)
     }
 }
 
+/* Waits for the device it forbids to everybody, and those for the legacy stream, if its own stream
+ * waits for that. */
+static void whom_it_forbids_waits(NO_STATE)
+{
+    void *const streams[] = {&stream, &given, CUDA_STREAM_PER_THREAD};
+    is.apart = &given;
+    for (unsigned i = 0; i < 3 * COUNT(streams); i++) {
+        void *in = streams[i / 3];
+        captures_in(in, (int)(i % 3));
+        is.mode = CUDA_CAPTURE_RELAXED;
+        for (unsigned legacy = 0; legacy < 2; legacy++) {
+            const enum ibx_forbidden call = legacy ? FORBIDDEN_LEGACY : FORBIDDEN_WAIT;
+            const bool forbids = !legacy || in != &given;
+            struct forbidden any = {.call = call}, other = {.call = call, .others = true};
+            look(&any);
+            look(&other);
+            assert_true(!any.id == !forbids && !other.id && (!any.id || any.on == in));
+            in_thread(look, &any);
+            in_thread(look, &other);
+            assert_true(!any.id == !forbids && any.id == other.id);
+            assert_ptr_equal(other.on, forbids && i / 3 < 2 ? in : NULL);
+        }
+        ends_in(in, 0);
+    }
+}
+
 static int nothing_is_captured(void)
 {
     void *on;
     is.mode = CUDA_CAPTURE_GLOBAL;
-    return forbidding(0, false, &on) ? 1 : 0;
+    return forbidding(0, FORBIDDEN_UNSAFE, false, &on) ? 1 : 0;
 }
 
 static void a_child_captures_nothing(NO_STATE)
@@ -538,6 +566,7 @@ int main(void)
         TEST(nobody_wants_the_graph),
         TEST(a_part_that_allocates_moves),
         TEST(whom_it_forbids_unsafe_calls),
+        TEST(whom_it_forbids_waits),
         TEST(a_child_captures_nothing),
         TEST(a_question_leaves_a_capture_whole),
         TEST(data_of_edges_is_not_lost),

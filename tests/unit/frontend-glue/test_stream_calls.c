@@ -3,6 +3,7 @@
  * back end and GVirtuS's functions are simulated. */
 #include "frontend-glue/preload/streams/streams.h"
 #include "tests/fixtures/unit.h"
+#include "tests/unit/frontend-glue/fake_forbidden.h"
 #include "tests/unit/frontend-glue/begun_requests.h"
 #include "tests/unit/frontend-glue/next_calls.h"
 
@@ -19,9 +20,7 @@ static struct {
     bool unsent;                                                /* a request could not be sent */
     bool lost;                                                  /* host functions are */
     int graph_fails;                                            /* a copy in a graph has failed */
-    int forbidden;           /* what a capture makes of waits and questions */
-    bool held, request_held; /* no capture begins, or gets a stream; ... at the latest request */
-    bool event_captured;     /* the event was recorded in it */
+    bool event_captured;                                        /* the event was recorded in it */
     bool has_root;
     int stream_fails; /* what the plugin knows of a stream after a wait */
     unsigned requests, nexts, orders, noted, ordered, worked, made, used, waits, losses;
@@ -83,7 +82,7 @@ static void requested(const char *name, const struct ibx_writer *body)
     assert_false(body->failed);
     is.requests++;
     is.request = name;
-    is.request_held = is.held;
+    beside.request_held = beside.held;
     is.n = body->length;
     memcpy(is.body, body->data, body->length);
 }
@@ -167,20 +166,6 @@ bool ibx_frontend_captures(void *stream)
 {
     return is.captures && stream == STREAM;
 }
-int ibx_frontend_unsafe_beside(void)
-{
-    return is.forbidden;
-}
-int ibx_frontend_captures_hold(void)
-{
-    is.held = true;
-    return 2;
-}
-void ibx_frontend_captures_let_go(int cancel)
-{
-    assert_true(is.held && cancel == 2);
-    is.held = false;
-}
 bool ibx_frontend_capturing(void)
 {
     return is.captures;
@@ -263,6 +248,7 @@ static int begin(void **state)
 {
     (void)state;
     memset(&is, 0, sizeof(is));
+    memset(&beside, 0, sizeof(beside));
     is.attached = true;
     ibx_frontend_after_device_wait(NULL);
     return 0;
@@ -412,10 +398,10 @@ static void captures_learn_of_records_and_waits(NO_STATE)
     assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 0), 0);
     assert_request("cudaStreamWaitEvent", STREAM, ROOT);
     assert_ptr_equal(is.forked, STREAM);
-    assert_false(is.request_held);
+    assert_false(beside.request_held);
     is.event_captured = true; /* the stream joins its capture: nobody waits for it meanwhile */
     assert_int_equal(cudaStreamWaitEvent(STREAM, EVENT, 0), 0);
-    assert_true(is.request_held && !is.held);
+    assert_true(beside.request_held && !beside.held);
 }
 
 static void a_copy_within_the_device_is_a_request(NO_STATE)
@@ -530,9 +516,26 @@ static void a_stream_with_work_of_this_process_is_not_ready(NO_STATE)
     assert_int_equal(is.requests, 1);
 }
 
+/* What this library waits for itself is not refused. */
+static void waits_are_refused_beside_captures_of_other_threads(NO_STATE)
+{
+    beside.device_wait = 900;
+    beside.legacy_wait = 906;
+    beside.unsafe = 900; /* which comes second */
+    assert_int_equal(cudaDeviceSynchronize(), 900);
+    assert_int_equal(cudaStreamSynchronize(NULL), 906);
+    assert_int_equal(cudaStreamQuery(NULL), 906);
+    beside.unsafe = 0;
+    assert_int_equal(is.requests + is.nexts, 0);
+    assert_int_equal(cudaStreamSynchronize(STREAM), 0);
+    assert_int_equal(ibx_frontend_device_wait_within(), 0);
+    assert_int_equal(ibx_frontend_stream_wait_within(NULL), 0);
+    assert_int_equal(is.requests, 3);
+}
+
 static void what_a_capture_forbids_gets_nowhere(NO_STATE)
 {
-    is.forbidden = 900;
+    beside.unsafe = 900;
     assert_int_equal(cudaStreamSynchronize(STREAM), 900);
     assert_int_equal(cudaStreamQuery(STREAM), 900);
     assert_int_equal(cudaEventSynchronize(EVENT), 900);
@@ -546,7 +549,7 @@ static void what_a_capture_forbids_gets_nowhere(NO_STATE)
 static void an_event_that_was_recorded_in_a_capture_gets_to_cuda(NO_STATE)
 {
     is.captures = is.event_captured = true;
-    is.forbidden = 900;
+    beside.unsafe = 900;
     is.fails = 907;
     assert_int_equal(cudaEventSynchronize(EVENT), 907);
     assert_int_equal(cudaEventQuery(EVENT), 907);
@@ -679,6 +682,7 @@ int main(void)
         TEST(a_stream_rests_after_a_wait_and_the_legacy_one_is_not_the_device),
         TEST(waits_and_questions_return_what_the_plugin_knows),
         TEST(a_stream_with_work_of_this_process_is_not_ready),
+        TEST(waits_are_refused_beside_captures_of_other_threads),
         TEST(what_a_capture_forbids_gets_nowhere),
         TEST(an_event_that_was_recorded_in_a_capture_gets_to_cuda),
         TEST(functions_that_are_lost_are_an_error_of_the_wait),
