@@ -190,9 +190,12 @@ static bool is_captured(const struct gpu_session *x, void *stream)
            (x->cuda->stream_is_capturing(stream, &capturing) || capturing);
 }
 
-/* Locked. Takes back the part that was added last. */
+/* Locked, except while it waits. Takes back the part that was added last. A graph of the client's,
+ * which was captured with functions of earlier copies, may be copying it, and then takes it. */
 static void take_back(struct ibx_unpinned_stream *l, struct part_of_copy *p)
 {
+    while (l->moving && l->first == p)
+        pthread_cond_wait(&changed, &lock);
     struct part_of_copy **at = &l->first;
     while (*at && *at != p)
         at = &(*at)->next;

@@ -7,12 +7,16 @@
 
 #include "common/clock.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <cmocka.h>
 
 #define CHUNKS 40u
@@ -46,6 +50,16 @@ struct ibx_unpinned_stream *__real_ibx_unpinned_begin(struct gpu_session *x, voi
 struct ibx_unpinned_stream *__wrap_ibx_unpinned_begin(struct gpu_session *x, void *of,
                                                       uint64_t bytes);
 
+static struct {
+    atomic_bool on;
+    uint8_t *host; /* cannot be read until `go` */
+    sem_t reads, go;
+    pthread_t graph;
+    void (*function)(void *argument);
+    void *argument;
+    atomic_int code;
+} beside_graph;
+
 bool __wrap_ibx_captures_any(void)
 {
     return captures;
@@ -55,6 +69,8 @@ bool __wrap_ibx_captures_ended_since(const struct gpu_session *x, unsigned befor
 {
     (void)x;
     (void)before;
+    if (beside_graph.on)
+        sem_post(&beside_graph.go);
     return ended;
 }
 
@@ -186,6 +202,67 @@ static void take_all(struct gpu_session *x)
     }
 }
 
+void *__real_ibx_cuda_symbol(const char *name);
+void *__wrap_ibx_cuda_symbol(const char *name);
+int __real_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *mutex);
+
+/* Until then the graph makes the copy, or until __wrap_ibx_captures_ended_since(). */
+int __wrap_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *mutex)
+{
+    if (beside_graph.on)
+        sem_post(&beside_graph.go);
+    return __real_pthread_cond_wait(changed, mutex);
+}
+
+static void on_read(int number)
+{
+    (void)number;
+    sem_post(&beside_graph.reads);
+    sem_wait(&beside_graph.go);
+    mprotect(beside_graph.host, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *run_graph(void *none)
+{
+    beside_graph.function(beside_graph.argument);
+    return none;
+}
+
+/* CUDA refuses it, while a graph that has the same function runs. */
+static int launch_beside_graph(void *of, void (*function)(void *argument), void *argument)
+{
+    (void)of;
+    beside_graph.function = function;
+    beside_graph.argument = argument;
+    if (pthread_create(&beside_graph.graph, NULL, run_graph, NULL))
+        abort();
+    sem_wait(&beside_graph.reads);
+    return 2;
+}
+
+void *__wrap_ibx_cuda_symbol(const char *name)
+{
+    if (!beside_graph.on || strcmp(name, "cuLaunchHostFunc") != 0)
+        return __real_ibx_cuda_symbol(name);
+    int (*const launch)(void *of, void (*function)(void *argument), void *argument) =
+        launch_beside_graph;
+    void *function;
+    memcpy(&function, &launch, sizeof(function));
+    return function;
+}
+
+static void refuse_beside_graph(struct gpu_session *x)
+{
+    const struct ibx_gpu_copy one = {.stream = stream, .device = device, .width = 1, .height = 1};
+    struct ibx_unpinned_stream *begun = ibx_unpinned_begin(x, stream, 1);
+    beside_graph.on = begun;
+    beside_graph.code = begun ? ibx_unpinned_add(x, begun, beside_graph.host, &one, true) : 0;
+    if (begun)
+        pthread_join(beside_graph.graph, NULL);
+    beside_graph.on = false;
+}
+
 /* In the back end's thread. */
 static void handle(const char *name)
 {
@@ -201,6 +278,8 @@ static void handle(const char *name)
         begin_at_once(ibx_copies_of(pair.server));
     if (!strcmp(name, "tenants"))
         take_all(ibx_copies_of(pair.server));
+    if (!strcmp(name, "graph"))
+        refuse_beside_graph(ibx_copies_of(pair.server));
 }
 
 static void limit_pins(size_t most)
@@ -502,6 +581,27 @@ static void test_refused(void **state)
     }
 }
 
+/* ... also if a graph that was captured before is just making the copy in its place. */
+static void test_refused_beside_a_graph(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    struct sigaction reads = {.sa_handler = on_read, .sa_flags = (int)SA_RESETHAND}, before;
+    copy(true, BYTES); /* in a context */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    const unsigned taken = ibx_pinned_taken();
+    sem_init(&beside_graph.reads, 0, 0);
+    sem_init(&beside_graph.go, 0, 0);
+    beside_graph.host = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(beside_graph.host != MAP_FAILED);
+    sigaction(SIGSEGV, &reads, &before);
+    expect_code("graph", &nothing, HANDLED);
+    sigaction(SIGSEGV, &before, NULL);
+    munmap(beside_graph.host, 4096);
+    assert_int_equal(beside_graph.code, 2);
+    assert_int_equal(ibx_pinned_taken(), taken);
+}
+
 /* Without work in the stream they are made at once, as before. */
 static void test_idle_stream(void **state)
 {
@@ -517,11 +617,22 @@ static void test_idle_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_to_the_device),  TEST(test_from_the_device),  TEST(test_several_in_a_stream),
-        TEST(test_session_ends),   TEST(test_client_is_killed), TEST(test_context_goes),
-        TEST(test_captured),       TEST(test_chunk_is_in_use),  TEST(test_limits),
-        TEST(test_limit_at_once),  TEST(test_refused),          TEST(test_idle_stream),
-        TEST(test_captured_often), TEST(test_captured_at_once), TEST(test_tenants_share),
+        TEST(test_to_the_device),
+        TEST(test_from_the_device),
+        TEST(test_several_in_a_stream),
+        TEST(test_session_ends),
+        TEST(test_client_is_killed),
+        TEST(test_context_goes),
+        TEST(test_captured),
+        TEST(test_chunk_is_in_use),
+        TEST(test_limits),
+        TEST(test_limit_at_once),
+        TEST(test_refused),
+        TEST(test_idle_stream),
+        TEST(test_refused_beside_a_graph),
+        TEST(test_captured_often),
+        TEST(test_captured_at_once),
+        TEST(test_tenants_share),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
