@@ -66,7 +66,6 @@ static int destroy(struct extension_request *e)
     if (ibx_handles_is_within(e->x, (uintptr_t)graph) ||
         !ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph))
         return CUDA_INVALID_VALUE;
-    ibx_handles_forget_nodes((uintptr_t)graph);
     FUNCTION(e, give_back);
     const int rc = give_back(graph);
     ibx_owners_remove((uintptr_t)graph, number);

@@ -243,10 +243,8 @@ void ibx_extension_forget_child(struct extension_request *e, void *node)
     if (!child || !ibx_handles_is_within(e->x, (uintptr_t)child))
         return;
     const uint64_t number = ibx_room_owned(e->x, (uintptr_t)child);
-    if (ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child)) {
-        ibx_handles_forget_nodes((uintptr_t)child);
+    if (ibx_handles_remove(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child))
         ibx_owners_remove((uintptr_t)child, number);
-    }
 }
 
 /* Only for graphs without functions of clients: otherwise the client could not tell which functions

@@ -94,7 +94,7 @@ static bool remove_handle(struct gpu_session *x, enum ibx_handle_kind kind, uint
     const bool known = found && !held;
     if (known && kind == IBX_HANDLE_NODE && found->of)
         ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
-    if (known && kind != IBX_HANDLE_GRAPH)
+    if (known)
         ibx_handle_forget_parts(kind, value);
     if (known && room) {
         *of = found->of;
@@ -125,11 +125,8 @@ bool ibx_handles_gone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
     pthread_mutex_lock(&ibx_handles_lock);
     const bool known = is_known(x, kind, value);
     pthread_mutex_unlock(&ibx_handles_lock);
-    if (!ibx_handles_remove(x, kind, value))
-        return !known; /* another request may have given it back meanwhile */
-    if (kind == IBX_HANDLE_GRAPH)
-        ibx_handles_forget_nodes(value);
-    return true;
+    /* another request may have given it back meanwhile */
+    return ibx_handles_remove(x, kind, value) || !known;
 }
 
 /* ------------------------------------------------------- streams and events that are still used */

@@ -518,13 +518,6 @@ void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value)
         forget_levels(value);
 }
 
-void ibx_handles_forget_nodes(uint64_t graph)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    forget_nodes(graph);
-    pthread_mutex_unlock(&ibx_handles_lock);
-}
-
 bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);

@@ -166,12 +166,11 @@ bool ibx_handles_condition_fits(struct gpu_session *x, uint64_t condition, uint6
 bool ibx_handles_add_heavy(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                            uint64_t weight);
 /* add_node(): a new node of a graph, which counts as `weight`, with `depth` graphs within each
- * other in it. list_node(): a node that CUDA lists, which may be known already. forget_nodes(): the
- * graph is gone. is_node_of(): whether the node is of that graph; the request holds it then. */
+ * other in it. list_node(): a node that CUDA lists, which may be known already. is_node_of():
+ * whether the node is of that graph; the request holds it then. */
 bool ibx_handles_add_node(struct gpu_session *x, uint64_t node, uint64_t graph, uint64_t weight,
                           unsigned depth);
 bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph);
-void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph);
 /* Notes the object of CUDA's by which a node's graph keeps what the node alone needs; 0: none.
  * Returns the one before. */
