@@ -277,6 +277,9 @@ int ibx_captures_full(struct gpu_session *x);
 /* Notes a graph as the tenant's, or an executable graph, with the events for which it waits. False:
  * no memory. */
 bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle);
+/* The same for a graph that ends with the graph `outer`, or, if that is 0, with the capture into
+ * it. Another thread of the client's may guess its address before it is told, and name it. */
+bool ibx_graph_note_part(struct gpu_session *x, uint64_t graph, uint64_t outer);
 /* Reserves room for a node that is to be made behind `behind` others, with a graph of `inner` nodes
  * in it, which has `depth` graphs within each other. 0: *weight of IBX_HOLD_GRAPHS are reserved.
  * CUDA_NOT_SUPPORTED: too many graphs within each other; CUDA_MEMORY_ALLOCATION: the tenant has no

@@ -97,14 +97,29 @@ bool ibx_graph_measure(struct gpu_session *x, uint64_t graph)
     return good;
 }
 
-bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle)
+/* `added`: it is a handle of the session's. */
+static bool own(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle, bool added)
 {
-    if (!ibx_handles_add(x, kind, handle))
+    if (!added)
         return false;
     if (ibx_room_own(x, handle) && (kind != IBX_HANDLE_EXEC || ibx_graph_events_note(x, handle)))
         return true;
     ibx_handles_remove(x, kind, handle);
     return false;
+}
+
+bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t handle)
+{
+    return own(x, kind, handle, ibx_handles_add(x, kind, handle));
+}
+
+bool ibx_graph_note_part(struct gpu_session *x, uint64_t graph, uint64_t outer)
+{
+    const bool added = ibx_handles_add_graph_part(x, graph, outer);
+    const bool noted = own(x, IBX_HANDLE_GRAPH, graph, added);
+    if (noted && outer)
+        ibx_handles_within(x, graph, outer);
+    return noted;
 }
 
 /* --------------------------------------------------------------------------------- captures */

@@ -14,9 +14,8 @@ int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
     pthread_mutex_unlock(&ibx_captures_lock);
     if (told || !there)
         return there ? 0 : CUDA_NOT_SUPPORTED;
-    if (!ibx_graph_note(x, IBX_HANDLE_GRAPH, graph))
+    if (!ibx_graph_note_part(x, graph, 0))
         return CUDA_MEMORY_ALLOCATION;
-    ibx_handles_capture_begins(x, graph);
     pthread_mutex_lock(&ibx_captures_lock);
     struct ibx_captured *now = ibx_capture_entry_of(x, id, 0);
     if (now)

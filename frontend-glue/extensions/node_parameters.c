@@ -229,9 +229,8 @@ static int get_child(struct extension_request *e)
         return CUDA_INVALID_VALUE;
     if (!ibx_handles_is_within(e->x, (uintptr_t)child)) {
         const uint64_t graph = ibx_handles_graph_of(e->x, (uintptr_t)node, false);
-        if (!ibx_graph_note(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child))
+        if (!ibx_graph_note_part(e->x, (uintptr_t)child, graph))
             return CUDA_MEMORY_ALLOCATION;
-        ibx_handles_within(e->x, (uintptr_t)child, graph);
     }
     ibx_put_u64(&e->out, (uintptr_t)child);
     return 0;

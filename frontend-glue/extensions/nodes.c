@@ -387,10 +387,8 @@ static int add_conditional(struct extension_request *e)
     rc = ibx_extension_answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_EXT_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
-        if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it ends with its graph */
+        if (body && !ibx_graph_note_part(e->x, body, (uintptr_t)p.graph))
             rc = CUDA_MEMORY_ALLOCATION;
-        if (body && !rc)
-            ibx_handles_within(e->x, body, (uintptr_t)p.graph);
         ibx_put_u64(&e->out, rc ? 0 : body);
     }
     return rc;

@@ -268,7 +268,8 @@ static void renew(struct handle *h, const struct handle *made)
     ibx_handle_forget_nodes(h);
     ibx_handle_forget_use(h);
     ibx_handle_forget_destroy(h);
-    h->theirs = h->captured = h->into = false;
+    h->theirs = h->captured = false;
+    h->into = made->into;
     h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
@@ -346,6 +347,16 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
     made->of = of;
     made->weight = weight;
     return add(made, listed);
+}
+
+bool ibx_handles_add_graph_part(struct gpu_session *x, uint64_t graph, uint64_t outer)
+{
+    struct handle *made = ibx_handle_new(x, IBX_HANDLE_GRAPH, graph);
+    if (!made)
+        return false;
+    made->of = outer;
+    made->into = !outer;
+    return add(made, false);
 }
 
 bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,

@@ -137,8 +137,11 @@ void ibx_handles_uses_leave(struct gpu_session *x);
 /* Adds a function or a texture reference of a module. */
 bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           uint64_t module);
-/* Notes that a graph is that of a conditional node of `other`, or has been moved there, and ends
- * with it; whether a graph is one of these. */
+/* Adds a graph that ends with the graph `outer`, or, if that is 0, with the capture into it: the
+ * client cannot destroy it at any time. */
+bool ibx_handles_add_graph_part(struct gpu_session *x, uint64_t graph, uint64_t outer);
+/* Notes that a graph is that of a node of `other`, or has been moved there, and ends with it;
+ * whether a graph is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
 /* A stream is captured into the graph from now on: the client may name it, and must not destroy it.
