@@ -101,6 +101,8 @@ std::uint64_t stub_hosts();
 std::uint64_t stub_selections();
 // How many threads have connected at the same time, at most.
 unsigned stub_connecting_most();
+int stub_endpoint(const char *path);
+unsigned stub_endpoints_read();
 // All calls that went over a connection, except those by stub_remote().
 std::uint64_t stub_calls();
 unsigned stub_unlocked_looks(); // front_end.cpp
