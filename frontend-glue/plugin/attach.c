@@ -20,6 +20,7 @@ _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL: the pr
 static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
+static atomic_bool attached_ever; /* the preload has the table */
 
 void ibx_attachment_drop(struct ibx_attachment *attachment)
 {
@@ -255,7 +256,7 @@ static void *preloaded(_Atomic(void *) *known, const char *name)
     return function;
 }
 
-static _Atomic(void *) known_attach, known_begins, known_attempt;
+static _Atomic(void *) known_attach, known_begins, known_attempt, known_alone, known_let;
 
 /* Done when this library is loaded, so that a thread that connects need not wait for the loader's
  * lock: the holder of that lock may be in a library's constructor, and wait for a lock that the
@@ -265,6 +266,8 @@ __attribute__((constructor)) static void look_for_preload(void)
     preloaded(&known_attach, IBX_FRONTEND_ATTACH);
     preloaded(&known_begins, IBX_FRONTEND_BEGINS);
     preloaded(&known_attempt, IBX_FRONTEND_ATTEMPT);
+    preloaded(&known_alone, IBX_FRONTEND_ALONE);
+    preloaded(&known_let, IBX_FRONTEND_LET);
 }
 
 uint64_t ibx_attach_attempt(void)
@@ -272,6 +275,21 @@ uint64_t ibx_attach_attempt(void)
     uint64_t (*attempt)(void) = NULL;
     *(void **)&attempt = preloaded(&known_attempt, IBX_FRONTEND_ATTEMPT);
     return attempt ? attempt() : 0;
+}
+
+bool ibx_attach_holds(void)
+{
+    bool (*alone)(void) = NULL;
+    *(void **)&alone = preloaded(&known_alone, IBX_FRONTEND_ALONE);
+    return alone && alone() && atomic_load(&attached_ever);
+}
+
+void ibx_attach_lets(void)
+{
+    void (*let)(void) = NULL;
+    *(void **)&let = preloaded(&known_let, IBX_FRONTEND_LET);
+    if (let)
+        let();
 }
 
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
@@ -304,6 +322,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
     ibx_attached_path(session);
     if (attach)
         attach(&ibx_attached_calls);
+    atomic_store(&attached_ever, true);
     return attachment;
 }
 

@@ -29,6 +29,11 @@ void ibx_attach_begins(void);
 /* Client: 0 in a thread of the program. In one of the preload's own, the number of its attempt to
  * connect (attach_table.h): if that fails, the program goes on. */
 uint64_t ibx_attach_attempt(void);
+/* Client: whether other threads wait until the calling thread has connected, which is not the first
+ * one. If so, it connects when GVirtuS writes its first request, behind ibx_attach_lets(), which
+ * has them wait no longer. The first one connects at once: with the table the preload begins. */
+bool ibx_attach_holds(void);
+void ibx_attach_lets(void);
 /* To be called with what GVirtuS writes, before the session gets it: waits for background copies
  * that the request has to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);

@@ -169,19 +169,16 @@ class RdmaCommunicator final : public Communicator
     }
 
     // GVirtuS ends the program if this fails. So in a thread of the preload's own, which can report
-    // the failure of a call, the first Write connects.
+    // the failure of a call, the first Write connects. So it does where other threads wait until
+    // GVirtuS has made this one's front end.
     void Connect() override
     {
         Inside hold;
         ibx_error err{};
         lacks_connection = ibx_attach_attempt() != 0;
-        if (lacks_connection)
-            return;
-        ibx_attach_begins();
-        if (ibx_session_connect(session, &err))
+        is_held = !lacks_connection && ibx_attach_holds();
+        if (!lacks_connection && !is_held && connect_now(&err))
             fail(err);
-        pipeline = ibx_pipeline_create(session, mode);
-        attachment = ibx_attach(session, pipeline, ibx_launch_by_gvirtus);
     }
 
     std::size_t Read(char *buffer, std::size_t size) override
@@ -215,6 +212,8 @@ class RdmaCommunicator final : public Communicator
     {
         if (ibx_inside_cut_off())
             return size;
+        if (is_held)
+            connect_held();
         Inside hold;
         const bool tries = lacks_connection && last_attempt != ibx_attach_attempt();
         if (tries || ibx_attachment_ended(attachment))
@@ -261,12 +260,40 @@ class RdmaCommunicator final : public Communicator
     void run() override {}
 
   private:
+    int connect_now(ibx_error *err)
+    {
+        ibx_attach_begins();
+        if (const int rc = ibx_session_connect(session, err))
+            return rc;
+        pipeline = ibx_pipeline_create(session, mode);
+        attachment = ibx_attach(session, pipeline, ibx_launch_by_gvirtus);
+        return 0;
+    }
+
+    // Ends the program as GVirtuS does if Connect fails.
+    void connect_held()
+    {
+        is_held = false;
+        ibx_attach_lets();
+        ibx_error err{};
+        int rc = 0;
+        {
+            Inside hold;
+            rc = connect_now(&err);
+        }
+        if (!rc)
+            return;
+        ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        std::exit(EXIT_FAILURE);
+    }
+
     // GVirtuS knows a thread by its number, which the system uses again. A failure shows in the
     // next Read.
     void begin_anew()
     {
         ibx_error err{};
         ibx_session *fresh = nullptr;
+        ibx_attach_lets();
         ibx_attach_begins();
         ibx_detach(attachment, false);
         attachment = nullptr;
@@ -345,6 +372,7 @@ class RdmaCommunicator final : public Communicator
     ibx_attachment *attachment = nullptr; // to the thread that connected
     bool begins = true;                   // the next write begins a request
     bool registers = false;               // the present request is a registration
+    bool is_held = false;                 // a front end's: its first Write connects
     bool lacks_connection = false;        // a front end's, until an attempt succeeds
     std::uint64_t last_attempt = 0;       // ibx_attach_attempt() when begin_anew() last tried
     ibx_last_requests *last = nullptr;    // of a server's thread whose client has gone

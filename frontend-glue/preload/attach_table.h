@@ -45,7 +45,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 29u
+#define IBX_FRONTEND_VERSION 30u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -236,20 +236,29 @@ struct ibx_frontend_calls {
 
 #define IBX_FRONTEND_ATTACH  "ibx_frontend_attach"
 #define IBX_FRONTEND_BEGINS  "ibx_frontend_begins"
+#define IBX_FRONTEND_ALONE   "ibx_frontend_alone"
+#define IBX_FRONTEND_LET     "ibx_frontend_let"
 #define IBX_FRONTEND_ATTEMPT "ibx_frontend_attempt"
 /* Exported by libibx-frontend.so. All may be called from any thread, any number of times.
  * _begins() is called before the first request of a connection: GVirtuS has made that connection.
  * _attempt() is called before a connection is made. It returns 0 in a thread of the program. A
  * thread of the library's own counts its attempts to connect, and no number is used twice in a
- * process. */
+ * process.
+ * _alone(): whether the thread has other threads wait until its connection is made. If so, the
+ * connection may be made when GVirtuS writes its first request: _let(), then, before the connection
+ * is made, lets the others go on. */
 #ifdef __cplusplus
 extern "C" void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 extern "C" void ibx_frontend_begins(void);
 extern "C" uint64_t ibx_frontend_attempt(void);
+extern "C" bool ibx_frontend_alone(void);
+extern "C" void ibx_frontend_let(void);
 #else
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 void ibx_frontend_begins(void);
 uint64_t ibx_frontend_attempt(void);
+bool ibx_frontend_alone(void);
+void ibx_frontend_let(void);
 #endif
 
 #endif

@@ -179,6 +179,17 @@ void ibx_frontend_first_is_over(void)
     ibx_frontend_comes_outside();
 }
 
+__attribute__((visibility("default"))) bool ibx_frontend_alone(void)
+{
+    return is_alone;
+}
+
+/* Forks wait on: the plugin connects now. */
+__attribute__((visibility("default"))) void ibx_frontend_let(void)
+{
+    let_others();
+}
+
 /* The plugin calls this when GVirtuS has connected, perhaps in a call that is none of this
  * library's: the thread's first call of this library connects nothing then. The rest of the first
  * call is like any other, and may take long. Cancellation stays off: the plugin has turned it off,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Forked children, a first thread that ends, and a back end that is killed.
+// Forked children, threads that connect, a first thread that ends, and a back end that is killed.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
@@ -13,6 +13,7 @@
 #include <iostream>
 #include <mutex>
 #include <string>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -248,6 +249,90 @@ bool cancelled_in_first_call()
         REQUIRE(good == i);
     }
     return HOLDS(device_memory() != nullptr);
+}
+
+#ifdef __x86_64__
+constexpr bool is_x86_64 = true;
+#else
+constexpr bool is_x86_64 = false;
+#endif
+constexpr unsigned at_once = 4;
+static thread_local bool gathers, is_refused; // at its next connect(2)
+static std::atomic<unsigned> gathered;
+static std::atomic<bool> held_others; // a thread connected while others had to wait for it
+
+static void gather()
+{
+    using Clock = std::chrono::steady_clock;
+    const auto until = Clock::now() + std::chrono::seconds(20 * patience_times());
+    gathers = false;
+    if (preloaded<bool()>("ibx_frontend_alone")()) {
+        held_others = true;
+        return;
+    }
+    for (gathered++; gathered < at_once && Clock::now() < until;)
+        usleep(100);
+}
+
+// Called in place of the C library's, also by the plugin.
+extern "C" int connect(int fd, const sockaddr *to, socklen_t n)
+{
+    using Connect = int(int, const sockaddr *, socklen_t);
+    static auto *next = reinterpret_cast<Connect *>(dlsym(RTLD_NEXT, "connect"));
+    if (gathers)
+        gather();
+    errno = is_refused ? ECONNREFUSED : errno;
+    return is_refused ? -1 : next(fd, to, n);
+}
+
+// GVirtuS's front end makes one at a time; the connections themselves are made beside each other.
+bool threads_connect_at_once()
+{
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> good{0};
+    for (unsigned i = 0; i < at_once; i++)
+        threads.emplace_back([&] {
+            gathers = true;
+            good += cudaDeviceSynchronize() == 0;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(good == at_once && gathered == at_once && !held_others);
+}
+
+// What GVirtuS reads for each connection is read again when the file has changed. On other
+// processors it is read each time.
+bool endpoint_is_kept()
+{
+    char path[] = "/tmp/ibx-endpoint-XXXXXX";
+    const int fd = mkstemp(path);
+    const auto writes = [fd](const char *text) {
+        const auto n = static_cast<ssize_t>(std::strlen(text));
+        return !ftruncate(fd, 0) && pwrite(fd, text, std::strlen(text), 0) == n;
+    };
+    REQUIRE(fd >= 0 && stub_endpoint("/") == -1 && writes("17"));
+    for (int i = 0; i < 3; i++)
+        REQUIRE(stub_endpoint(path) == 17);
+    REQUIRE(stub_endpoints_read() == 2 || !is_x86_64);
+    REQUIRE(writes("5018") && stub_endpoint(path) == 5018 && stub_endpoint(path) == 5018);
+    REQUIRE(writes("none") && stub_endpoint(path) == -1 && stub_endpoint(path) == -1);
+    REQUIRE(writes("5018") && stub_endpoint(path) == 5018);
+    REQUIRE(stub_endpoints_read() == 6 || !is_x86_64);
+    close(fd);
+    return HOLDS(unlink(path) == 0 && stub_endpoint(path) == -1);
+}
+
+// Ends the process.
+bool thread_is_refused()
+{
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    std::thread([] {
+        is_refused = true;
+        cudaDeviceSynchronize();
+        std::_Exit(0);
+    }).join();
+    return false;
 }
 
 // The child has a connection of its own, and the parent's stays in order.

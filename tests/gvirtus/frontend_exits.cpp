@@ -96,6 +96,21 @@ bool first_call_at_the_end(const char *which)
     return HOLDS(app.ended() == unloading);
 }
 
+bool good(const char *test)
+{
+    GpuBackEnd back;
+    Application app(&back, application, test);
+    return HOLDS(app.good());
+}
+
+// As GVirtuS's front end does when a communicator fails to connect.
+bool ends_without_connection()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "thread-is-refused");
+    return HOLDS(app.ended() == EXIT_FAILURE && lines_with(app.said(), "Connection refused") > 0);
+}
+
 bool ends_beside_standstill(const char *mode)
 {
     const Wish wish("IBX_EXITS_MODE", mode);
@@ -125,6 +140,9 @@ void check_exits()
         check((std::string("a first call behind what libraries do as the process ends: ") + which)
                   .c_str(),
               [=] { return first_call_at_the_end(which); });
+    check("threads that connect beside each other", [] { return good("threads-connect-at-once"); });
+    check("... and what GVirtuS reads for that", [] { return good("endpoint-is-kept"); });
+    check("a thread that cannot connect", ends_without_connection);
     check("a back end that stands still as the process ends",
           [] { return ends_beside_standstill("plain"); });
     check("... and whose connection is closed before",
