@@ -18,6 +18,7 @@
 #define INFO_PARAMETER    0x17u
 #define INFO_PARAMETER_V2 0x45u /* used for kernels with more than 4 KiB of parameters */
 #define INFO_BYTES        12u   /* bytes of a parameter entry of either kind */
+#define FEW_PARAMETERS    32u   /* for so many there is room at first: all would be 384 KiB */
 /* The driver's area for arguments begins at a multiple of so many bytes, and not of more. */
 #define AREA_ALIGNED 16u
 
@@ -182,9 +183,9 @@ static bool begins(const char *text, const char *with)
     return text && !strncmp(text, with, strlen(with));
 }
 
-/* A cubin whose sections were checked to be within it. */
 struct cubin {
     const uint8_t *image;
+    size_t n;
     const Elf64_Shdr *sections;
     unsigned count;
     const Elf64_Shdr *names; /* the section with the names of sections */
@@ -208,7 +209,15 @@ static void look_at_symbol(const struct cubin *c, const Elf64_Sym *symbol, const
               argument);
 }
 
-static bool open_cubin(const uint8_t *image, size_t n, struct cubin *opened)
+/* Whether the section is within the cubin. */
+static bool is_within(const struct cubin *c, const Elf64_Shdr *section)
+{
+    return section->sh_type == SHT_NOBITS || holds(c->n, section->sh_offset, section->sh_size);
+}
+
+/* The sections themselves are not checked, except the one with the names: some cubins have tens of
+ * thousands. */
+static bool begin_cubin(const uint8_t *image, size_t n, struct cubin *begun)
 {
     const Elf64_Ehdr *head = (const void *)image;
     if (n < sizeof(*head) || memcmp(image, ELFMAG, SELFMAG) != 0 ||
@@ -216,13 +225,19 @@ static bool open_cubin(const uint8_t *image, size_t n, struct cubin *opened)
         !holds(n, head->e_shoff, (uint64_t)head->e_shnum * sizeof(Elf64_Shdr)) ||
         head->e_shstrndx >= head->e_shnum)
         return false;
-    struct cubin c = {image, (const void *)(image + head->e_shoff), head->e_shnum, NULL};
-    for (unsigned i = 0; i < c.count; i++)
-        if (c.sections[i].sh_type != SHT_NOBITS &&
-            !holds(n, c.sections[i].sh_offset, c.sections[i].sh_size))
+    const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
+    *begun = (struct cubin){image, n, sections, head->e_shnum, &sections[head->e_shstrndx]};
+    return is_within(begun, begun->names);
+}
+
+/* All sections are within the cubin. */
+static bool open_cubin(const uint8_t *image, size_t n, struct cubin *c)
+{
+    if (!begin_cubin(image, n, c))
+        return false;
+    for (unsigned i = 0; i < c->count; i++)
+        if (!is_within(c, &c->sections[i]))
             return false;
-    c.names = &c.sections[head->e_shstrndx];
-    *opened = c;
     return true;
 }
 
@@ -244,8 +259,29 @@ static bool look_at_cubin(const uint8_t *image, size_t n, ibx_image_found *found
     return true;
 }
 
-static void note_parameter(const uint8_t *info, bool second, struct ibx_image_parameter *all,
-                           size_t *count)
+/* Parameters that have been found. Most kernels have few. */
+struct parameters {
+    struct ibx_image_parameter *all;
+    size_t count, room;
+};
+
+/* Number `index` of them, which counts from now on; NULL: no memory. */
+static struct ibx_image_parameter *parameter(struct parameters *p, size_t index)
+{
+    size_t room = p->room;
+    while (room <= index)
+        room *= 2;
+    struct ibx_image_parameter *all =
+        room > p->room ? realloc(p->all, room * sizeof(*all)) : p->all;
+    if (!all)
+        return NULL;
+    if (room > p->room)
+        memset(all + p->room, 0, (room - p->room) * sizeof(*all));
+    *p = (struct parameters){all, p->count > index ? p->count : index + 1, room};
+    return &all[index];
+}
+
+static bool note_parameter(const uint8_t *info, bool second, struct parameters *all)
 {
     uint16_t index, at, n;
     uint32_t flags;
@@ -254,28 +290,40 @@ static void note_parameter(const uint8_t *info, bool second, struct ibx_image_pa
     memcpy(&n, info + 8, sizeof(n));
     memcpy(&flags, info + 8, sizeof(flags));
     if (index >= IBX_IMAGE_PARAMETERS)
-        return;
-    all[index] = (struct ibx_image_parameter){at, second ? n : flags >> 18, false};
-    *count = *count > index ? *count : index + 1u;
+        return true;
+    struct ibx_image_parameter *noted = parameter(all, index);
+    if (noted)
+        *noted = (struct ibx_image_parameter){at, second ? n : flags >> 18, false};
+    return noted;
 }
 
-/* The parameters, from the entries of section ".nv.info.KERNEL". */
-static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kernel,
-                                struct ibx_image_parameter *all, size_t *count)
+/* The section ".nv.info.KERNEL"; NULL: the cubin has none. */
+static const Elf64_Shdr *info_of(const struct cubin *c, const char *kernel)
 {
     static const char prefix[] = ".nv.info.";
+    const size_t n = sizeof(prefix) - 1, end = c->names->sh_size;
+    const char *names = (const char *)c->image + c->names->sh_offset;
+    if (c->names->sh_type != SHT_STRTAB || !end || names[end - 1])
+        return NULL;
+    for (unsigned i = 0; i < c->count; i++) {
+        const uint32_t at = c->sections[i].sh_name;
+        if (holds(end, at, n + 1) && !memcmp(names + at, prefix, n) &&
+            !strcmp(names + at + n, kernel))
+            return &c->sections[i];
+    }
+    return NULL;
+}
+
+/* The parameters, from the entries of that section. */
+static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kernel,
+                                struct parameters *all)
+{
     struct cubin c;
-    unsigned i = 0;
-    const char *name = NULL;
-    if (!open_cubin(image, n, &c))
+    const Elf64_Shdr *section = begin_cubin(image, n, &c) ? info_of(&c, kernel) : NULL;
+    if (!section || section->sh_type == SHT_NOBITS || !is_within(&c, section))
         return false;
-    while (i < c.count && !(begins(name = text_at(image, c.names, c.sections[i].sh_name), prefix) &&
-                            !strcmp(name + sizeof(prefix) - 1, kernel)))
-        i++;
-    if (i == c.count || c.sections[i].sh_type == SHT_NOBITS)
-        return false;
-    const uint8_t *info = image + c.sections[i].sh_offset;
-    for (size_t at = 0, end = c.sections[i].sh_size; holds(end, at, 4);) {
+    const uint8_t *info = image + section->sh_offset;
+    for (size_t at = 0, end = section->sh_size; holds(end, at, 4);) {
         const uint8_t form = info[at], what = info[at + 1];
         uint16_t length;
         memcpy(&length, info + at + 2, sizeof(length));
@@ -284,8 +332,9 @@ static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kern
             continue;
         if (!holds(end, at, length))
             return false;
-        if ((what == INFO_PARAMETER || what == INFO_PARAMETER_V2) && length == INFO_BYTES)
-            note_parameter(info + at, what == INFO_PARAMETER_V2, all, count);
+        if ((what == INFO_PARAMETER || what == INFO_PARAMETER_V2) && length == INFO_BYTES &&
+            !note_parameter(info + at, what == INFO_PARAMETER_V2, all))
+            return false;
         at += length;
     }
     return true;
@@ -461,25 +510,29 @@ static const char *behind_entry(const char *text, const char *kernel)
 }
 
 /* Parses "( .param .u64 NAME, ... )", which is missing if there are no parameters. */
-static bool parameters_in_ptx(const char *text, const char *kernel, struct ibx_image_parameter *all,
-                              size_t *count)
+static bool parameters_in_ptx(const char *text, const char *kernel, struct parameters *all)
 {
     size_t before = 0;
+    bool elsewhere = false;
     text = behind_entry(text, kernel);
     if (!text)
         return false;
     struct token t = next_token(&text);
-    while (is(t, *count ? "," : "(") && *count < IBX_IMAGE_PARAMETERS) {
+    while (is(t, all->count ? "," : "(") && all->count < IBX_IMAGE_PARAMETERS) {
+        struct ibx_image_parameter p;
         t = next_token(&text);
-        if (!*count && is(t, ")"))
+        if (!all->count && is(t, ")"))
             break;
-        if (!is(t, ".param") || !read_parameter(&text, &t, &all[*count], before))
+        if (!is(t, ".param") || !read_parameter(&text, &t, &p, before))
             return false;
-        before = all[*count].at + all[*count].n;
-        all[*count].elsewhere = all[*count].elsewhere || (*count && all[*count - 1].elsewhere);
-        ++*count;
+        before = p.at + p.n;
+        p.elsewhere = elsewhere = elsewhere || p.elsewhere;
+        struct ibx_image_parameter *noted = parameter(all, all->count);
+        if (!noted)
+            return false;
+        *noted = p;
     }
-    return !*count || is(t, ")");
+    return !all->count || is(t, ")");
 }
 
 const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e)
@@ -592,20 +645,19 @@ bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t byt
 
 /* In an image of that kind. */
 static bool parameters_in(const uint8_t *fat, size_t n, unsigned kind, const char *kernel,
-                          struct ibx_image_parameter *all, size_t *count)
+                          struct parameters *all)
 {
     struct ibx_image_entry e;
     const uint8_t *image = fat;
     bool found = false;
     for (size_t at = IBX_IMAGE_FAT_HEAD; !found && image && at < n;) {
-        *count = 0;
+        all->count = 0;
         image = ibx_image_next(fat, n, &at, &e);
         if (!image || e.uncompressed_n || e.kind != kind)
             continue;
         found = kind == IBX_IMAGE_OF_CUBIN
-                    ? parameters_in_cubin(image, e.n, kernel, all, count)
-                    : memchr(image, 0, e.n) &&
-                          parameters_in_ptx((const char *)image, kernel, all, count);
+                    ? parameters_in_cubin(image, e.n, kernel, all)
+                    : memchr(image, 0, e.n) && parameters_in_ptx((const char *)image, kernel, all);
     }
     return found;
 }
@@ -613,10 +665,13 @@ static bool parameters_in(const uint8_t *fat, size_t n, unsigned kind, const cha
 struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
                                                  size_t *count)
 {
-    struct ibx_image_parameter *all = calloc(IBX_IMAGE_PARAMETERS, sizeof(*all));
-    if (all && (parameters_in(fat, n, IBX_IMAGE_OF_CUBIN, kernel, all, count) ||
-                parameters_in(fat, n, IBX_IMAGE_OF_PTX, kernel, all, count)))
-        return all;
-    free(all);
+    struct parameters all = {.all = calloc(FEW_PARAMETERS, sizeof(*all.all)),
+                             .room = FEW_PARAMETERS};
+    if (all.all && (parameters_in(fat, n, IBX_IMAGE_OF_CUBIN, kernel, &all) ||
+                    parameters_in(fat, n, IBX_IMAGE_OF_PTX, kernel, &all))) {
+        *count = all.count;
+        return all.all;
+    }
+    free(all.all);
     return NULL;
 }

@@ -244,6 +244,46 @@ static void test_parameters(void **state)
     fat = fat_of(&with, &n);
     assert_null(ibx_image_parameters(fat, n, "big", &count));
     free(fat);
+    with.info[2] = 4;
+    n = sizeof(with);
+    fat = fat_of(&with, &n);
+    struct cubin *in_fat = memmem(fat, n, ELFMAG, SELFMAG);
+    in_fat->sections[1].sh_offset = 1u << 30; /* beyond the cubin */
+    assert_null(ibx_image_parameters(fat, n, "big", &count));
+    free(ibx_image_parameters(fat, n, "none", &count));
+    assert_int_equal(count, 0);
+    free(fat);
+}
+
+/* More than there is room for at first: in PTX, and in a cubin that tells of the last one alone. */
+static void test_many_parameters(void **state)
+{
+    enum { MANY = 1000 };
+    static char text[40 * MANY];
+    static uint32_t layout[MANY][2];
+    static const uint8_t last[] = {
+        4, 0x45, 12, 0, 0, 0, 0, 0, (MANY - 1) % 256, (MANY - 1) / 256, 0x9c, 0x0f, 4, 0, 0, 0};
+    (void)state;
+    int n = sprintf(text, ".version 9.0\n.target sm_90\n.visible .entry many(.param .u32 a0");
+    for (int i = 1; i < MANY; i++)
+        n += sprintf(text + n, ", .param .u32 a%d", i);
+    n += sprintf(text + n, ")\n{\n}\n");
+    for (uint32_t i = 0; i < MANY; i++)
+        layout[i][0] = 4 * i, layout[i][1] = 4;
+    expect_parameters(text, (size_t)n + 1, "many", MANY, layout);
+    struct {
+        struct cubin c;
+        uint8_t info[sizeof(last)];
+    } with = {.c = cubin()};
+    memcpy(with.info, last, sizeof(last));
+    memcpy(with.c.names, "\0.nv.info.many", 15);
+    with.c.sections[1] = (Elf64_Shdr){.sh_name = 1,
+                                      .sh_type = 0x70000000,
+                                      .sh_offset = sizeof(struct cubin),
+                                      .sh_size = sizeof(last)};
+    memset(layout, 0, sizeof(layout));
+    layout[MANY - 1][0] = 0xf9c, layout[MANY - 1][1] = 4;
+    expect_parameters(&with, sizeof(with), "many", MANY, layout);
 }
 
 /* Parameters with a larger alignment than the area in which the driver puts them. */
@@ -493,6 +533,7 @@ int main(void)
         cmocka_unit_test(test_contents_of_an_image),
         cmocka_unit_test(test_initial_bytes),
         cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_many_parameters),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_chosen),
