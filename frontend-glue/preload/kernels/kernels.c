@@ -620,16 +620,12 @@ static int launch_now(const void *function, const struct launch_config *config, 
     rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
     if (rc)
         return ibx_frontend_fail(rc);
-    const bool first = plugin && !k;
-    if (first)
+    if (plugin && !k)
         k = learned(function, config);
     const enum way way = k ? k->way : BY_GVIRTUS;
     if (way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    /* GVirtuS makes the first launch if it can, unless the arguments have to be inspected */
-    const bool here =
-        !config->count &&
-        (way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any())));
+    const bool here = !config->count && (way == IN_ITS_PLACE || way == LIKE_GVIRTUS);
     if (here && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
     if (config->count || way == BY_REQUEST || way == IN_ITS_PLACE)
