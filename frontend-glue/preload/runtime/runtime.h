@@ -3,6 +3,7 @@
  * The runtime as a whole.
  *
  *   attach.c           what begins in the process when the plugin attaches
+ *   endpoint.c         what GVirtuS's front end reads for each connection
  *   ends.c             the end of a device's context and of a stream
  *   process_end.c      exit(3) in forked children, and while threads are in calls
  *   composed.c         calls that are composed of others
