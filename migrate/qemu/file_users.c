@@ -54,7 +54,7 @@ static bool passes(int rc)
 /* Finds a block whose file the process has mapped, shared and writable. */
 static int find_mapped(struct user *user)
 {
-    const int rc = ibx_proc_find_mapping(user->pid, may_write, user);
+    const int rc = ibx_proc_find_writable(user->pid, may_write, user);
     return passes(rc) ? 0 : rc;
 }
 

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -190,6 +191,53 @@ static bool is_mapping(void *context, char *line)
 int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
 {
     return find_line(pid, "maps", is_mapping, &(struct mapping_search){look, context});
+}
+
+/* PROCMAP_QUERY of <linux/fs.h>, from Linux 6.11 on: the first mapping that ends behind an address
+ * and has these properties. */
+struct procmap_query {
+    uint64_t size, flags, address;
+    uint64_t start, end, vma_flags, page_size, offset, inode;
+    uint32_t major, minor, name_size, build_id_size;
+    uint64_t name, build_id;
+};
+#define PROCMAP_QUERY    _IOWR('f', 17, struct procmap_query)
+#define PROCMAP_WRITABLE 0x02u
+#define PROCMAP_SHARED   0x08u
+#define PROCMAP_NEXT     0x10u
+#define PROCMAP_FILE     0x20u
+
+/* As ibx_proc_find_writable(), of an open file; -ENOTTY: this kernel cannot be asked. */
+static int query_writable(int maps, ibx_proc_look_mapping *look, void *context)
+{
+    struct ibx_proc_mapping m = {.permissions = "rw-s", .path = ""};
+    while (true) {
+        struct procmap_query query = {.size = sizeof(query),
+                                      .flags = PROCMAP_WRITABLE | PROCMAP_SHARED | PROCMAP_NEXT |
+                                               PROCMAP_FILE,
+                                      .address = m.end};
+        if (ioctl(maps, PROCMAP_QUERY, &query))
+            return errno == ENOENT || errno == ESRCH ? 0 : -errno;
+        m.start = query.start;
+        m.end = query.end;
+        m.offset = query.offset;
+        m.dev = makedev(query.major, query.minor);
+        m.ino = query.inode;
+        if (look(context, &m))
+            return 1;
+    }
+}
+
+int ibx_proc_find_writable(pid_t pid, ibx_proc_look_mapping *look, void *context)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    const int maps = open(path, O_RDONLY | O_CLOEXEC);
+    if (maps < 0)
+        return ibx_proc_error(pid, errno);
+    const int rc = query_writable(maps, look, context);
+    close(maps);
+    return rc < 0 ? ibx_proc_find_mapping(pid, look, context) : rc;
 }
 
 struct flags_search {

@@ -511,6 +511,10 @@ typedef bool ibx_proc_look_flags(void *context, uint64_t start, uint64_t end, co
 /* As ibx_proc_find_mapping(), but the kernel walks all page tables of the process for the answer.
  */
 int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context);
+/* As ibx_proc_find_mapping(), but from Linux 6.11 on only for mappings of files that are shared and
+ * writable: that kernel can be asked for these alone, and writes no text for all others. Their
+ * `path` is "" then, and `permissions` "rw-s". */
+int ibx_proc_find_writable(pid_t pid, ibx_proc_look_mapping *look, void *context);
 /* The error to return if a file of /proc/PID cannot be opened with errno `code`: with hidepid,
  * /proc hides processes of other users, so ENOENT does not mean that there is no such process. */
 int ibx_proc_error(pid_t pid, int code);

@@ -35,6 +35,19 @@ struct dirent *__wrap_readdir64(DIR *dir)
     return list_fails ? NULL : __real_readdir64(dir);
 }
 
+/* The kernel cannot be asked for some of the mappings: before Linux 6.11. */
+static bool asked_in_vain;
+static unsigned questions;
+
+int __real_ioctl(int fd, unsigned long request, void *argument);
+int __wrap_ioctl(int fd, unsigned long request, void *argument);
+int __wrap_ioctl(int fd, unsigned long request, void *argument)
+{
+    questions++;
+    errno = asked_in_vain ? ENOTTY : errno;
+    return asked_in_vain ? -1 : __real_ioctl(fd, request, argument);
+}
+
 char *__real_fgets(char *line, int size, FILE *from);
 char *__wrap_fgets(char *line, int size, FILE *from);
 char *__wrap_fgets(char *line, int size, FILE *from)
@@ -230,6 +243,7 @@ static int check_unused(unsigned descriptors, const char *words)
 /* Memory that another process may write to is not used, also if that is not known. */
 static void test_who_writes_to_memory(NO_STATE)
 {
+    asked_in_vain = true;
     assert_int_equal(check_unused(8, ""), 0);
     for (unsigned maps = 0; maps < 2; maps++) {
         const pid_t child = writer(maps);
@@ -251,10 +265,14 @@ static void test_who_writes_to_memory(NO_STATE)
             if (rc != -EMFILE && rc != -EBUSY)
                 fail_msg("with %u descriptors left: %d", descriptors, rc);
         }
+        asked_in_vain = false;
+        assert_int_equal(check_unused(8, "if it has written nothing there, end it"), -EBUSY);
+        asked_in_vain = true;
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, NULL, 0), child);
     }
     assert_int_equal(check_unused(8, ""), 0);
+    asked_in_vain = false;
 }
 
 static bool is_wanted(void *context, const struct ibx_proc_mapping *mapping)
@@ -288,6 +306,67 @@ static void test_fields_of_a_mapping(NO_STATE)
     close(fd);
 }
 
+struct seen {
+    struct ibx_proc_mapping wanted;
+    unsigned found, writable, others;
+};
+
+static bool see(void *context, const struct ibx_proc_mapping *mapping)
+{
+    struct seen *seen = context;
+    if (is_wanted(&seen->wanted, mapping))
+        seen->found++;
+    else if (!strcmp(mapping->permissions, "rw-s"))
+        seen->writable++;
+    else
+        seen->others++;
+    return false;
+}
+
+/* Looks at the mappings of this process, which has two of a file, shared: one writable, one not. */
+static struct seen look_at_writable(void)
+{
+    enum { AT = 0xabc000, LENGTH = 3 * 4096 };
+    struct seen seen = {.wanted = {.offset = AT, .permissions = "rw-s"}};
+    struct stat st;
+    const int fd = memfd_create("written", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, AT + LENGTH), 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    char *const at = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, AT);
+    void *const read = mmap(NULL, LENGTH, PROT_READ, MAP_SHARED, fd, AT);
+    assert_true(at != MAP_FAILED && read != MAP_FAILED);
+    seen.wanted.start = (uintptr_t)at;
+    seen.wanted.end = (uintptr_t)at + LENGTH;
+    seen.wanted.dev = st.st_dev;
+    seen.wanted.ino = st.st_ino;
+    seen.wanted.path = asked_in_vain ? "/memfd:written (deleted)" : "";
+    assert_int_equal(ibx_proc_find_writable(getpid(), is_wanted, &seen.wanted), 1);
+    questions = 0;
+    assert_int_equal(ibx_proc_find_writable(getpid(), see, &seen), 0);
+    munmap(at, LENGTH);
+    munmap(read, LENGTH);
+    close(fd);
+    return seen;
+}
+
+/* A kernel that can be asked for shared and writable mappings tells those, and no others; of any
+ * other kernel all mappings are read. */
+static void test_writable_mappings(NO_STATE)
+{
+    asked_in_vain = true;
+    const struct seen all = look_at_writable();
+    asked_in_vain = false;
+    assert_int_equal(all.found, 1);
+    assert_true(all.others > 1);
+    const struct seen some = look_at_writable();
+    if (questions == 1) /* before Linux 6.11 */
+        skip();
+    assert_int_equal(some.found, 1);
+    assert_int_equal(some.writable, all.writable);
+    assert_int_equal(some.others, 0);
+    assert_int_equal(questions, some.writable + 2);
+}
+
 static bool is_none(void *context, int number, const char *link)
 {
     (void)context;
@@ -312,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_endless_command_line),
         cmocka_unit_test(test_many_mappings),
         cmocka_unit_test(test_fields_of_a_mapping),
+        cmocka_unit_test(test_writable_mappings),
         cmocka_unit_test(test_descriptors_that_cannot_be_listed),
         cmocka_unit_test_setup_teardown(test_who_writes_to_memory, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
