@@ -9,6 +9,7 @@
  *   records.c     the journal's records of this VM
  *   vm.c          QEMU's state by its monitor (vm.h)
  *   claim.c       claims a VM, while the watchdog of a killed tool may have it (vm.h)
+ *   others_migration.c  another client's migration of the VM, beside this tool's (vm.h)
  *   stopped_vm.c  a VM that one of its disks has stopped (vm.h)
  *   return_path.c  QEMU's migration, held open at the source (return_path.h)
  *   write_protection.c  what stops others from writing to the VM's memory there

@@ -152,13 +152,11 @@ static int give(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadlin
     return rc ? rc : ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
 }
 
-/* If QEMU has taken the descriptor, closefd finds none. */
-static int take_back(struct ibx_qmp *qmp, int rc, uint64_t deadline_ns)
+/* False: QEMU has taken the descriptor for a migration. */
+static bool take_back(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
-    if (rc == -EREMOTEIO)
-        ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
-                        deadline_ns, NULL);
-    return rc;
+    return !ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
+                            deadline_ns, NULL);
 }
 
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
@@ -169,7 +167,9 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
         return rc;
     rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
                          json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
-    return take_back(qmp, rc, deadline_ns);
+    if (rc == -EREMOTEIO)
+        take_back(qmp, deadline_ns);
+    return rc;
 }
 
 int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int theirs,
@@ -194,105 +194,9 @@ int ibx_vm_migrate_without_ram(struct ibx_qmp *qmp, const json_t *before, int th
                              "QEMU refused to leave the VM's memory out (x-ignore-shared) of this "
                              "migration, because another client's was under way, which has ended "
                              "since: begin again");
-    return take_back(qmp, rc, deadline_ns);
-}
-
-/* Ends a migration that QEMU runs with x-ignore-shared: what it goes to, a host or a file, has no
- * RAM. Only where the stream is not one of these tools'. False: there is none. */
-static bool end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
-{
-    bool without;
-    struct ibx_vm_progress now;
-    return !ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) && without &&
-           !ibx_vm_migration(qmp, &now, deadline_ns, NULL) && !ibx_vm_migration_ended(now.status) &&
-           !ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, NULL);
-}
-
-/* While no migration of ours runs: what makes QEMU refuse the setting is another client's, or a
- * save. Whether one had no RAM, and was ended. */
-static bool save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns)
-{
-    const uint64_t enough = ibx_deadline_in_ms(LIBVIRT_MS);
-    bool ended = false;
-    json_t *how;
-    while ((how = ibx_settings_save_ram(before)) &&
-           ibx_qmp_execute(qmp, "migrate-set-capabilities", how, NULL, deadline_ns, NULL) ==
-               -EREMOTEIO &&
-           end_without_ram(qmp, deadline_ns)) {
-        ended = true;
-        if (ibx_now_ns() >= enough)
-            break;
-        usleep(LOOK_MS * 1000);
-    }
-    return ended;
-}
-
-/* Another client's migration may be under way, which must not be ended here: the VM would run here,
- * while it may run at the other end of that migration. */
-int ibx_vm_not_begun(int rc, struct ibx_error *err)
-{
-    return rc != -EREMOTEIO ? rc
-                            : ibx_error_prefix(err, rc,
-                                               "QEMU did not begin this migration; if another "
-                                               "migration of its VM is under way, it continues");
-}
-
-/* Whether QEMU has completed a migration that has fewer pages than the VM: nobody could load it. To
- * be called when RAM is not left out any more, since QEMU counts all of it then. */
-static bool completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
-{
-    json_int_t all = 0, normal = 0, zero = 0, page = 0;
-    const char *status = "";
-    json_t *last;
-    if (ibx_qmp_execute(qmp, "query-migrate", NULL, &last, deadline_ns, NULL))
-        return false;
-    const bool less =
-        !json_unpack(last, "{s:s, s:{s:I, s:I, s:I, s:I}}", "status", &status, "ram", "total", &all,
-                     "normal", &normal, "duplicate", &zero, "page-size", &page) &&
-        !strcmp(status, "completed") && page > 0 && (normal + zero) < all / page;
-    json_decref(last);
-    return less;
-}
-
-/* Another client's migration began between our two commands, and has ended by itself: the VM was
- * not "postmigrate" when ours began. Whether `err` says so. */
-static bool say_completed(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
-{
-    char status[32];
-    if (ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) ||
-        strcmp(status, "postmigrate") != 0 || !completed_without_ram(qmp, deadline_ns))
-        return false;
-    ibx_error_set(err, -EREMOTEIO,
-                  "another client of QEMU (libvirt, for example) has migrated or saved the VM at "
-                  "the same moment, without its memory (x-ignore-shared): do not use what it has "
-                  "made, and do not end QEMU (process %d), in which the VM stands with its memory: "
-                  "cont in its monitor continues it",
-                  (int)ibx_qmp_pid(qmp));
-    return true;
-}
-
-int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, struct ibx_error *err)
-{
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    struct ibx_vm_progress now;
-    if (rc != -EREMOTEIO)
-        return rc;
-    const bool ended = save_ram(qmp, before, deadline);
-    if (say_completed(qmp, deadline, err))
-        return rc;
-    if (!ended)
-        return ibx_vm_not_begun(rc, err);
-    if (!ibx_vm_migration(qmp, &now, deadline, NULL) && !ibx_vm_migration_ended(now.status))
-        return ibx_error_set(err, rc,
-                             "another client of QEMU (libvirt, for example) began to migrate or "
-                             "save the VM at the same moment, without its memory "
-                             "(x-ignore-shared), and QEMU does not give that up (%s): end whatever "
-                             "takes what QEMU writes, and do not use that",
-                             now.status);
-    return ibx_error_set(err, rc,
-                         "another client of QEMU (libvirt, for example) began to migrate or save "
-                         "the VM at the same moment, when QEMU was set to leave the VM's memory "
-                         "out (x-ignore-shared): both were given up, and the VM goes on here");
+    if (rc == -EREMOTEIO)
+        take_back(qmp, deadline_ns);
+    return rc;
 }
 
 bool ibx_vm_migration_ended(const char *status)
@@ -409,14 +313,41 @@ static bool was_marked(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return was;
 }
 
+/* -EAGAIN: QEMU leaves RAM out of what it saves next, and refuses all settings. */
+static int check_saves_ram(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    bool without;
+    if (vm->libvirt || !ibx_settings_omit_ram(vm->before) ||
+        ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) || !without)
+        return 0;
+    return ibx_error_set(err, -EAGAIN,
+                         "QEMU is still to leave the VM's memory out of what it saves "
+                         "(x-ignore-shared), and takes no setting before another client's "
+                         "migration ends: let nobody save the VM");
+}
+
+/* Whether QEMU has the tool's stream, and has begun no migration into it: the tool was killed
+ * before it told QEMU to, or before it heard that QEMU refused. QEMU gives the stream up. Then a
+ * migration that is under way is another client's, which is ended if it has no RAM. */
+static bool never_began(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns)
+{
+    if (!vm->stream || vm->libvirt || !take_back(qmp, deadline_ns))
+        return false;
+    ibx_vm_save_ram(qmp, vm->before, deadline_ns);
+    return true;
+}
+
 /* `*held`: QEMU has the descriptor of a hold; `*known`: QEMU's last migration is ours. */
 static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
 {
     others_came(qmp); /* discards events from before */
     int fd, rc = ibx_return_path_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
+    const bool never = never_began(qmp, vm, deadline_ns);
     *held = !rc;
-    *known = !vm->stream || (vm->completes && (!vm->marked || was_marked(qmp, deadline_ns)));
+    *known =
+        !vm->stream || (vm->completes && !never && (!vm->marked || was_marked(qmp, deadline_ns)));
     if (!rc) {
         rc = end_held(qmp, vm, fd, known, deadline_ns, err);
         close(fd);
@@ -424,17 +355,23 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
     if (rc != -ENOENT)
         return rc;
     rc = vm->stream ? check_whose(qmp, vm, deadline_ns, err) : 0;
+    if (rc == -EBUSY && never && check_saves_ram(qmp, vm, deadline_ns, err))
+        rc = -EAGAIN;
     return rc ? rc : cancel_migration(qmp, deadline_ns, err);
 }
 
 /* Refuses if QEMU's last migration has completed: one of ours that was not held open has failed,
  * because QEMU does not complete a migration whose stream is closed. */
-static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+static int check_left(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
+                      struct ibx_error *err)
 {
     struct ibx_vm_progress now;
     int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
     if (rc || strcmp(now.status, "completed"))
         return rc;
+    if (!vm->libvirt && ibx_settings_omit_ram(vm->before) &&
+        ibx_vm_say_without_ram(qmp, -EBUSY, deadline_ns, err))
+        return -EBUSY;
     return ibx_error_set(
         err, -EBUSY,
         "QEMU has completed a migration of this VM, which another program may have "
@@ -511,7 +448,8 @@ void ibx_vm_libvirt_disks(struct ibx_qmp *qmp, uint64_t deadline_ns)
                 why.message);
 }
 
-static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
+static int run_again(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool known,
+                     uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
     bool others = false, before = false; /* others came; they came before the last question */
@@ -528,7 +466,7 @@ static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, stru
     if (!rc && before && !strcmp(status, "finish-migrate"))
         rc = under_way(status, err);
     if (!rc && (others || !known) && !strcmp(status, "postmigrate"))
-        rc = check_left(qmp, deadline_ns, err);
+        rc = check_left(qmp, vm, deadline_ns, err);
     if (!rc)
         rc = strcmp(status, "running") != 0
                  ? ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err)
@@ -549,7 +487,7 @@ static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     while ((rc = ibx_settings_restore(qmp, before, deadline_ns, err)) == -EREMOTEIO &&
            ibx_now_ns() < enough && ibx_now_ns() < deadline_ns) {
         if (libvirt) /* it may be saving the VM by now, which would be lost */
-            end_without_ram(qmp, deadline_ns);
+            ibx_vm_end_without_ram(qmp, deadline_ns);
         usleep(LOOK_MS * 1000);
     }
     return rc;
@@ -577,21 +515,15 @@ int ibx_vm_restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
     return restored(rc, before, &why, err);
 }
 
-/* -EAGAIN: what QEMU saves next would have no RAM, because another client's migration goes on that
- * has none either, and that QEMU was told to give up. */
+/* -EAGAIN: another client's migration, which has no RAM and was to be given up, goes on. */
 static int restore_after(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
                          struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    bool without;
     const int rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, &why);
-    if (rc != -EREMOTEIO || vm->libvirt || !ibx_settings_omit_ram(vm->before) ||
-        ibx_libvirt_is_without_ram(qmp, &without, deadline_ns, NULL) || !without)
-        return restored(rc, vm->before, &why, err);
-    return ibx_error_set(err, -EAGAIN,
-                         "QEMU is still to leave the VM's memory out of what it saves "
-                         "(x-ignore-shared), and takes no setting before another client's "
-                         "migration ends: let nobody save the VM");
+    return rc == -EREMOTEIO && check_saves_ram(qmp, vm, deadline_ns, err)
+               ? -EAGAIN
+               : restored(rc, vm->before, &why, err);
 }
 
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
@@ -600,9 +532,9 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     bool held = false, known = false;
     int rc = vm->touched ? end_migration(qmp, vm, &held, &known, deadline_ns, err) : 0;
     if (!rc && vm->touched && !vm->libvirt) /* before the VM runs, and others may save it */
-        save_ram(qmp, vm->before, deadline_ns);
+        ibx_vm_save_ram(qmp, vm->before, deadline_ns);
     if (!rc && vm->touched && vm->was_running)
-        rc = run_again(qmp, known, deadline_ns, err);
+        rc = run_again(qmp, vm, known, deadline_ns, err);
     ibx_migration_stop_at("stay", "continued");
     if (!rc && (held || (vm->marked && vm->was_running)))
         ibx_return_path_unmark(qmp, deadline_ns);

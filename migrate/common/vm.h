@@ -110,6 +110,18 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err);
  * that setting is off again. If it has completed by then, or does not end, `err` says so. */
 int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before,
                            struct ibx_error *err);
+/* Ends a migration that QEMU runs with x-ignore-shared: what it goes to, a host or a file, has no
+ * RAM. Only where the stream is not one of these tools'. False: there is none. */
+bool ibx_vm_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns);
+/* While no migration of ours runs: switches x-ignore-shared off if it was off `before`. What makes
+ * QEMU refuse that is another client's migration, or a save. Whether one had no RAM, and was ended.
+ */
+bool ibx_vm_save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns);
+/* Whether another client's migration, which began after x-ignore-shared was set and before QEMU was
+ * told to migrate, has completed: `err`, with `code`, says so. To be called if ours has not begun,
+ * when RAM is not left out any more. */
+bool ibx_vm_say_without_ram(struct ibx_qmp *qmp, int code, uint64_t deadline_ns,
+                            struct ibx_error *err);
 /* What QEMU's own migration is to be. */
 enum ibx_vm_migration {
     IBX_VM_MIGRATION_LIBVIRT, /* driven by libvirt */

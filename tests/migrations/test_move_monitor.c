@@ -278,16 +278,22 @@ static void queue(const char *command, json_t *arguments)
                "did not answer");
 }
 
-/* Another client's migration to `uri`, without a return path as libvirt saves, begins when QEMU has
- * been told to leave the VM's memory out, and before it is told to migrate: QEMU takes commands of
- * its monitors in turns, and has all of these by now. Leaves the tool, which waits for QEMU's
- * answers, in a stop. */
-static void another_comes_between(const char *uri)
+/* As libvirt sets them to save a VM. */
+static void without_return_path(void)
 {
-    char bytes[4096];
     vm_do(&vms[0], "migrate-set-capabilities",
           json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "return-path",
                     "state", 0, "capability", "events", "state", 1));
+}
+
+/* Another client's migration to `uri`, without a return path, begins when QEMU has been told to
+ * leave the VM's memory out, and before it is told to migrate: QEMU takes commands of its monitors
+ * in turns, and has all of these by now. Leaves the tool, which waits for QEMU's answers, in a
+ * stop. */
+static void another_comes_between(const char *uri)
+{
+    char bytes[4096];
+    without_return_path();
     snprintf(fifo, sizeof(fifo), "%.64s/fifo", mover_folder);
     assert_int_equal(mkfifo(fifo, 0600), 0);
     queue("pmemsave", json_pack("{s:i, s:i, s:s}", "val", 0, "size", 4096, "filename", fifo));
@@ -304,12 +310,17 @@ static void another_comes_between(const char *uri)
     unlink(fifo);
 }
 
+static const char *to_a_file(void)
+{
+    static char uri[160];
+    snprintf(uri, sizeof(uri), "exec:cat >%.64s/other", mover_folder);
+    return uri;
+}
+
 /* It is over before the tool hears of it. */
 static void is_over_by_then(void)
 {
-    char uri[160];
-    snprintf(uri, sizeof(uri), "exec:cat >%.64s/other", mover_folder);
-    another_comes_between(uri);
+    another_comes_between(to_a_file());
     json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
     mover_resumed(&vms[0]);
     mover_kill(&sender, SIGCONT);
@@ -334,18 +345,103 @@ static void test_another_that_is_over_between_two_commands(void)
     pair_runs_at_the_source();
 }
 
-/* Nobody reads what it writes. */
-static int does_not_end(void)
+/* The tool is killed, and its watchdog leaves the VM as the other migration has. */
+static void is_left_as_it_is(const char *words)
+{
+    mover_kill(&sender, SIGKILL);
+    mover_await_watchdog(&sender, words);
+    assert_false(mover_resumed(&vms[0]));
+    assert_false(vm_runs(&vms[0]));
+    assert_true(takes_its_ram());
+}
+
+static void test_another_is_over_and_the_tool_is_killed(void)
+{
+    for (unsigned freezes = 0; freezes < 2; freezes++) {
+        freezes ? start_to_freeze("vm:given") : start_to_send("vm:given");
+        another_comes_between(to_a_file());
+        json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+        mover_resumed(&vms[0]);
+        is_left_as_it_is("do not use what it has made");
+        if (!freezes)
+            MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+        vm_do(&vms[0], "cont", NULL); /* as the sentence says */
+        if (!freezes)
+            MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+        pair_runs_at_the_source();
+        mover_end_all(NULL);
+    }
+}
+
+/* The VM is where that went, and must not run twice. */
+static void test_another_with_ram_is_over_and_the_tool_is_killed(void)
+{
+    for (unsigned freezes = 0; freezes < 2; freezes++) {
+        freezes ? start_to_freeze("vm:given") : start_to_send("vm:given");
+        without_return_path();
+        vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", to_a_file()));
+        json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+        mover_resumed(&vms[0]);
+        is_left_as_it_is("QEMU has completed a migration of this VM");
+        mover_end_all(NULL);
+    }
+}
+
+static int to_nobody(void)
 {
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     assert_true(fcntl(ends[1], F_SETPIPE_SZ, 4096) > 0);
     vm_ok(ibx_qmp_getfd(vms[0].qmp, "nobody", ends[1], vm_soon(), &vm_error));
     close(ends[1]);
+    return ends[0];
+}
+
+/* QEMU has the stream of the tool, and not been told to migrate. */
+static void test_another_with_ram_goes_on_and_the_tool_is_killed(void)
+{
+    struct ibx_vm_progress now;
+    for (unsigned freezes = 0; freezes < 2; freezes++) {
+        freezes ? start_to_freeze("vm:given") : start_to_send("vm:given");
+        const int end = to_nobody();
+        without_return_path();
+        vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "fd:nobody"));
+        json_decref(vm_event(&vms[0], "MIGRATION", "active"));
+        mover_kill(&sender, SIGKILL);
+        mover_await_watchdog(&sender, "that another program has begun since");
+        vm_ok(ibx_vm_migration(vms[0].qmp, &now, vm_soon(), &vm_error));
+        assert_string_equal(now.status, "active");
+        close(end);
+        mover_end_all(NULL);
+    }
+}
+
+/* The same, without RAM: it has to fail. */
+static void test_another_goes_on_and_the_tool_is_killed(void)
+{
+    for (unsigned freezes = 0; freezes < 2; freezes++) {
+        freezes ? start_to_freeze("vm:given") : start_to_send("vm:given");
+        const int end = to_nobody();
+        another_comes_between("fd:nobody");
+        json_decref(vm_event(&vms[0], "MIGRATION", "active"));
+        mover_kill(&sender, SIGKILL);
+        json_decref(vm_event(&vms[0], "MIGRATION", "cancelling"));
+        close(end);
+        mover_await_watchdog(&sender, "ib-migrate ended before the");
+        assert_true(takes_its_ram());
+        pair_runs_at_the_source();
+        mover_end_all(NULL);
+    }
+}
+
+/* Nobody reads what it writes. */
+static int does_not_end(void)
+{
+    const int end = to_nobody();
     another_comes_between("fd:nobody");
     json_decref(vm_event(&vms[0], "MIGRATION", "active"));
     mover_kill(&sender, SIGCONT);
-    return ends[0];
+    return end;
 }
 
 /* QEMU has been told to give it up, and does so when that end is closed. `watchdog`: of the tool,
@@ -400,6 +496,10 @@ int main(void)
         VM_TEST(test_destination_loses_the_monitor),
         VM_TEST(test_another_that_is_over_between_two_commands),
         VM_TEST(test_another_that_does_not_end_between_two_commands),
+        VM_TEST(test_another_is_over_and_the_tool_is_killed),
+        VM_TEST(test_another_goes_on_and_the_tool_is_killed),
+        VM_TEST(test_another_with_ram_is_over_and_the_tool_is_killed),
+        VM_TEST(test_another_with_ram_goes_on_and_the_tool_is_killed),
         {0},
     };
     return vm_tests(tests, mover_end_all);
