@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <net/if.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
@@ -94,6 +95,13 @@ int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo 
     int rc = getaddrinfo(uri->host, service, &hints, list);
     if (!rc)
         return 0;
+    const char *zone = strchr(uri->host, ':') ? strchr(uri->host, '%') : NULL;
+    if (zone &&
+        !if_nametoindex(zone + 1)) /* the other host's, in an address that was copied from there */
+        return ibx_error_set(err, -EADDRNOTAVAIL,
+                             "this host has no interface \"%s\" for %s: write the name, behind the "
+                             "%%, of its own interface that leads there (look at `ip address`)",
+                             zone + 1, uri->host);
     return ibx_error_set(err, -EADDRNOTAVAIL,
                          "host \"%s\" cannot be resolved: %s; correct the name, write an "
                          "address, or add it to DNS or /etc/hosts",

@@ -317,6 +317,15 @@ static void addresses_that_need_a_link_or_belong_to_no_host(void **state)
     assert_non_null(strstr(err.message, words));
     assert_int_equal(ibx_listen("tcp://[ff02::1]:0", &options, &listener, &err), -EINVAL);
     assert_non_null(strstr(err.message, words));
+    /* DNS does not know the name of a link, which is each host's own. */
+    assert_int_equal(ibx_connect("tcp://[fe80::1%nowhere]:1", &options, &conn, &err),
+                     -EADDRNOTAVAIL);
+    assert_non_null(strstr(err.message, "fe80::1%nowhere"));
+    assert_non_null(strstr(err.message, "no interface \"nowhere\""));
+    assert_null(strstr(err.message, "DNS"));
+    assert_int_equal(ibx_listen("tcp://[fe80::1%nowhere]:0", &options, &listener, &err),
+                     -EADDRNOTAVAIL);
+    assert_non_null(strstr(err.message, "no interface \"nowhere\""));
 }
 
 static void nobody_listens(void **state)
