@@ -301,7 +301,18 @@ json_t *ibx_qmp_reply(struct ibx_qmp *qmp)
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err)
 {
-    return execute(qmp, "getfd", json_pack("{s:s}", "fdname", name), fd, NULL, deadline_ns, err);
+    struct ibx_error why = {0};
+    const int rc =
+        execute(qmp, "getfd", json_pack("{s:s}", "fdname", name), fd, NULL, deadline_ns, &why);
+    if (!rc)
+        return 0;
+    /* The kernel drops a descriptor that its receiver may not have, and QEMU sees none. */
+    return ibx_error_set(err, rc, "%s%s", why.message,
+                         rc == -EREMOTEIO
+                             ? ": raise QEMU's limit of descriptors (LimitNOFILE) if it has as "
+                               "many as it may, or, if a security module (SELinux, AppArmor) keeps "
+                               "this one from it, as the host's audit log shows, allow that"
+                             : "");
 }
 
 /* ------------------------------------------------------------ the process */

@@ -442,6 +442,23 @@ static void test_passes_a_descriptor(NO_STATE)
     done();
 }
 
+/* The kernel drops a descriptor that its receiver may not have, and QEMU sees none. */
+static void test_a_descriptor_that_does_not_arrive(NO_STATE)
+{
+    attached(SCRIPT({"getfd",
+                     "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"No file "
+                     "descriptor supplied via SCM_RIGHTS\"}}\r\n",
+                     0}));
+    const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(ibx_qmp_getfd(qmp, "a", fd, ibx_deadline_in_ms(GENEROUS), &error), -EREMOTEIO);
+    assert_non_null(strstr(error.message, "No file descriptor supplied"));
+    assert_non_null(strstr(error.message, "raise QEMU's limit of descriptors"));
+    assert_non_null(strstr(error.message, "SELinux, AppArmor"));
+    close(fd);
+    close(peer.received_fd);
+    done();
+}
+
 /* ------------------------------------------------------------ events */
 
 /* Events are kept in order, also those that arrive before an answer. */
@@ -587,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_nothing_is_sent_ahead_twice),
         cmocka_unit_test(test_old_answers_are_not_used),
         cmocka_unit_test(test_passes_a_descriptor),
+        cmocka_unit_test(test_a_descriptor_that_does_not_arrive),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
         cmocka_unit_test(test_keeps_what_migrations_need),
