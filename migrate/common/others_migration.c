@@ -51,9 +51,7 @@ int ibx_vm_not_begun(int rc, struct ibx_error *err)
                                                "migration of its VM is under way, it continues");
 }
 
-/* Whether QEMU has completed a migration that has fewer pages than the VM: nobody could load it. To
- * be called when RAM is not left out any more, since QEMU counts all of it then. */
-static bool completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
+bool ibx_vm_completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     json_int_t all = 0, normal = 0, zero = 0, page = 0;
     const char *status = "";
@@ -68,12 +66,17 @@ static bool completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return less;
 }
 
+static bool has_migrated(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    char status[32];
+    return !ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) &&
+           !strcmp(status, "postmigrate");
+}
+
 bool ibx_vm_say_without_ram(struct ibx_qmp *qmp, int code, uint64_t deadline_ns,
                             struct ibx_error *err)
 {
-    char status[32];
-    if (ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) ||
-        strcmp(status, "postmigrate") != 0 || !completed_without_ram(qmp, deadline_ns))
+    if (!has_migrated(qmp, deadline_ns) || !ibx_vm_completed_without_ram(qmp, deadline_ns))
         return false;
     ibx_error_set(err, code,
                   "another client of QEMU (libvirt, for example) has migrated or saved the VM at "
@@ -94,7 +97,8 @@ int ibx_vm_not_begun_since(int rc, struct ibx_qmp *qmp, const json_t *before, st
     if (ibx_vm_say_without_ram(qmp, rc, deadline, err))
         return rc;
     if (!ended)
-        return ibx_vm_not_begun(rc, err);
+        return has_migrated(qmp, deadline) ? ibx_error_set(err, rc, IBX_VM_HAS_MIGRATED)
+                                           : ibx_vm_not_begun(rc, err);
     if (!ibx_vm_migration(qmp, &now, deadline, NULL) && !ibx_vm_migration_ended(now.status))
         return ibx_error_set(err, rc,
                              "another client of QEMU (libvirt, for example) began to migrate or "

@@ -526,6 +526,14 @@ static int restore_after(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint
                : restored(rc, vm->before, &why, err);
 }
 
+/* Whether QEMU's last migration has RAM, which that of a snapshot has not: the tool was killed
+ * before QEMU had its stream. */
+static bool is_of_another(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns)
+{
+    return vm->touched && vm->completes && !vm->marked && ibx_settings_omit_ram(vm->before) &&
+           !ibx_vm_completed_without_ram(qmp, deadline_ns);
+}
+
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
@@ -533,6 +541,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     int rc = vm->touched ? end_migration(qmp, vm, &held, &known, deadline_ns, err) : 0;
     if (!rc && vm->touched && !vm->libvirt) /* before the VM runs, and others may save it */
         ibx_vm_save_ram(qmp, vm->before, deadline_ns);
+    known = known && !is_of_another(qmp, vm, deadline_ns);
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, vm, known, deadline_ns, err);
     ibx_migration_stop_at("stay", "continued");

@@ -117,6 +117,13 @@ bool ibx_vm_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns);
  * QEMU refuse that is another client's migration, or a save. Whether one had no RAM, and was ended.
  */
 bool ibx_vm_save_ram(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns);
+/* Whether QEMU has completed a migration that has fewer pages than the VM: nobody could load it. To
+ * be called when RAM is not left out any more, since QEMU counts all of it then. */
+bool ibx_vm_completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns);
+#define IBX_VM_HAS_MIGRATED                                                                        \
+    "another client of QEMU has migrated this VM meanwhile, and it is stopped here "               \
+    "(postmigrate): "                                                                              \
+    "see where it runs now; only if that is nowhere, cont in QEMU's monitor continues it here"
 /* Whether another client's migration, which began after x-ignore-shared was set and before QEMU was
  * told to migrate, has completed: `err`, with `code`, says so. To be called if ours has not begun,
  * when RAM is not left out any more. */

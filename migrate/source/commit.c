@@ -63,10 +63,7 @@ static int check_other_migration(const struct source *s, uint64_t deadline_ns,
         ibx_vm_migration(s->vm.qmp, &now, deadline_ns, &unused))
         return -EAGAIN;
     if (!strcmp(status, "postmigrate"))
-        return ibx_error_set(err, -EBUSY,
-                             "another client of QEMU has migrated this VM meanwhile, and it is "
-                             "stopped here (postmigrate): see where it runs now; only if that is "
-                             "nowhere, cont in QEMU's monitor continues it here");
+        return ibx_error_set(err, -EBUSY, IBX_VM_HAS_MIGRATED);
     if (ibx_vm_migration_ended(now.status))
         return 0;
     return ibx_error_set(err, -EBUSY,

@@ -373,16 +373,34 @@ static void test_another_is_over_and_the_tool_is_killed(void)
     }
 }
 
+/* Another client's migration, with RAM, begins and ends while the tool is stopped. */
+static void another_is_over(unsigned freezes, const char *stop)
+{
+    freezes ? start_to_freeze(stop) : start_to_send(stop);
+    without_return_path();
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", to_a_file()));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+    mover_resumed(&vms[0]);
+}
+
 /* The VM is where that went, and must not run twice. */
 static void test_another_with_ram_is_over_and_the_tool_is_killed(void)
 {
-    for (unsigned freezes = 0; freezes < 2; freezes++) {
-        freezes ? start_to_freeze("vm:given") : start_to_send("vm:given");
-        without_return_path();
-        vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", to_a_file()));
-        json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
-        mover_resumed(&vms[0]);
+    for (unsigned freezes = 0; freezes < 3; freezes++) {
+        another_is_over(freezes, freezes < 2 ? "vm:given" : "freeze:starting");
         is_left_as_it_is("QEMU has completed a migration of this VM");
+        mover_end_all(NULL);
+    }
+}
+
+static void test_another_with_ram_is_over(void)
+{
+    for (unsigned freezes = 0; freezes < 2; freezes++) {
+        another_is_over(freezes, "vm:given");
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_must_print(&sender, "see where it runs now");
+        assert_false(mover_resumed(&vms[0]));
         mover_end_all(NULL);
     }
 }
@@ -498,6 +516,7 @@ int main(void)
         VM_TEST(test_another_that_does_not_end_between_two_commands),
         VM_TEST(test_another_is_over_and_the_tool_is_killed),
         VM_TEST(test_another_goes_on_and_the_tool_is_killed),
+        VM_TEST(test_another_with_ram_is_over),
         VM_TEST(test_another_with_ram_is_over_and_the_tool_is_killed),
         VM_TEST(test_another_with_ram_goes_on_and_the_tool_is_killed),
         {0},
