@@ -23,14 +23,23 @@
 static char key_file[] = "/tmp/ibx-requests-XXXXXX";
 static struct ibx_options transport;
 static struct destination destination;
-static bool asks_to_verify;
+static bool asks_to_verify, vm_runs; /* what the source's HELLO says */
 static const struct ibx_receive_options options = {.folder = "/nonexistent"};
 static struct ibx_guest_block blocks[] = {{.id = "ram0", .size = 4096, .page_size = 4096},
                                           {.id = "ram1", .size = 4096, .page_size = 4096}};
 
 /* ------------------------------------------------------------ replaced functions */
 
-/* What QEMU and this host say is not looked at here. */
+/* Which check of this side finds something. */
+static enum { NOTHING, SIDE, MEMORY, HUGE, CHECKS } in_the_way;
+
+static int found(unsigned check, struct ibx_blockers *blockers)
+{
+    if (in_the_way == check)
+        ibx_blockers_add(blockers, "check %u says no", check);
+    return 0;
+}
+
 int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
                          struct ibx_error *err);
 int __wrap_ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
@@ -48,8 +57,8 @@ int __wrap_ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *r
                               enum ibx_migrate_role role, struct ibx_blockers *blockers,
                               uint64_t deadline_ns, struct ibx_error *err)
 {
-    (void)qmp, (void)ram, (void)role, (void)blockers, (void)deadline_ns, (void)err;
-    return 0;
+    (void)qmp, (void)ram, (void)role, (void)deadline_ns, (void)err;
+    return found(SIDE, blockers);
 }
 
 void __wrap_ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
@@ -57,7 +66,8 @@ void __wrap_ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsi
 void __wrap_ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
                                            struct ibx_blockers *blockers)
 {
-    (void)ram, (void)links, (void)blockers;
+    (void)ram, (void)links;
+    found(MEMORY, blockers);
 }
 
 void __wrap_ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram,
@@ -65,7 +75,8 @@ void __wrap_ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram,
 void __wrap_ibx_preflight_huge_limit_own(const struct ibx_guest_ram *ram,
                                          struct ibx_blockers *blockers)
 {
-    (void)ram, (void)blockers;
+    (void)ram;
+    found(HUGE, blockers);
 }
 
 void __wrap_ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
@@ -164,6 +175,7 @@ static void *ask_main(void *argument)
     hello = (struct ibx_migrate_hello){.purpose = (uint8_t)a->purpose, .epoch = a->epoch};
     hello.id[0] = 1;
     hello.verify = asks_to_verify;
+    hello.runs = vm_runs;
     ibx_migration_offer_links(&hello, 1);
     ibx_migrate_hello_describe(&hello, &ram);
     a->rc = ibx_migration_greet(a->uri, &a->own, &hello, &control, &a->answer, &a->err);
@@ -351,6 +363,22 @@ static void test_a_source_is_back(NO_STATE)
     ibx_destination_ram_fini(&destination.ram);
 }
 
+/* A source that has noticed the loss of the link first says how the VM ran there: it runs on here
+ * only if it did. */
+static void test_whether_the_vm_ran_at_a_source_that_is_back(NO_STATE)
+{
+    for (unsigned runs = 0; runs < 2; runs++) {
+        begin(DESTINATION_RESUMING);
+        vm_runs = runs;
+        assert_true(ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1)->accepted);
+        vm_runs = false;
+        assert_int_equal(destination.wish, runs ? WISH_RUNS : WISH_PAUSED);
+        assert_int_equal(destination.status.reconnects, 1);
+        assert_true(destination_linked(&destination.link));
+        end();
+    }
+}
+
 /* A page connection of another source, or of an earlier link, would be read as this one's. */
 static void test_who_may_join(NO_STATE)
 {
@@ -359,15 +387,20 @@ static void test_who_may_join(NO_STATE)
         uint64_t epoch;
         uint8_t id;
         bool linked, full, joins;
+        unsigned places;
     } cases[] = {
-        {"ours", EPOCH, 1, true, false, true},      {"other", EPOCH, 1, true, false, false},
-        {"ours", EPOCH - 1, 1, true, false, false}, {"ours", EPOCH + 1, 1, true, false, false},
-        {"ours", EPOCH, 2, true, false, false},     {"ours", EPOCH, 1, false, false, false},
-        {"ours", EPOCH, 1, true, true, false},
+        {"ours", EPOCH, 1, true, false, true, 1},
+        {"other", EPOCH, 1, true, false, false, 1},
+        {"ours", EPOCH - 1, 1, true, false, false, 1},
+        {"ours", EPOCH + 1, 1, true, false, false, 1},
+        {"ours", EPOCH, 2, true, false, false, 1},
+        {"ours", EPOCH, 1, false, false, false, 1},
+        {"ours", EPOCH, 1, true, true, false, 1},
+        {"ours", EPOCH, 1, true, false, false, 0}, /* its number is that of no place */
     };
     for (unsigned i = 0; i < COUNT(cases); i++) {
         begin(DESTINATION_FILLING);
-        destination.link.count = 1;
+        destination.link.count = cases[i].places;
         if (!cases[i].linked)
             destination.link.state.now = LINK_NONE;
         if (cases[i].full)
@@ -431,6 +464,35 @@ static void test_blocks_in_another_order(NO_STATE)
     }
 }
 
+static char notices[1024];
+
+static void note_notice(void *context, const char *text)
+{
+    (void)context;
+    snprintf(notices, sizeof(notices), "%s", text);
+}
+
+/* Whatever this side finds, the source learns it, and so does who waits here. */
+static void test_what_is_in_the_way_here(NO_STATE)
+{
+    static const struct ibx_receive_options observed = {.folder = "/nonexistent",
+                                                        .observer = {.notify = note_notice}};
+    for (unsigned check = SIDE; check < CHECKS; check++) {
+        char reason[32];
+        snprintf(reason, sizeof(reason), "check %u says no", check);
+        begin_new(&observed);
+        notices[0] = '\0';
+        in_the_way = check;
+        const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_MOVE, "ours", 1);
+        in_the_way = NOTHING;
+        assert_false(answer->accepted);
+        assert_string_equal(answer->reasons[0], reason);
+        text_has(notices, reason);
+        assert_int_equal(destination.state.now, DESTINATION_LISTENING);
+        end();
+    }
+}
+
 /* One side that wants it is enough. */
 static void test_either_side_has_pages_compared(NO_STATE)
 {
@@ -444,6 +506,7 @@ static void test_either_side_has_pages_compared(NO_STATE)
         assert_int_equal(destination.state.now, DESTINATION_JOINING);
         assert_int_equal(destination.status.record.verify, i != 1);
         assert_int_equal(destination.status.record.epoch, 1);
+        text_has(destination.status.record.peer, "127.0.0.1");
         end();
     }
 }
@@ -477,9 +540,11 @@ int main(void)
         cmocka_unit_test(test_a_source_resumes_and_compares_otherwise),
         cmocka_unit_test(test_a_source_resumes_with_fewer_connections),
         cmocka_unit_test(test_a_source_is_back),
+        cmocka_unit_test(test_whether_the_vm_ran_at_a_source_that_is_back),
         cmocka_unit_test(test_who_may_join),
         cmocka_unit_test(test_a_source_confirms),
         cmocka_unit_test(test_blocks_in_another_order),
+        cmocka_unit_test(test_what_is_in_the_way_here),
         cmocka_unit_test(test_either_side_has_pages_compared),
         cmocka_unit_test(test_a_vm_that_is_here_is_not_cancelled),
     };

@@ -174,6 +174,7 @@ static void test_handed_over(NO_STATE)
         assert_int_equal(source.state.now, SOURCE_COMMITTED);
         assert_int_equal(is.committed, 1);
         assert_true(source.status.record.was_running);
+        assert_true(source.loaded_ns && source.heard_ns == source.loaded_ns); /* its patience */
     }
 }
 
@@ -232,6 +233,17 @@ static void test_events_are_read_first(NO_STATE)
     assert_int_equal(is.committed, 1);
 }
 
+static unsigned notices;
+
+static void count_notice(void *context, const char *text)
+{
+    (void)context, (void)text;
+    notices++;
+}
+
+static const struct ibx_send_options observed = {.folder = "/nonexistent",
+                                                 .observer = {.notify = count_notice}};
+
 /* While pages come before the stop, another client may have QEMU migrate the VM. */
 static void test_another_migration_before_the_stop(NO_STATE)
 {
@@ -250,6 +262,25 @@ static void test_another_migration_before_the_stop(NO_STATE)
     assert_non_null(strstr(error.message, "see where it runs now"));
 }
 
+/* A device that was plugged in meanwhile ends it at once. What uses a disk may have ended by the
+ * stop, and the operator is told of it, once. */
+static void test_what_is_found_before_the_stop(NO_STATE)
+{
+    begin(false);
+    source.state.now = SOURCE_WARMING;
+    source.options = &observed;
+    notices = 0;
+    is.blocks = SINCE;
+    assert_int_equal(ibx_source_look_at_warming(&source, &error), -EPERM);
+    assert_int_equal(notices, 0);
+    is.blocks = USERS;
+    for (unsigned i = 0; i < 2; i++) {
+        source.warm.look_ns = 0;
+        assert_int_equal(ibx_source_look_at_warming(&source, &error), 0);
+        assert_int_equal(notices, 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +290,7 @@ int main(void)
         cmocka_unit_test(test_what_a_check_finds_keeps_the_vm),
         cmocka_unit_test(test_events_are_read_first),
         cmocka_unit_test(test_another_migration_before_the_stop),
+        cmocka_unit_test(test_what_is_found_before_the_stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

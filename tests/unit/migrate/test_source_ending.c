@@ -285,6 +285,36 @@ static void who_gets_a_link_to_a_vm_that_may_be_here(NO_STATE)
     }
 }
 
+/* The destination waits for COMMIT. A QEMU that has ended here cannot say whether the VM went on
+ * here after its state had been sent, so nothing is handed over. */
+static void a_destination_that_waits_for_a_vm_that_has_ended(NO_STATE)
+{
+    for (unsigned of_files = 0; of_files < 2; of_files++) {
+        begin(SOURCE_COMMITTED, IBX_JOURNAL_MAY_RUN, PEER_LOADED, !of_files);
+        s.vm.of_files = of_files;
+        is.resumes = IBX_ANSWER_WAITING;
+        assert_int_equal(ibx_source_reconnect(&s, &error), of_files ? -ESRCH : 0);
+        assert_int_equal(s.state.now, of_files ? SOURCE_LEFT : SOURCE_COMMITTED);
+        assert_int_equal(source_linked(&s.link), !of_files);
+        assert_int_equal(only().state, IBX_JOURNAL_MAY_RUN);
+        end();
+    }
+}
+
+/* The VM runs there: only its pages are needed here from now on. */
+static void a_destination_that_runs_the_vm(NO_STATE)
+{
+    static const enum ibx_answer_state answers[] = {IBX_ANSWER_RUNNING, IBX_ANSWER_COMPLETE,
+                                                    IBX_ANSWER_ENDED};
+    for (unsigned i = 0; i < COUNT(answers); i++) {
+        begin(SOURCE_COMMITTED, IBX_JOURNAL_MAY_RUN, PEER_LOADED, true);
+        is.resumes = answers[i];
+        assert_int_equal(ibx_source_reconnect(&s, &error), 0);
+        assert_int_equal(s.state.now, SOURCE_SERVING);
+        end();
+    }
+}
+
 /* ------------------------------------------------------------ interrupts */
 
 /* The VM is there and needs its pages: the first interrupt says so, the second one leaves it. */
@@ -370,6 +400,23 @@ static void confirmed_by_a_query(NO_STATE)
         assert_int_equal(ibx_source_await_confirmed(&s, &error), 0);
         assert_int_equal(s.peer.now, i ? PEER_CONFIRMED : PEER_COMPLETE);
         assert_int_equal(s.state.now, i ? SOURCE_DONE : SOURCE_CONFIRMING);
+        end();
+    }
+}
+
+/* The VM is there as a whole: who runs this is not kept for a word that may not come. */
+static void how_long_a_confirmation_is_awaited(NO_STATE)
+{
+    for (unsigned interrupted = 0; interrupted < 2; interrupted++) {
+        confirms(PEER_COMPLETE, IBX_JOURNAL_DONE);
+        s.link.state.now = LINK_NONE;
+        is.confirms = -ECONNREFUSED;
+        assert_true(s.confirm_by_ns > ibx_now_ns());
+        s.interrupts = interrupted;
+        s.confirm_by_ns = interrupted ? s.confirm_by_ns : 1;
+        assert_int_equal(ibx_source_await_confirmed(&s, &error), 0);
+        assert_int_equal(s.state.now, SOURCE_DONE);
+        text_has(notices, "the confirmation may not have arrived there");
         end();
     }
 }
@@ -498,11 +545,14 @@ int main(void)
         TEST(whether_it_gave_up_after_the_commit),
         TEST(what_it_said_while_it_ran_the_vm),
         TEST(who_gets_a_link_to_a_vm_that_may_be_here),
+        TEST(a_destination_that_waits_for_a_vm_that_has_ended),
+        TEST(a_destination_that_runs_the_vm),
         TEST(two_interrupts_leave_the_vm),
         TEST(the_end_is_recorded_and_confirmed),
         TEST(the_end_cannot_be_recorded_yet),
         TEST(the_vm_was_taken_back_meanwhile),
         TEST(confirmed_by_a_query),
+        TEST(how_long_a_confirmation_is_awaited),
         TEST(a_borrower_that_is_silent),
         TEST(what_is_left_of_a_lost_vm),
         TEST(files_of_a_lost_vm_that_libvirt_drives),
