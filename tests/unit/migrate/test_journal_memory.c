@@ -17,8 +17,8 @@
 #define NOBODY 12345u
 
 static unsigned gone;
-static enum ibx_journal_state seen; /* of the last record that was looked at */
-static bool cannot_write;
+static enum ibx_journal_state seen;     /* of the last record that was looked at */
+static bool cannot_write, keeps_memory; /* prune() without --remove */
 
 int __real_ibx_journal_write(const char *in, struct ibx_record *record, struct ibx_error *err);
 int __wrap_ibx_journal_write(const char *in, struct ibx_record *record, struct ibx_error *err);
@@ -39,7 +39,7 @@ static void see(void *context, const struct ibx_record *record, const char *why)
 static unsigned prune(void)
 {
     const struct ibx_journal_prune which = {
-        .unfinished = true, .remove = true, .before_s = UINT64_MAX, .each = see};
+        .unfinished = true, .remove = !keeps_memory, .before_s = UINT64_MAX, .each = see};
     gone = 0;
     assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
     return gone;
@@ -147,6 +147,36 @@ static void memory_goes_beside_another_vm(NO_STATE)
     forget(&other, others);
 }
 
+static void set_aside(const struct ibx_record *r)
+{
+    struct ibx_guest_ram ram = {0};
+    assert_int_equal(ibx_journal_recall_ram(r, &ram, &error), 0);
+    assert_int_equal(ibx_journal_open_files(r, &ram, &error), 0);
+    assert_int_equal(ibx_journal_set_aside(r, &ram, &error), 0);
+    ibx_guest_ram_fini(&ram);
+}
+
+/* Only the record has the name that the memory of a VM got that is lost at both ends: nobody could
+ * find that afterwards. A file that has its own name is its owner's. */
+static void memory_of_a_lost_vm_that_has_another_name(NO_STATE)
+{
+    for (unsigned aside = 0; aside < 2; aside++) {
+        char made[] = "/dev/shm/ibx-vm-XXXXXX";
+        struct ibx_record r = in_run_folder(true, 5, made);
+        bring_to(&r, IBX_JOURNAL_MOVED);
+        strcpy(r.vm_status, IBX_JOURNAL_QEMU_ENDED);
+        assert_int_equal(write_record(&r), 0);
+        if (aside)
+            set_aside(&r);
+        keeps_memory = true;
+        assert_int_equal(prune(), 1);
+        keeps_memory = false;
+        if (!aside)
+            assert_int_equal(unlink(r.blocks[0].file.path), 0);
+        assert_int_equal(rmdir(made), 0); /* nothing else is in it */
+    }
+}
+
 /* Nor is anything removed from a folder that another user has made, or may write to. */
 static void folders_of_others_are_not_of_run(NO_STATE)
 {
@@ -205,7 +235,7 @@ int main(void)
         TEST(memory_of_a_vm_that_stayed_is_left), TEST(memory_goes_beside_another_vm),
         TEST(folders_of_others_are_not_of_run),   TEST(one_at_a_time_has_the_memory),
         TEST(a_return_has_the_other_role),        TEST(a_migration_that_nobody_confirms),
-        TEST(memory_that_a_process_uses),
+        TEST(memory_that_a_process_uses),         TEST(memory_of_a_lost_vm_that_has_another_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
