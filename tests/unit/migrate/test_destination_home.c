@@ -104,31 +104,55 @@ static void nobody_else_has_its_memory(NO_STATE)
     }
 }
 
+/* A receiver that was chosen for this VM is about to give its QEMU the memory. */
+static void adopts(const struct ibx_record *away, int code)
+{
+    struct ibx_guest_block block = {.id = "mem0", .fd = memfd_create("mem0", MFD_CLOEXEC)};
+    d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
+    d.home.record = *away;
+    d.status.record = sample(false, 7);
+    memcpy(d.status.record.base, away->id, sizeof(away->id));
+    d.home.ram = (struct ibx_guest_ram){.blocks = &block, .count = 1};
+    adopted = 0;
+    assert_int_equal(ibx_destination_home_adopt(&d, &error), code);
+    assert_int_equal(adopted, !code);
+    assert_int_equal(d.ram.kept, !code);
+    ibx_destination_unlock(&d);
+    close(block.fd);
+}
+
 /* Since this receiver was chosen, the VM may have returned into another QEMU, and have run there.
  * This one gets the memory only if that is not so when it is locked. */
 static void nobody_else_has_had_it_meanwhile(NO_STATE)
 {
     static const enum ibx_journal_state states[] = {IBX_JOURNAL_GIVEN_UP, IBX_JOURNAL_RUNNING,
                                                     IBX_JOURNAL_MAY_RUN};
-    static struct ibx_guest_block block;
-    struct ibx_record away = lent(IBX_JOURNAL_MOVED);
+    const struct ibx_record away = lent(IBX_JOURNAL_MOVED);
     for (unsigned i = 0; i < COUNT(states); i++) {
         const struct ibx_record other = returned(&away, states[i], true);
-        d = (struct destination){.options = &options, .lock_fd = -1, .ram_lock_fds = {-1, -1}};
-        d.home.record = away;
-        d.status.record = sample(false, 7);
-        memcpy(d.status.record.base, away.id, sizeof(away.id));
-        block = (struct ibx_guest_block){.id = "mem0", .fd = memfd_create("mem0", MFD_CLOEXEC)};
-        d.home.ram = (struct ibx_guest_ram){.blocks = &block, .count = 1};
-        adopted = 0;
-        const int rc = ibx_destination_home_adopt(&d, &error);
-        assert_int_equal(rc, !i ? 0 : i == 1 ? -EALREADY : -EBUSY);
-        assert_int_equal(adopted, !i);
-        assert_int_equal(d.ram.kept, !i);
-        ibx_destination_unlock(&d);
-        close(block.fd);
+        adopts(&away, !i ? 0 : i == 1 ? -EALREADY : -EBUSY);
         assert_int_equal(ibx_journal_remove(folder, &other, &error), 0);
     }
+}
+
+/* Or somebody may have taken it back, or has begun to. The mark of a return would forbid that
+ * rollback, or its repetition after it was killed: there is none unless the return begins. */
+static void nobody_has_taken_the_vm_back_meanwhile(NO_STATE)
+{
+    const struct ibx_record away = lent(IBX_JOURNAL_MOVED);
+    struct ibx_record theirs = away;
+    assert_int_equal(ibx_journal_note_back(folder, &away, &error), 0);
+    adopts(&away, -EBUSY);
+    error_has("a rollback has begun");
+    assert_false(ibx_journal_base_touched(folder, &away));
+    theirs.state = IBX_JOURNAL_ROLLED_BACK;
+    assert_int_equal(write_record(&theirs), 0);
+    adopts(&away, -EALREADY);
+    assert_false(ibx_journal_base_touched(folder, &away));
+    assert_int_equal(ibx_journal_remove(folder, &theirs, &error), 0);
+    const struct ibx_record again = lent(IBX_JOURNAL_MOVED);
+    adopts(&again, 0);
+    assert_true(ibx_journal_base_touched(folder, &again));
 }
 
 int main(void)
@@ -138,6 +162,7 @@ int main(void)
         TEST(one_that_is_not_away_does_not),
         TEST(nobody_else_has_its_memory),
         TEST(nobody_else_has_had_it_meanwhile),
+        TEST(nobody_has_taken_the_vm_back_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

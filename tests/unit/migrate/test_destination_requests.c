@@ -31,7 +31,7 @@ static struct ibx_guest_block blocks[] = {{.id = "ram0", .size = 4096, .page_siz
 /* ------------------------------------------------------------ replaced functions */
 
 /* Which check of this side finds something. */
-static enum { NOTHING, SIDE, MEMORY, HUGE, CHECKS } in_the_way;
+static enum { NOTHING, SIDE, MEMORY, HUGE, MACHINE, CHECKS } in_the_way;
 
 static int found(unsigned check, struct ibx_blockers *blockers)
 {
@@ -438,6 +438,7 @@ static void begin_new(const struct ibx_receive_options *with)
     memcpy(ours, blocks, sizeof(ours));
     destination.options = with;
     destination.link.state.now = LINK_NONE;
+    memset(&destination.status.record, 0, sizeof(destination.status.record));
     ibx_destination_warm_init(&destination.warm);
     destination.ram.guest = (struct ibx_guest_ram){.blocks = ours,
                                                    .count = COUNT(ours),
@@ -479,14 +480,17 @@ static void test_what_is_in_the_way_here(NO_STATE)
                                                         .observer = {.notify = note_notice}};
     for (unsigned check = SIDE; check < CHECKS; check++) {
         char reason[32];
-        snprintf(reason, sizeof(reason), "check %u says no", check);
+        snprintf(reason, sizeof(reason),
+                 check == MACHINE ? "the machine is a pc" : "check %u says no", check);
         begin_new(&observed);
+        if (check == MACHINE)
+            strcpy(destination.ram.guest.machine, "q35");
         notices[0] = '\0';
         in_the_way = check;
         const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_MOVE, "ours", 1);
         in_the_way = NOTHING;
         assert_false(answer->accepted);
-        assert_string_equal(answer->reasons[0], reason);
+        text_has(answer->reasons[0], reason);
         text_has(notices, reason);
         assert_int_equal(destination.state.now, DESTINATION_LISTENING);
         end();
@@ -506,6 +510,7 @@ static void test_either_side_has_pages_compared(NO_STATE)
         assert_int_equal(destination.state.now, DESTINATION_JOINING);
         assert_int_equal(destination.status.record.verify, i != 1);
         assert_int_equal(destination.status.record.epoch, 1);
+        assert_int_equal(destination.status.record.id[0], 1);
         text_has(destination.status.record.peer, "127.0.0.1");
         end();
     }
