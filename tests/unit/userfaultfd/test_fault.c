@@ -268,6 +268,25 @@ static void test_many_faults(void **state)
     assert_int_equal(rig.readers[0]->accepted, 40);
 }
 
+/* More threads wait for pages that are there than a worker answers at once, and nothing else
+ * happens that would have it look again. */
+static void test_many_faults_on_zeros(void **state)
+{
+    (void)state;
+    struct look t[40];
+    rig_make(1, 0);
+    rig.config.no_background = true;
+    rig_start();
+    for (unsigned i = 0; i < 40; i++)
+        look_at(&t[i], i * 20);
+    assert_true(REACHES(waiting, 40));
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 0, PAGES - 1), 0);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_true(REACHES(zero_faults, 40));
+    for (unsigned i = 0; i < 40; i++)
+        look_sees_zero(&t[i]);
+}
+
 /* A thread waits for the last page of a chunk that has arrived, and none of the pages before can
  * be placed. */
 static void test_awaited_page_is_placed_first(void **state)
@@ -607,6 +626,7 @@ int main(void)
         cmocka_unit_test_teardown(test_faults_and_stopped, rig_end),
         cmocka_unit_test_teardown(test_window_falls_back, rig_end),
         cmocka_unit_test_teardown(test_many_faults, rig_end),
+        cmocka_unit_test_teardown(test_many_faults_on_zeros, rig_end),
         cmocka_unit_test_teardown(test_awaited_page_is_placed_first, rig_end),
         {"test_reader_fails", test_failure, NULL, rig_end, NULL},
         {"test_reader_ends", test_failure, NULL, rig_end, &rig},
