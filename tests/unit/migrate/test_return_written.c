@@ -325,6 +325,17 @@ static void test_page_that_nobody_has_noted(NO_STATE)
     end(m);
 }
 
+/* Nor does one that was there before this side looked for the first time. */
+static void test_page_that_nobody_had_noted(NO_STATE)
+{
+    struct memory *m = begin();
+    m->bytes[200 * PAGE] = 2;
+    found(m, 200, -1);
+    give_back(m, 3);
+    found(m, 200, 3);
+    end(m);
+}
+
 static void test_first_page_of_a_block(NO_STATE)
 {
     struct memory *m = begin();
@@ -595,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_page_that_was_given_back_comes_again),
         cmocka_unit_test(test_written_page_is_given_back),
         cmocka_unit_test(test_page_that_nobody_has_noted),
+        cmocka_unit_test(test_page_that_nobody_had_noted),
         cmocka_unit_test(test_first_page_of_a_block),
         cmocka_unit_test(test_first_page_comes_behind_the_count),
         cmocka_unit_test(test_found_before_the_stop),

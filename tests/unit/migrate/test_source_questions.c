@@ -201,6 +201,21 @@ static void test_unknown_reset_lets_this_tool_serve_pages(NO_STATE)
     done();
 }
 
+/* Nor does it matter what was done while nobody was there if every page had come before, or if each
+ * write was seen: QEMU is not even asked. */
+static void test_pages_that_cannot_have_changed(NO_STATE)
+{
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    for (unsigned whole = 0; whole < 2; whole++) {
+        struct source *s = source_with_new_monitor(true);
+        s->protecting.now = whole ? PROTECTING_WHOLE : PROTECTING_NEEDLESS;
+        s->protection.state.now = whole ? PROTECTION_MADE : PROTECTION_NONE;
+        assert_int_equal(ibx_source_guard_check_past(s, &error), 0);
+    }
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+}
+
 /* If no descriptor is free to ask QEMU with, nothing ends. */
 static void test_lack_of_descriptors_ends_nothing(NO_STATE)
 {
@@ -341,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_a_marked_migration),
         cmocka_unit_test(test_the_migration_that_libvirt_drove),
         cmocka_unit_test(test_unknown_reset_lets_this_tool_serve_pages),
+        cmocka_unit_test(test_pages_that_cannot_have_changed),
         cmocka_unit_test(test_lack_of_descriptors_ends_nothing),
         cmocka_unit_test(test_vm_shuts_down_while_it_is_stopped),
         cmocka_unit_test(test_vm_is_paused_before_its_migration_begins),

@@ -93,23 +93,36 @@ static void test_not_a_stream_of_qemu(NO_STATE)
 }
 
 /* Of a state whose sections end with footers, EOF alone is the end only behind a footer: another
- * byte of 0 is where the state was cut off. */
+ * byte of 0 is where the state was cut off. That there are footers is seen at the set-up of guest
+ * RAM: its last word is 0x10, and the next byte is a footer's first. */
 static void test_cut_off_at_a_zero(NO_STATE)
 {
-    static const uint8_t set_up[] = {0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 5};
+    static const uint8_t set_up[] = {1, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 5},
+                         more_zeros[] = {0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 5},
+                         other_word[] = {1, 0, 0, 0, 0, 0, 0, 0, 0x20, 0x7e, 0, 0, 0, 2, 5},
+                         few_zeros[] = {1, 1, 1, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 5};
     static const uint8_t cut[] = {5, 0, 0, 0, 0, 0, 0}, end[] = {5, 0x7e, 0, 0, 0, 3, 0};
-    for (int whole = 0; whole < 2; whole++) {
+    static const struct {
+        const uint8_t *begins, *goes_on;
+        int rc;
+    } cases[] = {{set_up, cut, -EPROTO},
+                 {more_zeros, cut, -EPROTO},
+                 {set_up, end, 0},
+                 {other_word, cut, 0},
+                 {few_zeros, cut, 0}};
+    for (unsigned c = 0; c < COUNT(cases); c++) {
         struct destination_stream stream;
         struct ibx_error err = {0};
         ibx_destination_stream_init(&stream, STREAM_CLOSED);
         stream.fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
         assert_int_equal(ibx_destination_stream_open(&stream, NULL, &err), 0);
-        assert_int_equal(ibx_destination_stream_append(&stream, set_up, sizeof(set_up), &err), 0);
+        assert_int_equal(
+            ibx_destination_stream_append(&stream, cases[c].begins, sizeof(set_up), &err), 0);
         for (size_t i = 0; i < sizeof(cut); i++)
-            assert_int_equal(
-                ibx_destination_stream_append(&stream, (whole ? end : cut) + i, 1, &err), 0);
+            assert_int_equal(ibx_destination_stream_append(&stream, cases[c].goes_on + i, 1, &err),
+                             0);
         assert_int_equal(ibx_destination_stream_end(&stream, sizeof(set_up) + sizeof(cut), &err),
-                         whole ? 0 : -EPROTO);
+                         cases[c].rc);
         ibx_destination_stream_fini(&stream);
     }
 }
