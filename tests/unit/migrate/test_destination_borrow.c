@@ -182,6 +182,9 @@ static void only_a_whole_vm_stays(NO_STATE)
     assert_false(ibx_destination_borrow_stays(&d));
     assert_false(d.stays);
     d.status.present = 1;
+    d.state.now = DESTINATION_RESUMING; /* it is not known whether the VM runs here */
+    assert_false(ibx_destination_borrow_stays(&d));
+    d.state.now = DESTINATION_FILLING;
     assert_true(ibx_destination_borrow_stays(&d));
     assert_true(d.stays);
     assert_false(ibx_destination_borrow_stays(&d)); /* the next interrupt is one */

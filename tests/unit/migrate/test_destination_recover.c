@@ -64,6 +64,8 @@ int __wrap_ibx_destination_qemu_await(struct destination_qemu *qemu, char *out, 
     return 0;
 }
 
+static bool was_kept; /* the RAM, when its pages were counted */
+
 int __wrap_ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_record *record,
                                        struct ibx_error *err);
 int __wrap_ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_record *record,
@@ -71,6 +73,7 @@ int __wrap_ibx_destination_ram_recover(struct destination_ram *ram, const struct
 {
     static uint64_t list[1024];
     (void)record, (void)err;
+    was_kept = ram->kept;
     ram->arrived.memory = has_list ? list : NULL;
     ram->arrived.bytes = 2 * ((size_t)(ram->map.pages + 63) / 64 * 8);
     assert_true(ram->arrived.bytes <= sizeof(list));
@@ -218,6 +221,27 @@ static void a_borrowed_vm_has_returned_meanwhile(NO_STATE)
     }
 }
 
+/* Holes of memory that the VM had left here are no pages that came: which VM's it was has to be
+ * known when they are counted. */
+static void a_vm_that_returns_is_recovered(NO_STATE)
+{
+    for (unsigned known = 0; known < 2; known++) {
+        struct ibx_record away = sample(true, 5);
+        away.borrow = IBX_BORROW_LAZY;
+        if (known)
+            bring_to(&away, IBX_JOURNAL_MOVED);
+        begin(IBX_JOURNAL_RUNNING, "running");
+        memcpy(d.status.record.base, away.id, sizeof(away.id));
+        assert_int_equal(write_record(&d.status.record), 0);
+        recovers(0);
+        assert_true(was_kept);
+        assert_int_equal(d.home.record.state, known ? IBX_JOURNAL_MOVED : 0);
+        end();
+        if (known)
+            assert_int_equal(ibx_journal_remove(folder, &away, &error), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +251,7 @@ int main(void)
         TEST(another_tool_continues_it),
         TEST(the_list_of_pages_is_gone),
         TEST(a_borrowed_vm_has_returned_meanwhile),
+        TEST(a_vm_that_returns_is_recovered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -529,10 +529,18 @@ static void records_of_the_second_version(NO_STATE)
     assert_int_equal(only().totals.pages, 0);
 }
 
-/* A list that is longer than the place for it; and pages of a size that no host has, in memory of
- * whole pages of it. */
+/* A list that is longer than the place for it; pages of a size that no host has, in memory of whole
+ * pages of it; memory at no address; and a file that no offset reaches the end of. */
 static void wrong_blocks(NO_STATE)
 {
+    static const struct {
+        uint64_t page_size, size, offset, address;
+        const char *word;
+    } cases[] = {
+        {3 * 4096, 3000 * 4096, 0, 3000 * 4096, "page-size 12288"},
+        {4096, 4096, 0, 0, "address 0"},
+        {4096, 8192, INT64_MAX - 8191, 4096, "offset 9223372036854767616"},
+    };
     struct ibx_record r = sample(true, 3);
     char list[64 + 3 * (IBX_GUEST_BLOCKS_MAX + 1)] = "\"guest-ram\": [";
     assert_int_equal(write_record(&r), 0);
@@ -540,12 +548,17 @@ static void wrong_blocks(NO_STATE)
         strcat(list, "{},");
     change(&r, "\"guest-ram\": [", list);
     list_refuses(&r, "no list of up to 64 blocks");
-    r = sample(true, 3);
-    r.blocks[0].page_size = 3 * 4096;
-    r.blocks[0].size = r.blocks[0].address = 1000 * r.blocks[0].page_size;
-    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
-    assert_int_equal(write_record(&r), 0);
-    list_refuses(&r, "page-size 12288");
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        r = sample(true, 3);
+        struct ibx_journal_block *block = &r.blocks[0];
+        block->page_size = cases[i].page_size;
+        block->size = cases[i].size;
+        block->offset = cases[i].offset;
+        block->address = cases[i].address;
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+        assert_int_equal(write_record(&r), 0);
+        list_refuses(&r, cases[i].word);
+    }
 }
 
 int main(void)
