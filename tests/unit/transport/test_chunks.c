@@ -235,6 +235,21 @@ static void remote_names_only_what_may_be_reached(void **state)
     assert_true(r.address == b.remote.address + 10 && r.length == 20);
     assert_true(r.keys[0] == b.remote.keys[0]);
     ibx_mr_deregister(NULL);
+    /* Nor is anything copied past a part that the peer has named. */
+    r = b.remote;
+    r.length = 1000;
+    assert_int_equal(ibx_remote_copy(b.pair.client, true, b.local, &r, 0, 1001), -ERANGE);
+    assert_int_equal(ibx_remote_copy(b.pair.client, true, b.local, &r, 1001, 1), -ERANGE);
+    assert_int_equal(ibx_remote_copy(b.pair.client, true, b.local, &r, UINT64_MAX, 2), -ERANGE);
+}
+
+static void gpu_memory_is_not_taken_for_the_hosts(void **state)
+{
+    (void)state;
+    const struct ibx_span span = {b.local, 4096, IBX_MEMORY_CUDA, -1, 0, 0};
+    struct ibx_mr *mr;
+    assert_int_equal(ibx_mr_register(b.pair.client, &span, IBX_ACCESS_LOCAL, &mr, NULL),
+                     -EOPNOTSUPP);
 }
 
 /* -------------------------------------------------------------------- in flight */
@@ -659,6 +674,7 @@ int main(void)
         OPEN(zero_bytes_complete_too),
         OPEN(outside_of_region_or_remote),
         OPEN(remote_names_only_what_may_be_reached),
+        OPEN(gpu_memory_is_not_taken_for_the_hosts),
         OPEN(many_outstanding_complete_once_each),
         TEST(depth_is_kept),
         OPEN(posts_that_others_follow),
