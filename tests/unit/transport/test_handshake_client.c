@@ -173,16 +173,17 @@ static void first_try_does_not_wait_for_the_proof(void **state)
 
 /* The client's half of a handshake that has sent nothing yet. Its server has already closed the
  * connection, after a refusal for this reason if `refusal` is not NULL. */
-static struct ibx_handshake *greeted(const char *refusal)
+static struct ibx_handshake *greeted(int code, const char *refusal, struct ibx_claim *claim)
 {
     static struct ibx_options options;
     uint8_t payload[64];
     int fds[2];
     ibx_options_init(&options);
+    options.claim = claim;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     struct raw raw = {.fd = fds[1]};
     if (refusal)
-        raw_send_frame(&raw, REFUSE, payload, raw_result(payload, -EBUSY, refusal));
+        raw_send_frame(&raw, REFUSE, payload, raw_result(payload, code, refusal));
     close(fds[1]);
     struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
     assert_non_null(h);
@@ -195,7 +196,7 @@ static void frame_to_a_server_that_has_gone(void **state)
     (void)state;
     struct frame frame;
     struct ibx_error err = {0};
-    struct ibx_handshake *h = greeted(NULL);
+    struct ibx_handshake *h = greeted(0, NULL, NULL);
     ibx_handshake_frame_begin(&frame, FRAME_HELLO);
     assert_int_equal(
         ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(patience_ms(10000)), &err),
@@ -210,11 +211,28 @@ static void refused_before_its_hello(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    struct ibx_handshake *h = greeted("too many");
+    struct ibx_handshake *h = greeted(-EBUSY, "too many", NULL);
     assert_int_equal(ibx_handshake_prove_client(h, ibx_deadline_in_ms(patience_ms(10000)), &err),
                      -EBUSY);
     assert_non_null(strstr(err.message, "too many"));
     ibx_close(h->conn);
+}
+
+/* Whoever answers instead of the server, before anybody has proven anything, ends no session. */
+static void claim_refused_before_its_hello(void **state)
+{
+    (void)state;
+    static const uint8_t secret[IBX_SECRET_BYTES] = {1};
+    static const int codes[] = {-ESTALE, -EACCES};
+    for (unsigned i = 0; i < 2; i++) {
+        struct ibx_error err = {0};
+        struct ibx_claim claim = {.secret = secret};
+        struct ibx_handshake *h = greeted(codes[i], "it is over", &claim);
+        const uint64_t deadline = ibx_deadline_in_ms(patience_ms(10000));
+        assert_int_equal(ibx_handshake_prove_client(h, deadline, &err), codes[i]);
+        assert_false(claim.refused);
+        ibx_close(h->conn);
+    }
 }
 
 static void server_disconnects_after_every_byte(void **state)
@@ -531,6 +549,7 @@ int main(void)
         cmocka_unit_test(first_try_does_not_wait_for_the_proof),
         cmocka_unit_test(frame_to_a_server_that_has_gone),
         cmocka_unit_test(refused_before_its_hello),
+        cmocka_unit_test(claim_refused_before_its_hello),
         cmocka_unit_test(server_disconnects_after_every_byte),
         cmocka_unit_test(server_is_silent_in_every_state),
         cmocka_unit_test(silent_web_server_is_named),
