@@ -318,6 +318,22 @@ static void test_errors_of_others(void **state)
     app->inject(NULL, 0, 0, false);
 }
 
+/* A thread that is in the context, as drivers push one, is so afterwards. */
+static void test_dropped_in_its_context(void **state)
+{
+    (void)state;
+    void *before, *after;
+    assert_true(pin(0, BLOCK, 1));
+    assert_int_equal(cuda->ctx_get_current(&before), 0);
+    app->ctx_set_current(NULL);
+    assert_int_equal(cuda->ctx_push_current(before), 0);
+    ibx_client_pins_drop(&pins, cuda);
+    assert_int_equal(cuda->ctx_get_current(&after), 0);
+    assert_ptr_equal(after, before);
+    cuda->ctx_pop_current(&after);
+    cuda_application_use(0);
+}
+
 static void test_dropped_elsewhere(void **state)
 {
     (void)state;
@@ -625,6 +641,7 @@ int main(void)
         TEST(test_refused_after_a_reset),
         TEST(test_errors_of_others),
         TEST(test_dropped_elsewhere),
+        TEST(test_dropped_in_its_context),
         TEST(test_wait),
         TEST(test_wait_while_capturing),
         TEST(test_unpinned_after_copies_have_ended),

@@ -43,16 +43,21 @@ struct copier {
     int device, rc;
     uint64_t memory; /* of which the first half is copied to the second */
     uint8_t bytes[SIZE];
+    void *context; /* of the program */
+    bool stays;    /* its thread, in that context */
     atomic_bool ends;
 };
 
 static void *copy(void *argument)
 {
     struct copier *c = argument;
+    void *after;
     cuda_application_use(c->device);
+    cuda->ctx_get_current(&c->context);
     c->rc = ibx_second_context_make(&table)
                 ? ibx_second_context_copy(&table, c->memory + SIZE, c->memory, SIZE)
                 : -1;
+    c->stays = !cuda->ctx_get_current(&after) && after == c->context;
     atomic_store(&c->ends, true);
     return NULL;
 }
@@ -71,6 +76,7 @@ static void end(struct copier *c)
 {
     pthread_join(c->thread, NULL);
     assert_int_equal(c->rc, 0);
+    assert_true(c->stays);
     cuda_application_use(c->device);
     assert_on_device(c->memory + SIZE, c->bytes, SIZE);
     app->mem_free(c->memory);
