@@ -114,9 +114,10 @@ struct ibx_record {
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold;    /* source: keeps QEMU's migration open (common/return_path.h); 0: none */
     uint64_t stream;  /* ... and QEMU's end of that stream, which it has as long; 0: not known */
-    bool guarded; /* source: all of its RAM has been protected against writes since before anybody
-                     could write to it (migrate/common/write_protection.h) */
-    bool verify;  /* pages are verified, with verify_key, which a finished record no longer has */
+    /* Source ("guarded" in the file): all of its RAM has been protected against writes since before
+     * anybody could write to it (migrate/common/write_protection.h). */
+    bool all_protected;
+    bool verify; /* pages are verified, with verify_key, which a finished record no longer has */
     uint8_t verify_key[IBX_SECRET_BYTES];
     /* Guest RAM. Destination, from MAY_RUN on: to find it without the monitor, which does not
      * answer while QEMU's main thread waits for a page. Source: to find its files when QEMU has

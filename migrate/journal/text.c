@@ -126,9 +126,9 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
         ibx_json_text(record->machine), "source-key",
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
         record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base,
-        "whole", record->whole, "stream", (json_int_t)record->stream, "guarded", record->guarded,
-        "number", (json_int_t)record->number, "qemu-migration", record->qemu_migration, "boot",
-        record->boot);
+        "whole", record->whole, "stream", (json_int_t)record->stream, "guarded",
+        record->all_protected, "number", (json_int_t)record->number, "qemu-migration",
+        record->qemu_migration, "boot", record->boot);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -171,7 +171,7 @@ static int take_state(const char *role, const char *state, struct ibx_record *re
 }
 
 struct fields {
-    int device_way, was_running, insecure, libvirt, whole, guarded;
+    int device_way, was_running, insecure, libvirt, whole, all_protected;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow, stream, number;
@@ -204,7 +204,7 @@ static int take_numbers(const struct fields *f, struct ibx_record *record, struc
     record->insecure = f->insecure;
     record->libvirt = f->libvirt;
     record->whole = f->whole;
-    record->guarded = f->guarded;
+    record->all_protected = f->all_protected;
     record->hold = (uint64_t)f->hold;
     record->stream = (uint64_t)f->stream;
     record->number = (uint64_t)f->number;
@@ -444,7 +444,7 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
             "settings", &f.settings, "hold", &f.hold, "machine", &f.machine, "vm-status",
             &f.vm_status, "source-key", &f.source_key, "insecure", &f.insecure, "libvirt",
             &f.libvirt, "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream",
-            &f.stream, "guarded", &f.guarded, "number", &f.number, "qemu-migration",
+            &f.stream, "guarded", &f.all_protected, "number", &f.number, "qemu-migration",
             &f.qemu_migration, "boot", &f.boot))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);

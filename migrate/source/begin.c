@@ -405,7 +405,7 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     s->vm.undo.libvirt = options->libvirt;
     ibx_gate_init(&s->gate, options->libvirt);
     ibx_source_stream_init(&s->stream);
-    ibx_source_guard_init(s);
+    ibx_source_protection_init(s);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
                          !options->no_verify || options->borrow);
     s->link.disks_differ = options->disks_differ;
@@ -550,16 +550,16 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     }
     int rc = ibx_vm_claim_when_free(record->pid, &s->vm.claim, err); /* a copy of the record, too */
     if (!rc)
-        rc = ibx_source_guard_take(s, err);
+        rc = ibx_source_protection_take(s, err);
     if (rc == -EAGAIN) {
         ibx_migration_stop_at("source", "looked");
-        rc = ibx_source_guard_reach(s, err);
+        rc = ibx_source_protection_reach(s, err);
     }
     if (rc != -EAGAIN)
         return rc ? rc : find_pages(s, err);
     rc = ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err);
     if (rc) {
-        rc = ibx_source_guard_blamed(s, rc, err);
+        rc = ibx_source_protection_blamed(s, rc, err);
         return rc ? rc : find_pages(s, err);
     }
     ibx_qmp_remember(s->vm.qmp, false);
@@ -570,7 +570,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
                              s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
     rc = check_held(s, err);
     if (!rc)
-        rc = ibx_source_guard_check_past(s, err);
+        rc = ibx_source_protection_check_past(s, err);
     return rc ? rc : find_pages(s, err);
 }
 

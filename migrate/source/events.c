@@ -231,7 +231,7 @@ static int try_monitor(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_vm_status(s->vm.qmp, s->vm.ram.status, sizeof(s->vm.ram.status),
                            ibx_deadline_in_ms(MONITOR_MS), &why);
-    const int past = rc ? 0 : ibx_source_guard_again(s, err);
+    const int past = rc ? 0 : ibx_source_protection_recheck(s, err);
     if (past && (past == -EBADMSG || source_over(s))) /* whatever becomes of the monitor now */
         return past;
     if (rc || past) {
@@ -282,7 +282,7 @@ int ibx_source_check_qemu(struct source *s, struct ibx_error *err)
         json_decref(event);
     }
     if (!rc)
-        ibx_source_guard_answered(s);
+        ibx_source_protection_answered(s);
     if (!rc)
         rc = check_saved(s, err);
     if (!rc || !source_committed(s))

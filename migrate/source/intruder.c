@@ -48,13 +48,13 @@ static const struct ibx_state protecting_states[] = {
 static const struct ibx_state_table protecting_table =
     IBX_STATE_TABLE("source protection", protecting_states);
 
-void ibx_source_guard_init(struct source *s)
+void ibx_source_protection_init(struct source *s)
 {
     ibx_write_protection_init(&s->protection);
     ibx_state_begin(&s->protecting, &protecting_table, PROTECTING_WISHED);
 }
 
-static void cannot_guard(struct source *s, const struct ibx_error *why)
+static void cannot_protect(struct source *s, const struct ibx_error *why)
 {
     ibx_state_move(&s->protecting, PROTECTING_IMPOSSIBLE);
     if (ibx_qmp_ends(s->vm.qmp)) /* then it needs no protection any more */
@@ -72,7 +72,7 @@ static void make(struct source *s)
     if (s->protection.state.now != PROTECTION_NONE)
         return;
     if (ibx_write_protection_make(&s->protection, &s->vm.ram, s->vm.qmp, &why)) {
-        cannot_guard(s, &why);
+        cannot_protect(s, &why);
         return;
     }
     s->status.record.uffd = s->protection.uffd.remote;
@@ -102,7 +102,7 @@ static void ask(struct source *s)
 /* The record names the protection before anything is protected: otherwise no other tool could
  * remove it.
  */
-void ibx_source_guard(struct source *s)
+void ibx_source_protect(struct source *s)
 {
     struct ibx_error why = {0};
     /* A range can have only one userfaultfd: a VM that returns has that by which it was borrowed.
@@ -119,10 +119,10 @@ void ibx_source_guard(struct source *s)
     if (s->protecting.now == PROTECTING_WISHED && ibx_now_ns() < s->note_ns)
         return;
     if (s->protecting.now == PROTECTING_WISHED) {
-        s->status.record.guarded = false; /* an earlier tool may have had another */
+        s->status.record.all_protected = false; /* an earlier tool may have had another */
         if (ibx_source_note(s, IBX_JOURNAL_MOVED, &why)) {
             ibx_write_protection_release(&s->protection);
-            cannot_guard(s, &why);
+            cannot_protect(s, &why);
             return;
         }
         if (s->note_ns)
@@ -137,7 +137,7 @@ void ibx_source_guard(struct source *s)
     if (!rc || rc == -EAGAIN)
         return;
     ibx_write_protection_release(&s->protection);
-    cannot_guard(s, &why);
+    cannot_protect(s, &why);
 }
 
 /* Records that all memory is protected. The next tool cannot find that out, because QEMU reports
@@ -145,16 +145,18 @@ void ibx_source_guard(struct source *s)
 static void note_whole(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
-    if (s->protecting.now != PROTECTING_WHOLE || s->state.now != SOURCE_SERVING || record->guarded)
+    if (s->protecting.now != PROTECTING_WHOLE || s->state.now != SOURCE_SERVING ||
+        record->all_protected)
         return;
-    record->guarded = true;
-    record->guarded = !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);
+    record->all_protected = true;
+    record->all_protected =
+        !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);
 }
 
 /* QEMU's events come in their order: those that came before this answer may be about something that
  * QEMU did while a part of the memory was not protected. Their timestamps do not help: QEMU reports
  * a reset when it is over, and the clock may be set. */
-void ibx_source_guard_answered(struct source *s)
+void ibx_source_protection_answered(struct source *s)
 {
     const bool last = s->protecting.now == PROTECTING_LAST;
     json_t *reply = last || s->protecting.now == PROTECTING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
@@ -213,7 +215,7 @@ static int go_on_held(struct source *s, struct ibx_error *err)
     return rc || pages_unchanged(s) ? rc : changed(s, "", err);
 }
 
-int ibx_source_guard_take(struct source *s, struct ibx_error *err)
+int ibx_source_protection_take(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;
     struct ibx_error why = {0};
@@ -227,19 +229,19 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     ibx_guest_ram_fini(&ram);
     if (!rc)
         ibx_state_move(&s->protecting, PROTECTING_NOTED);
-    if (!rc && record->guarded)
+    if (!rc && record->all_protected)
         ibx_state_move(&s->protecting, PROTECTING_WHOLE);
     else if (rc && rc != -ENOENT)
-        cannot_guard(s, &why);
+        cannot_protect(s, &why);
     return s->protection.state.now == PROTECTION_CAUGHT ? go_on_held(s, err) : -EAGAIN;
 }
 
-int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err)
+int ibx_source_protection_blamed(struct source *s, int rc, struct ibx_error *err)
 {
     return rc == -ETIMEDOUT && ibx_write_protection_look(&s->protection) ? go_on_held(s, err) : rc;
 }
 
-int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
+int ibx_source_protection_reach(struct source *s, struct ibx_error *err)
 {
     /* The last one is for a QEMU that takes long to greet. */
     static const unsigned tries_ms[] = {250, 500, 1000, 2000, MIGRATION_QMP_MS};
@@ -383,10 +385,10 @@ static int check_past(struct source *s, struct ibx_error *err)
     int rc = check_whose(s, err);
     if (!rc && !strcmp(s->vm.ram.status, "finish-migrate"))
         rc = check_reset(s, err);
-    return ibx_source_guard_blamed(s, rc, err);
+    return ibx_source_protection_blamed(s, rc, err);
 }
 
-int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+int ibx_source_protection_check_past(struct source *s, struct ibx_error *err)
 {
     int rc = check_past(s, err);
     if (rc != -EOPNOTSUPP)
@@ -419,7 +421,7 @@ static int runs_here(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-int ibx_source_guard_again(struct source *s, struct ibx_error *err)
+int ibx_source_protection_recheck(struct source *s, struct ibx_error *err)
 {
     const bool served = s->state.now == SOURCE_COMMITTED || s->state.now == SOURCE_SERVING;
     int rc = 0;
@@ -461,7 +463,7 @@ static void disturbed(struct source *s)
         s->uncompared ? " without comparing the rest of them" : "");
 }
 
-int ibx_source_check_guard(struct source *s, struct ibx_error *err)
+int ibx_source_check_protection(struct source *s, struct ibx_error *err)
 {
     if (!ibx_write_protection_check(&s->protection, &s->disturbed))
         return 0;

@@ -435,7 +435,7 @@ static int step_serving(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
     ibx_source_settle(s);
-    ibx_source_guard(s); /* writes MOVED, too */
+    ibx_source_protect(s); /* writes MOVED, too */
     if (s->status.record.state == IBX_JOURNAL_MAY_RUN && ibx_now_ns() >= s->note_ns) {
         ibx_source_note_figures(s);
         rc = ibx_source_note(s, IBX_JOURNAL_MOVED, err);
@@ -576,7 +576,7 @@ static int turn(struct source *s, struct ibx_error *err)
         return ibx_source_await_confirmed(s, err);
     if (s->state.now == SOURCE_LOST)
         return ibx_source_vm_lost(s, err);
-    rc = ibx_source_check_guard(s, err);
+    rc = ibx_source_check_protection(s, err);
     if (!rc)
         rc = ibx_source_check_home(s, err);
     if (rc || s->state.now == SOURCE_CONFIRMING)
@@ -585,7 +585,7 @@ static int turn(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     if (source_committed(s) && !source_linked(&s->link)) {
-        ibx_source_guard(s);
+        ibx_source_protect(s);
         return ibx_source_reconnect(s, err);
     }
     rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, err);

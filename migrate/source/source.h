@@ -407,28 +407,28 @@ int ibx_source_libvirt_check(struct source *s, struct ibx_error *err);
  * happens then, the tool does not end with success.
  */
 
-void ibx_source_guard_init(struct source *s);
+void ibx_source_protection_init(struct source *s);
 /* In SERVING: makes the protection, and then protects one part more with each call. */
-void ibx_source_guard(struct source *s);
+void ibx_source_protect(struct source *s);
 /* Recover: takes over the protection of the tool before this one. If it holds a thread of QEMU,
  * whose monitor may not answer then, finds guest RAM by the record alone. -EAGAIN: it holds none.
  */
-int ibx_source_guard_take(struct source *s, struct ibx_error *err);
+int ibx_source_protection_take(struct source *s, struct ibx_error *err);
 /* The same while QEMU does not answer: a thread that was about to write may be held by now.
  * -EAGAIN: QEMU's monitor is reached, or there is no write protection. */
-int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
+int ibx_source_protection_reach(struct source *s, struct ibx_error *err);
 /* ... or after QEMU has not answered, with `rc`. Returns `rc` if the protection is not the reason.
  */
-int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
+int ibx_source_protection_blamed(struct source *s, int rc, struct ibx_error *err);
 /* ... and when its monitor is reached: checks what was done to the VM before all of its memory was
  * protected. -EBADMSG, in BROKEN: its memory may have changed; -EBUSY, -EOPNOTSUPP: that is not
  * known. */
-int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
+int ibx_source_protection_check_past(struct source *s, struct ibx_error *err);
 /* QEMU's monitor is there again, vm.ram.status is what it says, and what QEMU has reported
  * meanwhile is lost: checks what was done. -EBADMSG, in BROKEN; -EBUSY, in LEFT: somebody has ended
  * QEMU's migration, so that the pages may have changed. Any other error: QEMU could not be asked.
  * What nobody can tell is no error. */
-int ibx_source_guard_again(struct source *s, struct ibx_error *err);
+int ibx_source_protection_recheck(struct source *s, struct ibx_error *err);
 /* Where libvirt drives: puts the figures of QEMU's migration into the record, which is not written,
  * so that recover can tell it from another. */
 void ibx_source_note_figures(struct source *s);
@@ -436,11 +436,11 @@ void ibx_source_note_figures(struct source *s);
 void ibx_source_all_came(struct source *s);
 /* Checks whether the protection has caught somebody. -EBADMSG, in BROKEN: before all of the memory
  * was protected. */
-int ibx_source_check_guard(struct source *s, struct ibx_error *err);
+int ibx_source_check_protection(struct source *s, struct ibx_error *err);
 /* RUNNING has come, and the VM is paused there: tells why, if that is to be seen here. */
 void ibx_source_blame_export(struct source *s);
 /* To be called when QEMU's events have been taken: takes its answer in ASKED or LAST. */
-void ibx_source_guard_answered(struct source *s);
+void ibx_source_protection_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
 /* In CONFIRMING and DONE: ends QEMU's migration and removes the protection, unless the protection

@@ -269,7 +269,7 @@ static void test_a_page_of_the_life_at_home_is_no_difference(void)
     returned();
 }
 
-/* Its memory is guarded as long as the VM may return to it: what has come is still compared with
+/* Its memory is protected as long as the VM may return to it: what has come is still compared with
  * what it was. */
 static void test_home_is_reset_while_pages_wait(void)
 {

@@ -132,7 +132,7 @@ static uint64_t last_page(void)
     return found;
 }
 
-static void await_guard(void)
+static void await_protection(void)
 {
     const uint64_t deadline = vm_soon(), at = last_page() / PAGE;
     uint64_t entry = 0;
@@ -186,10 +186,10 @@ static void write_by_a_device(void)
     vm_hmp_blocks(&vms[0], "o /w 0x518 0xf003");
 }
 
-static void filling_under_guard(void)
+static void filling_under_protection(void)
 {
     pair_filling(&resets, NULL);
-    await_guard();
+    await_protection();
     /* It has asked QEMU, which answers one after the other, and has the answer. */
     mover_await_asleep(&sender);
     for (unsigned i = 0; i < 2; i++)
@@ -219,7 +219,7 @@ static void disturbed(const char *words)
 /* The next tool finds QEMU, which answers nobody, and that it is held. */
 static void test_a_write_is_held_and_the_tool_killed(void)
 {
-    filling_under_guard();
+    filling_under_protection();
     write_by_a_device();
     mover_await_words(&sender, "is blocked in that write");
     mover_kill(&sender, SIGKILL);
@@ -232,7 +232,7 @@ static void test_a_write_is_held_and_the_tool_killed(void)
 static void test_a_write_is_held_at_the_end(void)
 {
     mover_stop_next("source:confirming");
-    filling_under_guard();
+    filling_under_protection();
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     mover_await_stop(&sender);
     write_by_a_device();
@@ -250,7 +250,7 @@ static void test_a_write_is_held_at_the_end(void)
 /* ... also when there was no tool to see it, and the next one has looked a moment before. */
 static void test_a_write_without_a_tool(void)
 {
-    filling_under_guard();
+    filling_under_protection();
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "reconnecting", 0);
     mover_stop_next("source:looked");
@@ -263,10 +263,10 @@ static void test_a_write_without_a_tool(void)
 }
 
 /* The destination is lost: who was held goes on, and the VM with it. */
-static void test_rolled_back_under_guard(void)
+static void test_rolled_back_under_protection(void)
 {
     for (int written = 0; written < 2; written++) {
-        filling_under_guard();
+        filling_under_protection();
         if (written) {
             write_by_a_device();
             mover_await_words(&sender, "is blocked in that write");
@@ -287,7 +287,7 @@ static void test_rolled_back_under_guard(void)
 /* QEMU resets a VM that has migrated. Its RAM is as it was. */
 static void test_reset(void)
 {
-    filling_under_guard();
+    filling_under_protection();
     vm_do(&vms[0], "system_reset", NULL);
     disturbed("another client has reset the VM");
 }
@@ -306,7 +306,7 @@ static void test_continued_in_spite_of_all(void)
 {
     for (int looks = 0; looks < 2; looks++) {
         struct stat before;
-        filling_under_guard();
+        filling_under_protection();
         assert_int_equal(stat(vms[0].serial, &before), 0);
         const unsigned long beats = vm_beats(&vms[0]);
         mover_kill(&sender, looks ? SIGCONT : SIGSTOP);
@@ -326,7 +326,7 @@ static void test_continued_in_spite_of_all(void)
 static const char *past_clock; /* to be preloaded by the next sender; or NULL */
 
 /* The VM is continued before the protection is there: nobody knows what it has changed here. */
-static void continued_before_the_guard(const char *state, const char *option)
+static void continued_before_the_protection(const char *state, const char *option)
 {
     const bool held = !strcmp(state, "source:arming");
     pair_start(&(struct vm_options){.append = "", .extra = {"-no-shutdown"}});
@@ -352,31 +352,31 @@ static void continued_before_the_guard(const char *state, const char *option)
     pair_runs_at_the_source();
 }
 
-static void test_continued_before_the_guard(void)
+static void test_continued_before_the_protection(void)
 {
-    continued_before_the_guard("source:committed", NULL);
+    continued_before_the_protection("source:committed", NULL);
 }
 
 /* ... or was whole: what was not protected yet may have changed. */
-static void test_continued_before_the_guard_was_whole(void)
+static void test_continued_before_the_protection_was_whole(void)
 {
-    continued_before_the_guard("source:arming", NULL);
+    continued_before_the_protection("source:arming", NULL);
 }
 
 /* ... by a host whose clock was set back meanwhile: QEMU's events have times of that clock. */
-static void test_continued_before_the_guard_by_another_clock(void)
+static void test_continued_before_the_protection_by_another_clock(void)
 {
     past_clock = getenv("IBX_PAST_CLOCK");
     if (!past_clock)
         skip();
-    continued_before_the_guard("source:arming", NULL);
+    continued_before_the_protection("source:arming", NULL);
     past_clock = NULL;
 }
 
 /* Pages that are not compared may have changed as well. */
 static void test_continued_unverified(void)
 {
-    continued_before_the_guard("source:committed", "--no-verify");
+    continued_before_the_protection("source:committed", "--no-verify");
 }
 
 /* Up to the moment before the protection is whole: three quarters of the memory are protected. */
@@ -506,11 +506,11 @@ static void protect_the_rest(void)
     const uint64_t end = last_page() + PAGE;
     vm_ok(ibx_protect_forbid(uffd.fd, end - LAST_PART, LAST_PART, &vm_error));
     close(uffd.fd);
-    await_guard();
+    await_protection();
 }
 
 /* ... and all was protected after it: the tool was killed before it could hear of it. */
-static void test_reset_before_a_tool_killed_under_guard(void)
+static void test_reset_before_a_tool_killed_under_protection(void)
 {
     stopped_while_arming();
     mover_kill(&sender, SIGKILL);
@@ -531,14 +531,14 @@ static void test_recovered_while_arming(void)
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "reconnecting", 0);
     pair_recover(&sender);
-    await_guard();
+    await_protection();
     pair_filled();
 }
 
 /* Under the protection a reset changes nothing, whoever sees it. */
-static void test_reset_under_guard_without_a_tool(void)
+static void test_reset_under_protection_without_a_tool(void)
 {
-    filling_under_guard();
+    filling_under_protection();
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "reconnecting", 0);
     vm_do(&vms[0], "system_reset", NULL);
@@ -573,12 +573,12 @@ int main(void)
         VM_TEST(test_a_write_is_held_and_the_tool_killed),
         VM_TEST(test_a_write_is_held_at_the_end),
         VM_TEST(test_a_write_without_a_tool),
-        VM_TEST(test_rolled_back_under_guard),
+        VM_TEST(test_rolled_back_under_protection),
         VM_TEST(test_reset),
         VM_TEST(test_continued_in_spite_of_all),
-        VM_TEST(test_continued_before_the_guard),
-        VM_TEST(test_continued_before_the_guard_was_whole),
-        VM_TEST(test_continued_before_the_guard_by_another_clock),
+        VM_TEST(test_continued_before_the_protection),
+        VM_TEST(test_continued_before_the_protection_was_whole),
+        VM_TEST(test_continued_before_the_protection_by_another_clock),
         VM_TEST(test_continued_unverified),
         VM_TEST(test_a_write_after_a_tool_killed_while_arming),
         VM_TEST(test_told_later),
@@ -586,9 +586,9 @@ int main(void)
         VM_TEST(test_reset_after_a_tool_killed_while_arming),
         VM_TEST(test_reset_after_a_tool_killed_at_the_commit),
         VM_TEST(test_recovered_before_its_first_instruction),
-        VM_TEST(test_reset_before_a_tool_killed_under_guard),
+        VM_TEST(test_reset_before_a_tool_killed_under_protection),
         VM_TEST(test_recovered_while_arming),
-        VM_TEST(test_reset_under_guard_without_a_tool),
+        VM_TEST(test_reset_under_protection_without_a_tool),
         VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
         {0}};
     return vm_tests(tests, mover_end_all);

@@ -38,7 +38,7 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source_key_known, r.source_key_known);
         assert_int_equal(found.hold, r.hold);
         assert_int_equal(found.stream, r.stream);
-        assert_int_equal(found.guarded, r.guarded);
+        assert_int_equal(found.all_protected, r.all_protected);
         assert_int_equal(found.number, r.number);
         assert_string_equal(found.qemu_migration, r.qemu_migration);
         assert_int_equal(found.pid, r.pid);
@@ -273,7 +273,7 @@ static void records_of_the_eighth_version(NO_STATE)
     make_older(&r, 8);
     assert_int_equal(only().number, 0);
     assert_string_equal(only().qemu_migration, "");
-    assert_true(only().guarded);
+    assert_true(only().all_protected);
     r.state = IBX_JOURNAL_MAY_RUN; /* a record without a number stays without */
     assert_int_equal(write_record(&r), 0);
     assert_int_equal(only().number, 0);
@@ -284,9 +284,9 @@ static void records_of_the_seventh_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
     assert_int_equal(write_record(&r), 0);
-    assert_true(only().guarded);
+    assert_true(only().all_protected);
     make_older(&r, 7);
-    assert_false(only().guarded);
+    assert_false(only().all_protected);
     assert_int_equal(only().stream, r.stream);
 }
 

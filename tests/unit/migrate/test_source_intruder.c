@@ -51,7 +51,7 @@ int __wrap_ibx_source_note(struct source *of, enum ibx_journal_state state, stru
 {
     (void)err;
     assert_int_equal(state, IBX_JOURNAL_MOVED);
-    is.recorded = of->status.record.guarded;
+    is.recorded = of->status.record.all_protected;
     of->note_ns = is.unwritten ? UINT64_MAX : 0;
     return 0;
 }
@@ -167,10 +167,10 @@ static void test_qemu_writes(NO_STATE)
 {
     for (unsigned i = 0; i < COUNT(cases); i++) {
         begin(cases[i].protecting, cases[i].protection);
-        assert_int_equal(ibx_source_check_guard(&s, &error), 0);
+        assert_int_equal(ibx_source_check_protection(&s, &error), 0);
         assert_int_equal(was.stopped, 0);
         is.caught = true;
-        assert_int_equal(ibx_source_check_guard(&s, &error), cases[i].goes_on ? 0 : -EBADMSG);
+        assert_int_equal(ibx_source_check_protection(&s, &error), cases[i].goes_on ? 0 : -EBADMSG);
         assert_int_equal(was.broken, !cases[i].goes_on);
         assert_int_equal(was.stopped, 1);
     }
@@ -191,7 +191,7 @@ static void test_it_is_not_known_since_when_the_vm_runs_here(NO_STATE)
         s.state.now = SOURCE_CONFIRMING;
         snprintf(s.vm.ram.status, sizeof(s.vm.ram.status), "running");
         s.verifier = known[i].verifies ? (struct ibx_verifier *)&s : NULL;
-        assert_int_equal(ibx_source_guard_again(&s, &error), 0);
+        assert_int_equal(ibx_source_protection_recheck(&s, &error), 0);
         assert_int_equal(s.unseen_since, known[i].unseen);
         assert_int_equal(ibx_source_verdict(&s, &error), -EBUSY);
         assert_int_equal(strstr(error.message, "may have changed here before they came") != NULL,
@@ -201,14 +201,14 @@ static void test_it_is_not_known_since_when_the_vm_runs_here(NO_STATE)
 
 /* The record names the protection before anything is protected, and not that of an earlier tool:
  * otherwise no other tool could remove it. */
-static void test_the_guard_is_on_record_before_it_is_armed(NO_STATE)
+static void test_the_protection_is_on_record_before_it_is_armed(NO_STATE)
 {
     for (unsigned unwritten = 0; unwritten < 2; unwritten++) {
         begin(PROTECTING_WISHED, PROTECTION_MADE);
         is.unwritten = unwritten;
-        s.status.record.guarded = true;
-        ibx_source_guard(&s);
-        assert_false(is.recorded || s.status.record.guarded);
+        s.status.record.all_protected = true;
+        ibx_source_protect(&s);
+        assert_false(is.recorded || s.status.record.all_protected);
         assert_int_equal(was.armed, !unwritten);
         assert_int_equal(s.protecting.now, unwritten ? PROTECTING_WISHED : PROTECTING_ASKED);
     }
@@ -250,7 +250,7 @@ int main(void)
         cmocka_unit_test(test_somebody_continues_or_resets_the_vm),
         cmocka_unit_test(test_qemu_writes),
         cmocka_unit_test(test_it_is_not_known_since_when_the_vm_runs_here),
-        cmocka_unit_test(test_the_guard_is_on_record_before_it_is_armed),
+        cmocka_unit_test(test_the_protection_is_on_record_before_it_is_armed),
         cmocka_unit_test(test_qemu_is_asked_when_all_pages_have_come),
         cmocka_unit_test(test_a_page_differs_that_may_have_changed_here),
     };

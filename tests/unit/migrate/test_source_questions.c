@@ -13,7 +13,7 @@
 
 /* Only QEMU's answer shows that all memory was protected, so a question that could not be sent
  * is asked again. */
-static void test_guard_repeats_an_unsent_question(NO_STATE)
+static void test_protection_repeats_an_unsent_question(NO_STATE)
 {
     static struct source s;
     static const struct ibx_send_options options = {.folder = "/nonexistent"};
@@ -21,16 +21,16 @@ static void test_guard_repeats_an_unsent_question(NO_STATE)
     s = (struct source){.options = &options, .vm.qmp = qmp};
     ibx_source_vm_drive(&s.vm, false);
     ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
+    ibx_source_protection_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.protection.state.now = PROTECTION_ARMED; /* the question after it was not sent */
     s.protecting.now = PROTECTING_NOTED;
-    ibx_source_guard(&s);
+    ibx_source_protect(&s);
     assert_int_equal(s.protecting.now, PROTECTING_ASKED);
-    ibx_source_guard(&s); /* asked once */
+    ibx_source_protect(&s); /* asked once */
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS); ibx_now_ns() < by;) {
         ibx_qmp_pump(qmp, NULL);
-        ibx_source_guard_answered(&s);
+        ibx_source_protection_answered(&s);
         if (s.protecting.now == PROTECTING_WHOLE)
             break;
     }
@@ -46,7 +46,7 @@ static void test_asks_when_every_page_has_come(NO_STATE)
     static const struct ibx_send_options options = {.folder = "/nonexistent"};
     attached(SCRIPT({"query-status", "{\"event\": \"RESET\"}\r\n" READY(2), 0}));
     s = (struct source){.options = &options, .vm.qmp = qmp};
-    ibx_source_guard_init(&s);
+    ibx_source_protection_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     assert_int_equal(ibx_state_move(&s.protecting, PROTECTING_IMPOSSIBLE), 0);
     ibx_source_all_came(&s);
@@ -55,7 +55,7 @@ static void test_asks_when_every_page_has_come(NO_STATE)
          ibx_now_ns() < by && s.protecting.now != PROTECTING_NEEDLESS;) {
         ibx_qmp_pump(qmp, NULL);
         assert_true(ibx_qmp_has_events(qmp) || s.protecting.now == PROTECTING_LAST);
-        ibx_source_guard_answered(&s);
+        ibx_source_protection_answered(&s);
     }
     assert_int_equal(s.protecting.now, PROTECTING_NEEDLESS);
     assert_true(ibx_qmp_has_events(qmp));
@@ -63,7 +63,7 @@ static void test_asks_when_every_page_has_come(NO_STATE)
 }
 
 /* Complete protection is not given up if every page arrives before QEMU answers. */
-static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
+static void test_a_whole_protection_when_every_page_has_come(NO_STATE)
 {
     static struct source s;
     static const struct ibx_send_options options = {.folder = "/nonexistent"};
@@ -71,18 +71,18 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
     s = (struct source){.options = &options, .vm.qmp = qmp};
     ibx_source_vm_drive(&s.vm, false);
     ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
+    ibx_source_protection_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.protection.state.now = PROTECTION_ARMED;
     s.protecting.now = PROTECTING_NOTED;
-    ibx_source_guard(&s);
+    ibx_source_protect(&s);
     assert_int_equal(s.protecting.now, PROTECTING_ASKED);
     ibx_source_all_came(&s);
     assert_int_equal(s.protecting.now, PROTECTING_LAST);
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
          ibx_now_ns() < by && s.protecting.now == PROTECTING_LAST;) {
         ibx_qmp_pump(qmp, NULL);
-        ibx_source_guard_answered(&s);
+        ibx_source_protection_answered(&s);
     }
     assert_int_equal(s.protecting.now, PROTECTING_WHOLE);
     done();
@@ -90,7 +90,7 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
 
 /* The record was removed, so no record can name a write protection. The source does not try
  * again in each turn. */
-static void test_no_guard_without_a_record(NO_STATE)
+static void test_no_protection_without_a_record(NO_STATE)
 {
     static struct source s;
     char folder[] = "/tmp/ibx-test-qmp-XXXXXX";
@@ -102,10 +102,10 @@ static void test_no_guard_without_a_record(NO_STATE)
         .source = true, .epoch = 3, .state = IBX_JOURNAL_MAY_RUN, .uffd = -1, .pid = getpid()};
     ibx_source_vm_drive(&s.vm, false);
     ibx_source_warm_init(&s.warm);
-    ibx_source_guard_init(&s);
+    ibx_source_protection_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     s.protection.state.now = PROTECTION_MADE;
-    ibx_source_guard(&s);
+    ibx_source_protect(&s);
     assert_int_equal(s.protecting.now, PROTECTING_IMPOSSIBLE);
     assert_int_equal(s.protection.state.now, PROTECTION_NONE);
     assert_int_equal(s.note_ns, 0); /* the link is closed as after any other note */
@@ -152,16 +152,16 @@ static void test_the_migration_that_libvirt_drove(NO_STATE)
     s = (struct source){.options = &options, .vm.qmp = qmp};
     strcpy(s.vm.ram.status, "postmigrate");
     ibx_source_vm_drive(&s.vm, true);
-    ibx_source_guard_init(&s);
-    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0); /* no migration is noted */
+    ibx_source_protection_init(&s);
+    assert_int_equal(ibx_source_protection_check_past(&s, &error), 0); /* no migration is noted */
     ibx_source_note_figures(&s);
     assert_string_equal(s.status.record.qemu_migration, "");
     ibx_source_note_figures(&s);
     assert_string_equal(s.status.record.qemu_migration, "10-1-2-5");
     ibx_source_note_figures(&s); /* noted once */
-    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0);
-    says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
-    says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
+    assert_int_equal(ibx_source_protection_check_past(&s, &error), 0);
+    says(ibx_source_protection_check_past(&s, &error), -EBUSY, "may be another program's");
+    says(ibx_source_protection_check_past(&s, &error), -EBUSY, "may be another program's");
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();
 }
@@ -179,7 +179,7 @@ static struct source *source_with_new_monitor(bool was_running)
     s.status.record.was_running = was_running;
     strcpy(s.vm.ram.status, "finish-migrate");
     ibx_source_vm_drive(&s.vm, false);
-    ibx_source_guard_init(&s);
+    ibx_source_protection_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
     return &s;
 }
@@ -193,8 +193,8 @@ static void test_unknown_reset_lets_this_tool_serve_pages(NO_STATE)
                     {"query-status", READY(6), 0}));
     for (int runs = 1; runs >= 0; runs--) {
         struct source *s = source_with_new_monitor(runs);
-        says(ibx_source_guard_check_past(s, &error), -EOPNOTSUPP, "its pages are not served");
-        assert_int_equal(ibx_source_guard_again(s, &error), 0);
+        says(ibx_source_protection_check_past(s, &error), -EOPNOTSUPP, "its pages are not served");
+        assert_int_equal(ibx_source_protection_recheck(s, &error), 0);
         assert_int_equal(s->state.now, SOURCE_SERVING);
     }
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
@@ -227,7 +227,7 @@ static void test_lack_of_descriptors_ends_nothing(NO_STATE)
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = (struct rlimit){.rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-    const int rc = ibx_source_guard_again(s, &error);
+    const int rc = ibx_source_protection_recheck(s, &error);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     says(rc, -EMFILE, "cannot be seen");
     assert_int_equal(s->state.now, SOURCE_SERVING);
@@ -349,10 +349,10 @@ static void test_stands_still_after_the_state(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_guard_repeats_an_unsent_question),
+        cmocka_unit_test(test_protection_repeats_an_unsent_question),
         cmocka_unit_test(test_asks_when_every_page_has_come),
-        cmocka_unit_test(test_a_whole_guard_when_every_page_has_come),
-        cmocka_unit_test(test_no_guard_without_a_record),
+        cmocka_unit_test(test_a_whole_protection_when_every_page_has_come),
+        cmocka_unit_test(test_no_protection_without_a_record),
         cmocka_unit_test(test_a_marked_migration),
         cmocka_unit_test(test_the_migration_that_libvirt_drove),
         cmocka_unit_test(test_unknown_reset_lets_this_tool_serve_pages),

@@ -242,7 +242,7 @@ static void test_reset_when_every_page_has_come(NO_STATE)
 {
     struct ibx_error err = {0};
     begin(SOURCE_SERVING);
-    ibx_source_guard_init(&source);
+    ibx_source_protection_init(&source);
     source.status.record.verify = true;
     assert_int_equal(ibx_source_verified(&source, &err), -EPROTO);
     assert_int_equal(ibx_state_move(&source.protecting, PROTECTING_LAST), 0);
@@ -388,7 +388,7 @@ static void test_no_memory_to_compare_behind_complete(NO_STATE)
 {
     struct ibx_error err = {0};
     begin_comparing(4096);
-    ibx_source_guard_init(&source);
+    ibx_source_protection_init(&source);
     source.status.record.epoch = 1;
     openssl_lacks_memory = true;
     compare();
