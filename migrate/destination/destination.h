@@ -160,10 +160,10 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err);
 int ibx_destination_home_look(struct destination *d, struct ibx_error *err);
 /* Sends these to the source (HAVE, HAVE_END). */
 int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
-/* The VM is about to run here: notes that, so that nobody here serves its memory to the borrower
- * any more. An error: that cannot be noted, and the VM must not run here. */
+/* The VM is about to run here: marks that, so that nobody here serves its memory to the borrower
+ * any more. An error: that cannot be marked, and the VM must not run here. */
 int ibx_destination_home_comes(struct destination *d, struct ibx_error *err);
-/* The VM never ran here: removes that note, unless this side has not had the VM's memory. */
+/* The VM never ran here: removes that marker, unless this side has not had the VM's memory. */
 void ibx_destination_home_never_came(const struct destination *d);
 /* The VM runs here: gives its files the names that QEMU knows, and puts these into the record,
  * which is not written. */

@@ -52,7 +52,7 @@ static int check_return(const struct ibx_record *before, struct ibx_error *err)
 static int check_not_taken_back(const char *folder, const struct ibx_record *away,
                                 struct ibx_error *err)
 {
-    return ibx_journal_noted_back(folder, away)
+    return ibx_journal_back_marked(folder, away)
                ? ibx_error_set(err, -EBUSY,
                                "a rollback has begun and has not recorded its end, so that the VM "
                                "may run here in its memory: ib-migrate recover %s finds out",
@@ -208,16 +208,16 @@ int ibx_destination_home_send(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_home_comes(struct destination *d, struct ibx_error *err)
 {
-    int rc = is_home(d) ? ibx_journal_note_home(d->options->folder, d->home.record.id, err) : 0;
+    int rc = is_home(d) ? ibx_journal_mark_home(d->options->folder, d->home.record.id, err) : 0;
     return rc ? ibx_error_prefix(err, rc, "the VM stays where it was") : 0;
 }
 
 void ibx_destination_home_never_came(const struct destination *d)
 {
     const struct ibx_record *record = &d->status.record;
-    /* Before MAY_RUN this side has not had the memory: the note may be that of another receiver. */
+    /* Before MAY_RUN this side has not had the memory: the marker may be another receiver's. */
     if (ibx_journal_returns(record) && record->state == IBX_JOURNAL_MAY_RUN)
-        ibx_journal_forget_home(d->options->folder, record->base);
+        ibx_journal_unmark_home(d->options->folder, record->base);
 }
 
 void ibx_destination_home_rename(struct destination *d)

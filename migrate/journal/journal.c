@@ -590,9 +590,9 @@ void ibx_journal_forget_page_states(const struct ibx_record *record)
     unlink(path);
 }
 
-/* ------------------------------------------------------------ durable notes */
+/* ------------------------------------------------------------ durable markers */
 
-static int note_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+static int mark_beside(const char *folder, const struct ibx_record *record, const char *suffix,
                        struct ibx_error *err)
 {
     char name[NAME_BYTES];
@@ -611,7 +611,7 @@ static int note_beside(const char *folder, const struct ibx_record *record, cons
 int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err)
 {
-    return note_beside(folder, record, TOUCHED, err);
+    return mark_beside(folder, record, TOUCHED, err);
 }
 
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record)
@@ -620,19 +620,19 @@ bool ibx_journal_base_touched(const char *folder, const struct ibx_record *recor
     return ibx_journal_look_beside(folder, record, TOUCHED, &st) != -ENOENT;
 }
 
-int ibx_journal_note_back(const char *folder, const struct ibx_record *record,
+int ibx_journal_mark_back(const char *folder, const struct ibx_record *record,
                           struct ibx_error *err)
 {
-    return note_beside(folder, record, BACK, err);
+    return mark_beside(folder, record, BACK, err);
 }
 
-bool ibx_journal_noted_back(const char *folder, const struct ibx_record *record)
+bool ibx_journal_back_marked(const char *folder, const struct ibx_record *record)
 {
     struct stat st;
     return record->source && ibx_journal_look_beside(folder, record, BACK, &st) != -ENOENT;
 }
 
-void ibx_journal_forget_back(const char *folder, const struct ibx_record *record)
+void ibx_journal_unmark_back(const char *folder, const struct ibx_record *record)
 {
     ibx_journal_unlink_beside(folder, record, BACK);
 }

@@ -12,7 +12,7 @@
  *   text.c       ... and all of it as JSON
  *   prune.c      deletes those that are not needed any more
  *   guest_ram.c  the guest RAM that a record describes
- *   home.c       the note that a borrowed VM may run at home again
+ *   home.c       the marker of a borrowed VM that may run at home again
  *
  * MAY_RUN means that the VM may run at the destination, HERE that it certainly does not. A side
  * writes MAY_RUN *before* that can become true, so a stopped VM never waits for a disk.
@@ -210,14 +210,15 @@ enum ibx_journal_page_state {
 };
 void ibx_journal_page_state_path(const struct ibx_record *record, enum ibx_journal_page_state kind,
                                  char *path, size_t size);
-/* At home: the note that the VM borrowed by migration `id` may run here again, which changes the
- * memory that it left. The note is made before the VM runs, and removed if it never did. Functions:
- * the note's path; making it (durable only as long as the host runs); whether it exists. */
+/* At home: the marker (an empty file) that the VM borrowed by migration `id` may run here again,
+ * which changes the memory that it left. It is made before the VM runs, and removed if it never
+ * did. Functions: its path; making it (durable only as long as the host runs); whether it exists.
+ */
 void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size);
-int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
+int ibx_journal_mark_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
                           struct ibx_error *err);
-bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record);
-void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES]);
+bool ibx_journal_home_marked(const char *folder, const struct ibx_record *record);
+void ibx_journal_unmark_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES]);
 /* Removes the page states of a migration that is over. */
 void ibx_journal_forget_page_states(const struct ibx_record *record);
 /* Finds the newest record on this host of the return of a borrowed VM (at the borrower the source's
@@ -231,17 +232,17 @@ int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowe
  */
 int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, int *fd,
                           struct ibx_error *err);
-/* At home: notes durably that the base of this borrowed VM is no longer what it was at its stop. */
+/* At home: marks durably that the base of this borrowed VM is no longer what it was at its stop. */
 int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err);
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record);
-/* Source: the note that a rollback may have continued the VM here, although the record does not say
- * so. A rollback makes it durably before it continues the VM, and it goes when the record is
+/* Source: the marker that a rollback may have continued the VM here, although the record does not
+ * say so. A rollback makes it durably before it continues the VM, and it goes when the record is
  * written, or when a tool has found that the VM was not continued. */
-int ibx_journal_note_back(const char *folder, const struct ibx_record *record,
+int ibx_journal_mark_back(const char *folder, const struct ibx_record *record,
                           struct ibx_error *err);
-bool ibx_journal_noted_back(const char *folder, const struct ibx_record *record);
-void ibx_journal_forget_back(const char *folder, const struct ibx_record *record);
+bool ibx_journal_back_marked(const char *folder, const struct ibx_record *record);
+void ibx_journal_unmark_back(const char *folder, const struct ibx_record *record);
 /* Whether this migration is the return of a borrowed VM. */
 static inline bool ibx_journal_returns(const struct ibx_record *record)
 {

@@ -93,7 +93,7 @@ static int leave_to_libvirt(const char *folder, const struct ibx_record *back, s
                              "that it does not run at the destination (virsh list there), continue "
                              "it by virsh resume, then call rollback again",
                              status);
-    rc = ibx_journal_note_back(folder, back, err);
+    rc = ibx_journal_mark_back(folder, back, err);
     if (!rc)
         rc = ibx_settings_restore(qmp, before, deadline_ns, err);
     if (!rc)
@@ -204,7 +204,7 @@ static int record_back(const char *folder, struct ibx_record *back, enum ibx_jou
     if (!rc)
         ibx_journal_forget_page_states(back);
     if (!rc)
-        ibx_journal_forget_back(folder, back);
+        ibx_journal_unmark_back(folder, back);
     return rc;
 }
 
@@ -216,7 +216,7 @@ static bool runs_since(const struct ibx_record *record, const char *status)
                                                    : !strcmp(status, "running");
 }
 
-/* Continues the VM. The note comes first: whoever finds the record of a rollback that was killed
+/* Continues the VM. The marker comes first: whoever finds the record of a rollback that was killed
  * knows by it, and by the VM's status, that the VM runs here and must not at the destination. */
 static int continue_here(const char *folder, const struct ibx_record *back, struct ibx_qmp *qmp,
                          struct ibx_vm_undo *vm, uint64_t deadline_ns, struct ibx_error *err)
@@ -224,14 +224,14 @@ static int continue_here(const char *folder, const struct ibx_record *back, stru
     char status[IBX_MIGRATE_STATUS];
     if (back->libvirt)
         return leave_to_libvirt(folder, back, qmp, vm->before, deadline_ns, err);
-    int rc = ibx_journal_note_back(folder, back, err);
+    int rc = ibx_journal_mark_back(folder, back, err);
     if (rc)
         return rc;
     ibx_migration_stop_at("rollback", "noted");
     rc = ibx_vm_stay(qmp, vm, deadline_ns, err);
     if (rc && !ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) &&
         !runs_since(back, status))
-        ibx_journal_forget_back(folder, back);
+        ibx_journal_unmark_back(folder, back);
     return rc;
 }
 
@@ -409,9 +409,9 @@ static int end_rollback(const char *folder, struct ibx_record *now, bool *back,
     if (rc)
         return rc;
     rc = ibx_vm_status(qmp, status, sizeof(status), deadline, err);
-    /* Where libvirt drives, the note was made when the VM had been seen to run. */
+    /* Where libvirt drives, the marker was made when the VM had been seen to run. */
     if (!rc && !(*back = now->libvirt || runs_since(now, status)))
-        ibx_journal_forget_back(folder, now);
+        ibx_journal_unmark_back(folder, now);
     else if (!rc && now->libvirt)
         rc = record_back(folder, now, IBX_JOURNAL_ROLLED_BACK, err);
     else if (!rc)
@@ -430,7 +430,7 @@ int ibx_migrate_was_taken_back(const char *folder, struct ibx_record *record, bo
     int lock_fd;
     bool ran = false;
     *back = false;
-    if (ibx_journal_over(record) || !ibx_journal_noted_back(folder, record))
+    if (ibx_journal_over(record) || !ibx_journal_back_marked(folder, record))
         return 0;
     int rc = lock_when_free(folder, record, &lock_fd, err);
     if (rc)
@@ -443,7 +443,7 @@ int ibx_migrate_was_taken_back(const char *folder, struct ibx_record *record, bo
         if (ran)
             rc = record_back(folder, &now, IBX_JOURNAL_ROLLED_BACK, &why);
         else
-            ibx_journal_forget_back(folder, &now);
+            ibx_journal_unmark_back(folder, &now);
     } else if (!rc) {
         rc = end_rollback(folder, &now, &ran, &why);
     }

@@ -393,7 +393,7 @@ static int check_use(const struct source *s, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     struct ibx_migrate_answer *answer;
-    if (!ibx_journal_noted_home(s->options->folder, &s->status.record))
+    if (!ibx_journal_home_marked(s->options->folder, &s->status.record))
         return 0;
     answer = calloc(1, sizeof(*answer));
     int rc = answer ? ibx_migration_ask(&s->status.record, IBX_PURPOSE_QUERY, &options, answer, err)
@@ -445,8 +445,8 @@ static int reconnect(struct source *s, struct ibx_error *err)
         say_short(s, rc, err);
     }
     ibx_source_link_delay(&s->link);
-    if (rc && ibx_journal_noted_home(s->options->folder,
-                                     &s->status.record)) /* the note may be removed again */
+    if (rc && ibx_journal_home_marked(s->options->folder,
+                                      &s->status.record)) /* the marker may be removed again */
         s->link.retry_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
     if (err->code != -ECONNREFUSED || !rc)
         s->nobody_ns = 0;

@@ -127,7 +127,7 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
         return tell_compared(s, idle, err);
     /* What a QEMU that the VM has left reads there may be a page of the VM's life here. All pages
      * that the VM had were compared before it came. */
-    if (s->status.record.borrow && ibx_journal_noted_home(s->options->folder, &s->status.record))
+    if (s->status.record.borrow && ibx_journal_home_marked(s->options->folder, &s->status.record))
         return 0;
     if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
         return 0;

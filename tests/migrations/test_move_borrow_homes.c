@@ -333,9 +333,9 @@ static void test_memory_is_locked_while_pages_come(void)
     is_home();
 }
 
-/* Home first notes that the VM may run there again: a tool that goes on has to know it. If somebody
- * else's file has the note's name, it is noted beside the record. */
-static void test_home_where_the_note_has_a_squatter(void)
+/* Home first marks that the VM may run there again: a tool that goes on has to know it. If somebody
+ * else's file has the marker's name, it is made beside the record. */
+static void test_home_where_the_marker_has_a_squatter(void)
 {
     uint8_t id[IBX_MIGRATE_ID_BYTES];
     char path[128];
@@ -483,7 +483,7 @@ int main(void)
         VM_TEST(test_killed_rollback_has_the_memory_at_home),
         VM_TEST(test_killed_rollback_can_be_repeated_beside_a_return),
         VM_TEST(test_memory_is_locked_while_pages_come),
-        VM_TEST(test_home_where_the_note_has_a_squatter),
+        VM_TEST(test_home_where_the_marker_has_a_squatter),
         VM_TEST(test_pages_that_others_have_looked_at),
         VM_TEST(test_returned_twice),
         VM_TEST(test_returned_beside_a_return_that_waits),

@@ -60,7 +60,7 @@ static void check_huge_pages(void)
                        "%lld, of which %lld free", total, spare);
 }
 
-/* /dev/shm has the memory of VMs that migrate, notes of their pages, and what clone URI fetches. */
+/* /dev/shm has the memory of VMs that migrate, their page states, and what clone URI fetches. */
 static void check_shm(void)
 {
     struct statvfs fs;

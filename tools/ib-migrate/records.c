@@ -237,7 +237,7 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
 {
     char vm[PATH_MAX], peer[sizeof(record->uri)];
     const struct ibx_record *later = ibx_journal_qemu_gone(record) ? NULL : left_by(found, record);
-    if (!ibx_journal_over(record) && ibx_journal_noted_back(found->args->folder, record)) {
+    if (!ibx_journal_over(record) && ibx_journal_back_marked(found->args->folder, record)) {
         ibx_cli_vm_name(record, vm, sizeof(vm));
         ibx_journal_name_peer(record, peer, sizeof(peer));
         snprintf(sentence, size,

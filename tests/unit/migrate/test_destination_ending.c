@@ -213,11 +213,11 @@ static void a_return_that_failed(NO_STATE)
         begin(DESTINATION_WAITING, STREAM_WHOLE, states[i]);
         memcpy(d.status.record.base, away.id, sizeof(away.id));
         d.ram.kept = true;
-        assert_int_equal(ibx_journal_note_home(folder, away.id, &error), 0);
+        assert_int_equal(ibx_journal_mark_home(folder, away.id, &error), 0);
         assert_int_equal(ibx_destination_refuse_commit(&d, -EIO, &error), -EIO);
-        assert_int_equal(ibx_journal_noted_home(folder, &away), !i);
+        assert_int_equal(ibx_journal_home_marked(folder, &away), !i);
         text_has(notices, "has the memory of the VM, which has not returned");
-        ibx_journal_forget_home(folder, away.id);
+        ibx_journal_unmark_home(folder, away.id);
         end();
     }
 }

@@ -337,7 +337,7 @@ static bool at_home(const uint8_t id[IBX_MIGRATE_ID_BYTES])
 {
     struct ibx_record home = {.source = true, .borrow = IBX_BORROW_FILL};
     memcpy(home.id, id, IBX_MIGRATE_ID_BYTES);
-    return ibx_journal_noted_home(options.folder, &home);
+    return ibx_journal_home_marked(options.folder, &home);
 }
 
 /* COMPARED belongs to a borrowed VM that is here, and answers what was sent. */
@@ -373,14 +373,14 @@ static void test_a_returning_vm_is_noted_before_it_runs(NO_STATE)
     memcpy(own->base, home->id, sizeof(own->base));
     on(IBX_MIGRATE_COMMIT, EPOCH, &err);
     const bool noted = at_home(home->id);
-    /* A receiver that has not come so far leaves the note, which is another one's. */
+    /* A receiver that has not come so far leaves the marker, which is another one's. */
     own->state = IBX_JOURNAL_NOT_YET;
     ibx_destination_home_never_came(&destination);
     const bool stays = at_home(home->id);
     own->state = IBX_JOURNAL_MAY_RUN;
     ibx_destination_home_never_came(&destination);
     const bool gone = !at_home(home->id);
-    ibx_journal_forget_home(options.folder, home->id);
+    ibx_journal_unmark_home(options.folder, home->id);
     assert_true(noted);
     assert_true(stays);
     assert_true(gone);

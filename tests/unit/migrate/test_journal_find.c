@@ -447,8 +447,8 @@ static void no_descriptor_is_left_open(NO_STATE)
     assert_int_equal(ibx_journal_lock(folder, &r, &another, &error), -EBUSY);
     close(lock);
     assert_int_equal(ibx_journal_worker(folder, &r), 0);
-    assert_int_equal(ibx_journal_note_home(folder, r.id, &error), 0);
-    ibx_journal_forget_home(folder, r.id);
+    assert_int_equal(ibx_journal_mark_home(folder, r.id, &error), 0);
+    ibx_journal_unmark_home(folder, r.id);
     assert_int_equal(prune((struct ibx_journal_prune){0}).gone, 1);
     assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
     assert_int_equal(ibx_journal_reload(folder, &r, &error), -ENOENT);

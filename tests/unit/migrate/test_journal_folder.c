@@ -594,7 +594,7 @@ static void folders_of_run_are_recognized(NO_STATE)
 }
 
 /* In a folder that everybody can write to. Another user may have created the file first, so it
- * counts for nobody. If it cannot be removed, the note is next to the record. */
+ * counts for nobody. If it cannot be removed, the marker is next to the record. */
 static void home_is_noted_by_its_own_file(NO_STATE)
 {
     struct ibx_record r = sample(true, 0xcd);
@@ -606,48 +606,48 @@ static void home_is_noted_by_its_own_file(NO_STATE)
     ibx_journal_home_path(r.id, path, sizeof(path));
     ibx_journal_path(folder, &r, ".home", beside, sizeof(beside));
     remove(path); /* of a killed test */
-    assert_false(ibx_journal_noted_home(folder, &r));
-    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-    assert_true(ibx_journal_noted_home(folder, &r));
+    assert_false(ibx_journal_home_marked(folder, &r));
+    assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
+    assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
+    assert_true(ibx_journal_home_marked(folder, &r));
     if (!geteuid()) {
         assert_int_equal(chown(path, 1234, 1234), 0);
-        assert_false(ibx_journal_noted_home(folder, &r));
-        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-        assert_true(ibx_journal_noted_home(folder, &r));
+        assert_false(ibx_journal_home_marked(folder, &r));
+        assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
+        assert_true(ibx_journal_home_marked(folder, &r));
     }
     assert_int_equal(access(beside, F_OK), -1);
-    ibx_journal_forget_home(folder, r.id);
-    assert_false(ibx_journal_noted_home(folder, &r));
+    ibx_journal_unmark_home(folder, r.id);
+    assert_false(ibx_journal_home_marked(folder, &r));
     /* Others can give this name to a file of this user's that they may write to. */
     snprintf(other, sizeof(other), "%s.other", path);
     for (unsigned i = 0; i < 2; i++) { /* or to any one, without fs.protected_hardlinks */
         put_file(other, "it is written", i);
         assert_int_equal(chmod(other, i ? 0600 : 0622), 0);
         assert_int_equal(link(other, path), 0);
-        assert_false(ibx_journal_noted_home(folder, &r));
-        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+        assert_false(ibx_journal_home_marked(folder, &r));
+        assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
         assert_int_equal(unlink(other), 0);
-        assert_true(ibx_journal_noted_home(folder, &r));
-        ibx_journal_forget_home(folder, r.id);
+        assert_true(ibx_journal_home_marked(folder, &r));
+        ibx_journal_unmark_home(folder, r.id);
     }
-    /* Then they can give the note a second name, too, but must not hide that the VM runs here. */
-    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+    /* Then they can give the marker a second name, too, but must not hide that the VM runs here. */
+    assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
     assert_int_equal(link(path, other), 0);
-    assert_true(ibx_journal_noted_home(folder, &r));
+    assert_true(ibx_journal_home_marked(folder, &r));
     assert_int_equal(unlink(other), 0);
-    ibx_journal_forget_home(folder, r.id);
+    ibx_journal_unmark_home(folder, r.id);
     if (!geteuid()) {
         assert_int_equal(mkdir(path, 0700), 0);
         assert_int_equal(chown(path, 1234, 1234), 0);
-        assert_int_equal(ibx_journal_note_home("/nowhere", r.id, &err), -ENOENT);
+        assert_int_equal(ibx_journal_mark_home("/nowhere", r.id, &err), -ENOENT);
         assert_non_null(strstr(err.message, "make room in /dev/shm"));
-        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-        assert_true(ibx_journal_noted_home(folder, &r));
+        assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
+        assert_int_equal(ibx_journal_mark_home(folder, r.id, &err), 0);
+        assert_true(ibx_journal_home_marked(folder, &r));
         assert_int_equal(access(beside, F_OK), 0);
-        ibx_journal_forget_home(folder, r.id);
-        assert_false(ibx_journal_noted_home(folder, &r));
+        ibx_journal_unmark_home(folder, r.id);
+        assert_false(ibx_journal_home_marked(folder, &r));
         assert_int_equal(rmdir(path), 0);
     }
 }

@@ -281,11 +281,11 @@ static void notes_in_a_folder_that_is_refused_count(NO_STATE)
     struct ibx_record r = sample(true, 1);
     r.borrow = IBX_BORROW_LAZY;
     assert_int_equal(chmod(folder, 0777), 0);
-    assert_true(ibx_journal_base_touched(folder, &r) && ibx_journal_noted_home(folder, &r));
-    assert_true(ibx_journal_noted_back(folder, &r));
+    assert_true(ibx_journal_base_touched(folder, &r) && ibx_journal_home_marked(folder, &r));
+    assert_true(ibx_journal_back_marked(folder, &r));
     assert_int_equal(chmod(folder, 0700), 0);
-    assert_false(ibx_journal_base_touched(folder, &r) || ibx_journal_noted_home(folder, &r));
-    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_base_touched(folder, &r) || ibx_journal_home_marked(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &r));
 }
 
 /* It stays until it is removed, also with the record, and is the source's alone. */
@@ -293,16 +293,16 @@ static void a_rollback_is_noted(NO_STATE)
 {
     struct ibx_record r = sample(true, 1), there = sample(false, 1);
     assert_int_equal(ibx_journal_write(folder, &r, &error), 0);
-    assert_false(ibx_journal_noted_back(folder, &r));
-    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
-    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
-    assert_true(ibx_journal_noted_back(folder, &r));
-    assert_false(ibx_journal_noted_back(folder, &there));
-    ibx_journal_forget_back(folder, &r);
-    assert_false(ibx_journal_noted_back(folder, &r));
-    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_false(ibx_journal_back_marked(folder, &r));
+    assert_int_equal(ibx_journal_mark_back(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_mark_back(folder, &r, &error), 0);
+    assert_true(ibx_journal_back_marked(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &there));
+    ibx_journal_unmark_back(folder, &r);
+    assert_false(ibx_journal_back_marked(folder, &r));
+    assert_int_equal(ibx_journal_mark_back(folder, &r, &error), 0);
     assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
-    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &r));
 }
 
 /* Both sides of a migration may be on one host. */
@@ -310,12 +310,12 @@ static void the_borrower_leaves_the_note_of_home(NO_STATE)
 {
     struct ibx_record home = sample(true, 1), borrower = sample(false, 1);
     home.borrow = borrower.borrow = IBX_BORROW_LAZY;
-    assert_int_equal(ibx_journal_note_home(folder, home.id, &error), 0);
+    assert_int_equal(ibx_journal_mark_home(folder, home.id, &error), 0);
     ibx_journal_forget_page_states(&borrower);
-    const bool noted = ibx_journal_noted_home(folder, &home);
+    const bool noted = ibx_journal_home_marked(folder, &home);
     ibx_journal_forget_page_states(&home);
     assert_true(noted);
-    assert_false(ibx_journal_noted_home(folder, &home));
+    assert_false(ibx_journal_home_marked(folder, &home));
 }
 
 static int without_rights(void)
@@ -414,8 +414,8 @@ static int notes_are_seen_all_the_same(void)
     ibx_journal_path(folder, &noted, ".home", path, sizeof(path));
     CHECK(!close(open(path, O_WRONLY | O_CREAT, 0600)));
     CHECK(!setrlimit(RLIMIT_NOFILE, &none));
-    CHECK(ibx_journal_base_touched(folder, &noted) && ibx_journal_noted_home(folder, &noted));
-    CHECK(!ibx_journal_base_touched(folder, &other) && !ibx_journal_noted_home(folder, &other));
+    CHECK(ibx_journal_base_touched(folder, &noted) && ibx_journal_home_marked(folder, &noted));
+    CHECK(!ibx_journal_base_touched(folder, &other) && !ibx_journal_home_marked(folder, &other));
     return 0;
 }
 

@@ -356,7 +356,7 @@ static void libvirt_has_not_continued_the_vm(NO_STATE)
     is.status = "paused";
     refused(&r, -EBUSY, "libvirt decides where this VM runs");
     assert_int_equal(only().state, IBX_JOURNAL_MOVED);
-    assert_false(restored || ibx_journal_noted_back(folder, &r));
+    assert_false(restored || ibx_journal_back_marked(folder, &r));
     is.status = "running";
     assert_int_equal(ibx_migrate_rollback(folder, &r, &transport, &error), 0);
     assert_int_equal(only().state, IBX_JOURNAL_ROLLED_BACK);

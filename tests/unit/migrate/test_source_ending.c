@@ -273,9 +273,9 @@ static void who_gets_a_link_to_a_vm_that_may_be_here(NO_STATE)
         s.missed.count = 1;
         is.answer = is.resumes = cases[i].answer;
         if (cases[i].noted)
-            assert_int_equal(ibx_journal_note_home(folder, record->id, &error), 0);
+            assert_int_equal(ibx_journal_mark_home(folder, record->id, &error), 0);
         assert_int_equal(ibx_source_reconnect(&s, &error), 0);
-        ibx_journal_forget_home(folder, record->id);
+        ibx_journal_unmark_home(folder, record->id);
         assert_int_equal(was.asked, cases[i].noted);
         assert_int_equal(was.resumed, cases[i].linked);
         assert_int_equal(record->epoch, 1 + cases[i].linked);

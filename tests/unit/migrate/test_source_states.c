@@ -218,9 +218,9 @@ static void test_no_link_once_the_vm_may_be_home(NO_STATE)
                                   .borrow = IBX_BORROW_FILL,
                                   .uri = "tcp://127.0.0.1:1"};
     snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());
-    assert_int_equal(ibx_journal_note_home(options.folder, record->id, &err), 0);
+    assert_int_equal(ibx_journal_mark_home(options.folder, record->id, &err), 0);
     const int rc = ibx_source_reconnect(&source, &err);
-    ibx_journal_forget_home(options.folder, record->id);
+    ibx_journal_unmark_home(options.folder, record->id);
     assert_int_equal(rc, 0);
     assert_int_equal(record->epoch, 5); /* which each link raises */
     source.link.retry_ns = 0;
@@ -481,9 +481,9 @@ static void test_page_that_may_differ(NO_STATE)
     source.status.record.source = true;
     source.status.record.borrow = IBX_BORROW_FILL;
     memcpy(source.status.record.id, id, sizeof(id));
-    assert_int_equal(ibx_journal_note_home(options.folder, id, &err), 0);
+    assert_int_equal(ibx_journal_mark_home(options.folder, id, &err), 0);
     assert_int_equal(ibx_source_check_pages(&source, &err), 0);
-    ibx_journal_forget_home(options.folder, id);
+    ibx_journal_unmark_home(options.folder, id);
     assert_false(source.untold);
     assert_int_equal(ibx_source_check_pages(&source, &err), 0);
     assert_true(source.untold); /* there is no link to tell it over */

@@ -163,16 +163,16 @@ static void a_rollback_was_killed(NO_STATE)
 {
     bool back;
     struct ibx_record r = recorded(IBX_JOURNAL_MOVED);
-    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_mark_back(folder, &r, &error), 0);
     is.status = "postmigrate";
     assert_int_equal(ibx_migrate_was_taken_back(folder, &r, &back, &error), 0);
-    assert_false(back || ibx_journal_noted_back(folder, &r));
+    assert_false(back || ibx_journal_back_marked(folder, &r));
     assert_int_equal(only().state, IBX_JOURNAL_MOVED);
-    assert_int_equal(ibx_journal_note_back(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_mark_back(folder, &r, &error), 0);
     is.status = "running";
     assert_int_equal(ibx_migrate_was_taken_back(folder, &r, &back, &error), 0);
     assert_true(back);
-    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &r));
     assert_int_equal(only().state, IBX_JOURNAL_ROLLED_BACK);
     assert_string_equal(only().settings, "");
 }
@@ -186,13 +186,13 @@ static void a_rollback_is_refused(NO_STATE)
     is.stay = -EREMOTEIO;
     is.status = "postmigrate";
     assert_int_equal(ibx_migrate_rollback(folder, &r, &transport, &error), -EREMOTEIO);
-    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &r));
     is.status = "running";
     assert_int_equal(ibx_migrate_rollback(folder, &r, &transport, &error), -EREMOTEIO);
-    assert_true(ibx_journal_noted_back(folder, &r));
+    assert_true(ibx_journal_back_marked(folder, &r));
     is.stay = 0;
     assert_int_equal(ibx_migrate_rollback(folder, &r, &transport, &error), 0);
-    assert_false(ibx_journal_noted_back(folder, &r));
+    assert_false(ibx_journal_back_marked(folder, &r));
     assert_int_equal(only().state, IBX_JOURNAL_ROLLED_BACK);
     assert_int_equal(only().epoch, 2);
     assert_string_equal(only().settings, "");
