@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err)
+/* `name` is for messages. */
+static int check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err)
 {
     const bool key = kind == IBX_FILE_KEY;
     const char *what = key ? "key file " : "";
@@ -52,7 +53,7 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
         return rc;
     if (found < 0)
         return cannot_open(what, path, -found, err);
-    int fd = ibx_file_check(found, kind, path, err);
+    int fd = check(found, kind, path, err);
     if (!fd) {
         fd = ibx_file_reopen(found, O_RDONLY);
         if (fd == -ENOSYS)

@@ -19,15 +19,13 @@ enum ibx_file_kind {
     "give this user a copy (mode 0600), named by rdma.key_file in a gvirtus.properties of its "    \
     "own (GVIRTUS_RDMA_PROPERTIES), or by --key-file of ib-bw or ib-migrate"
 
-/* 0 if the open file is a regular one that belongs to the user of this process or to root, and in
- * which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
- * another type; -EPERM: of another user, or open to others; or an error of fstat(2). */
-int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err);
-/* Opens a file for reading if it passes that check: returns the descriptor, or an error of
- * ibx_file_check(), ibx_path_check() or open(2). The path is checked, too: whoever can put another
- * file in its place could choose one of root's that has words of his own in it, such as
- * /proc/PID/environ. A file that is not a regular one is not opened at all, since that alone may do
- * something: rewind a tape, arm a watchdog. -ENOSYS: /proc is not mounted. */
+/* Opens a file for reading if it is a regular one that belongs to the user of this process or to
+ * root, and in which nobody else has more rights than its kind allows: returns the descriptor.
+ * -EINVAL: of another type; -EPERM: of another user, or open to others; or an error of
+ * ibx_path_check() or open(2). The path is checked, too: whoever can put another file in its place
+ * could choose one of root's that has words of his own in it, such as /proc/PID/environ. A file
+ * that is not a regular one is not opened at all, since that alone may do something: rewind a tape,
+ * arm a watchdog. -ENOSYS: /proc is not mounted. */
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err);
 /* Opens, with `flags` (O_RDONLY, O_RDWR), what ibx_path_find() or open(2) with O_PATH has found and
  * the caller has checked, wherever its path leads by now. Returns the descriptor, or an error of

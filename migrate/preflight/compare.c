@@ -58,7 +58,9 @@ static void compare_processors(const struct ibx_comparison *c)
                          type, other);
 }
 
-bool ibx_accelerators_differ(const struct ibx_comparison *c)
+/* Whether one VM is under KVM and the other is not: the features of vCPUs and the devices of the
+ * board then differ too, and there is no need to report them. */
+static bool accelerators_differ(const struct ibx_comparison *c)
 {
     const json_t *here = json_object_get(c->source, "kvm"),
                  *there = json_object_get(c->destination, "kvm");
@@ -68,7 +70,7 @@ bool ibx_accelerators_differ(const struct ibx_comparison *c)
 static void compare_accelerators(const struct ibx_comparison *c)
 {
     const bool here = json_is_true(json_object_get(c->source, "kvm"));
-    if (ibx_accelerators_differ(c))
+    if (accelerators_differ(c))
         ibx_blockers_add(c->blockers,
                          "the VM runs %s KVM here and %s KVM at the destination: start the "
                          "destination's QEMU with the same -accel",
@@ -325,7 +327,7 @@ void ibx_compare_machines(const struct ibx_comparison *c)
 {
     compare_accelerators(c);
     compare_processors(c);
-    if (!ibx_accelerators_differ(c)) { /* features follow from the accelerator */
+    if (!accelerators_differ(c)) { /* features follow from the accelerator */
         compare_features(c);
         ibx_compare_cpu_properties(c);
     }
@@ -464,7 +466,7 @@ void ibx_compare_devices(const struct ibx_comparison *c)
     char *done = calloc(json_array_size(here) + 1, 1);
     char *taken = calloc(json_array_size(there) + 1, 1);
     /* KVM has timers and interrupt controllers of its own. */
-    const bool same_board = c->same_version && !ibx_accelerators_differ(c);
+    const bool same_board = c->same_version && !accelerators_differ(c);
     if (done && taken)
         compare_lists_of_devices(here, there, done, taken, same_board, c->blockers);
     free(done);

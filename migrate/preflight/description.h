@@ -134,9 +134,6 @@ extern const struct ibx_cpu_property ibx_cpu_properties[];
 extern const size_t ibx_cpu_property_count;
 void ibx_compare_cpu_properties(const struct ibx_comparison *c);
 
-/* Whether one VM is under KVM and the other is not: the features of vCPUs and the devices of the
- * board then differ too, and there is no need to report them. */
-bool ibx_accelerators_differ(const struct ibx_comparison *c);
 /* Each compares a part of both descriptions. */
 void ibx_compare_machines(const struct ibx_comparison *c);
 void ibx_compare_devices(const struct ibx_comparison *c);

@@ -286,6 +286,42 @@ static void check_silence(struct ofi_endpoint *e)
                      e->own.provider, limit_ms);
 }
 
+int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
+{
+    int rc = 0;
+    ibx_ofi_mr_detach_all(e);
+    for (unsigned i = 0; i < OFI_LANES_MAX; i++) {
+        const int failed_by = e->lanes[i].ep ? fi_close(&e->lanes[i].ep->fid) : 0;
+        if (!failed_by)
+            e->lanes[i].ep = NULL;
+        rc = rc ? rc : failed_by;
+    }
+    if (!rc && e->state.now != OFI_CLOSED)
+        ibx_ofi_move(e, &e->state, OFI_CLOSED);
+    return rc;
+}
+
+/* Closes the endpoints of a stopped connection: libfabric touches no memory of closed ones any
+ * more. What was in flight is over, reported by the next progress or abort. */
+static void close_stopped(struct ofi_endpoint *e)
+{
+    if (e->state.now == OFI_CLOSED)
+        return;
+    int rc = ibx_ofi_io_close_lanes(e);
+    if (rc) {
+        ibx_log(IBX_LOG_DEBUG, "ofi: an endpoint does not close yet: %s", fi_strerror(-rc));
+        return;
+    }
+    for (unsigned i = 0; i < e->work_count; i++) {
+        if (e->works[i].busy)
+            io_over(e, &e->works[i], -ECONNRESET);
+    }
+    for (unsigned i = 0; i < e->send_count; i++) {
+        if (e->sends[i].busy)
+            io_over(e, &e->sends[i], -ECONNRESET);
+    }
+}
+
 /* If its endpoint is closed in the middle of the answer, libfabric 1.17's tcp reports a READ twice,
  * the second time without a context; rxm uses that, and the process crashes. So what is in flight
  * first has time to end by itself, or by the end of its sockets when the peer has died. */
@@ -294,7 +330,7 @@ static void finish(struct ofi_endpoint *e)
     if (e->chunks_in_flight && ibx_now_ns() < e->abort_deadline)
         ibx_ofi_io_take(e);
     if (!e->chunks_in_flight || ibx_now_ns() >= e->abort_deadline)
-        ibx_ofi_io_stop(e);
+        close_stopped(e);
     report(e);
 }
 
@@ -391,40 +427,6 @@ int ibx_ofi_io_arm(void *endpoint)
 
 /* --------------------------------------------------------------------- the end */
 
-int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
-{
-    int rc = 0;
-    ibx_ofi_mr_detach_all(e);
-    for (unsigned i = 0; i < OFI_LANES_MAX; i++) {
-        const int failed_by = e->lanes[i].ep ? fi_close(&e->lanes[i].ep->fid) : 0;
-        if (!failed_by)
-            e->lanes[i].ep = NULL;
-        rc = rc ? rc : failed_by;
-    }
-    if (!rc && e->state.now != OFI_CLOSED)
-        ibx_ofi_move(e, &e->state, OFI_CLOSED);
-    return rc;
-}
-
-void ibx_ofi_io_stop(struct ofi_endpoint *e)
-{
-    if (e->state.now == OFI_CLOSED)
-        return;
-    int rc = ibx_ofi_io_close_lanes(e);
-    if (rc) {
-        ibx_log(IBX_LOG_DEBUG, "ofi: an endpoint does not close yet: %s", fi_strerror(-rc));
-        return;
-    }
-    for (unsigned i = 0; i < e->work_count; i++) {
-        if (e->works[i].busy)
-            io_over(e, &e->works[i], -ECONNRESET);
-    }
-    for (unsigned i = 0; i < e->send_count; i++) {
-        if (e->sends[i].busy)
-            io_over(e, &e->sends[i], -ECONNRESET);
-    }
-}
-
 static void stop(struct ofi_endpoint *e)
 {
     if (ibx_ofi_stopped(e))
@@ -441,10 +443,10 @@ void ibx_ofi_io_end(struct ofi_endpoint *e)
         e->end_deadline =
             (now < e->abort_deadline ? e->abort_deadline : now) + CLOSE_MS * IBX_NS_PER_MS;
     else if (now >= e->end_deadline)
-        ibx_ofi_io_stop(e);
+        close_stopped(e);
     for (; e->state.now == OFI_STOPPED && now < e->end_deadline; now = ibx_now_ns()) {
         if (!e->chunks_in_flight || now >= e->abort_deadline)
-            ibx_ofi_io_stop(e);
+            close_stopped(e);
         if (e->state.now == OFI_STOPPED && !ibx_ofi_io_take(e))
             poll(NULL, 0, 1);
     }

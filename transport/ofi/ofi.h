@@ -324,9 +324,6 @@ int ibx_ofi_io_progress(void *endpoint);
 int ibx_ofi_io_arm(void *endpoint);
 /* Takes completions, without any upcall; returns how many. */
 int ibx_ofi_io_take(struct ofi_endpoint *e);
-/* Closes the endpoints of a stopped connection: libfabric touches no memory of closed ones any
- * more. What was in flight is over, reported by the next progress or abort. */
-void ibx_ofi_io_stop(struct ofi_endpoint *e);
 /* Stops, waits for a second until chunks in flight have ended by themselves, and closes the
  * endpoints: for 100 ms more if one of them is busy. Later calls wait no longer than the first. */
 void ibx_ofi_io_end(struct ofi_endpoint *e);

@@ -27,7 +27,8 @@ bool ibx_frontend_edges_are_valid(const void *edges, size_t count)
     return true;
 }
 
-const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i)
+/* NULL: the edge is plain. */
+static const uint8_t *data_of(const void *edges, size_t i)
 {
     const uint8_t *edge = edges ? (const uint8_t *)edges + i * IBX_EXT_EDGE : plain;
     return memcmp(edge, plain, IBX_EXT_EDGE) != 0 ? edge : NULL;
@@ -36,7 +37,7 @@ const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i)
 bool ibx_frontend_edges_have_data(const void *edges, size_t count)
 {
     size_t i = 0;
-    while (i < count && !ibx_frontend_edge_data(edges, i))
+    while (i < count && !data_of(edges, i))
         i++;
     return i < count;
 }
@@ -179,7 +180,7 @@ static int add_edges(const char *call, uint64_t node, struct listed *l)
         }
         if (fits && l->edges)
             memcpy(l->edges + l->found * IBX_EXT_EDGE, n.edges + i * IBX_EXT_EDGE, IBX_EXT_EDGE);
-        l->have_data = l->have_data || ibx_frontend_edge_data(n.edges, i);
+        l->have_data = l->have_data || data_of(n.edges, i);
     }
     release(&n);
     return rc;
@@ -245,7 +246,7 @@ static int order(const char *call, void *graph, void *const *from, void *const *
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < count && !rc; i++) {
         const void *const ends[2] = {from[i], to[i]};
-        rc = change(call, graph, ends, ibx_frontend_edge_data(edges, i), remove);
+        rc = change(call, graph, ends, data_of(edges, i), remove);
     }
     return rc;
 }
@@ -274,7 +275,7 @@ bool ibx_frontend_edges_fit(void *const *behind, const void *edges, size_t count
 {
     bool fit = true;
     for (size_t i = 0; i < count && fit; i++) {
-        const uint8_t *edge = ibx_frontend_edge_data(edges, i);
+        const uint8_t *edge = data_of(edges, i);
         if (edge)
             fit = edge[EDGE_FROM_PORT] &&
                   (edge[EDGE_TYPE] ? to_kernel : edge[EDGE_FROM_PORT] > 1) && is_kernel(behind[i]);
@@ -287,7 +288,7 @@ size_t ibx_frontend_edges_plain(void *const *behind, const void *edges, size_t c
 {
     size_t n = 0;
     for (size_t i = 0; i < count; i++)
-        if (!ibx_frontend_edge_data(edges, i))
+        if (!data_of(edges, i))
             plain_ones[n++] = behind[i];
     return n;
 }
@@ -298,7 +299,7 @@ int ibx_frontend_edges_add(void *graph, void *const *behind, const void *edges, 
     int rc = CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
         const void *const ends[2] = {behind[i], node};
-        const uint8_t *data = ibx_frontend_edge_data(edges, i);
+        const uint8_t *data = data_of(edges, i);
         if (data)
             rc = change("cudaGraphAddNode", graph, ends, data, false);
     }

@@ -103,8 +103,7 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 /* Whether `count` dependencies may have this edge data (NULL: none): driver 580 knows plain and
  * programmatic ones. */
 bool ibx_frontend_edges_are_valid(const void *edges, size_t count);
-/* The data of an edge; NULL: it is plain. have_data(): whether any is not. */
-const uint8_t *ibx_frontend_edge_data(const void *edges, size_t i);
+/* Whether any edge is not plain. */
 bool ibx_frontend_edges_have_data(const void *edges, size_t count);
 /* For a new node: whether it may have these edges, as far as that is known here. plain(): copies
  * the nodes that it comes behind by plain edges, and returns how many these are. add(): makes the

@@ -119,10 +119,8 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n);
 
 /* --------------------------------------------------------------------------------------- sets.c */
 
-/* To be called before the device sets memory: gives it access if this is page-locked memory.
- * Returns a CUDA error. */
-int ibx_frontend_set_reach(const void *address);
-/* The same before a node sets memory, and what CUDA refuses at once. */
+/* To be called before a node sets memory: gives the device access if this is page-locked memory.
+ * Returns a CUDA error, also what CUDA refuses at once. */
 int ibx_frontend_set_check(const struct ibx_cuda_memset *set);
 /* Sets elements of 2 or 4 bytes in the order of a stream that is not captured. False: the back end
  * does not know the request. */

@@ -33,7 +33,8 @@ static bool is_nowhere(const void *address, size_t n)
            (ibx_frontend_host_is_short(address, n) && !ibx_frontend_given_out(address));
 }
 
-int ibx_frontend_set_reach(const void *address)
+/* Gives the device access if this is page-locked memory. */
+static int reach(const void *address)
 {
     const uint64_t word = (uintptr_t)address;
     if (!ibx_frontend_host_any() || ibx_frontend_given_out(address))
@@ -48,7 +49,7 @@ int ibx_frontend_set_check(const struct ibx_cuda_memset *set)
     if (!set || __builtin_mul_overflow(set->width, set->element, &width) ||
         is_nowhere(set->at, ibx_frontend_extent(set->pitch, width, set->height)))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return ibx_frontend_set_reach(set->at);
+    return reach(set->at);
 }
 
 static void fill(const struct ibx_cuda_memset *set, size_t width)
@@ -146,7 +147,7 @@ static int set_anywhere(void *address, int value, size_t n)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (set_bytes_here(address, value, n, NULL, &rc) || (rc = ibx_frontend_set_reach(address)))
+    if (set_bytes_here(address, value, n, NULL, &rc) || (rc = reach(address)))
         return rc;
     if (may_fail(address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
@@ -167,7 +168,7 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (set_bytes_here(address, value, n, stream, &rc) || (rc = ibx_frontend_set_reach(address)))
+    if (set_bytes_here(address, value, n, stream, &rc) || (rc = reach(address)))
         return rc;
     ibx_frontend_stream_used(stream);
     begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
@@ -186,7 +187,7 @@ static bool set_rows(const struct ibx_cuda_memset *set, void *stream, int *rc)
         *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
-    if (set_here(set, stream, rc) || (*rc = ibx_frontend_set_reach(set->at)))
+    if (set_here(set, stream, rc) || (*rc = reach(set->at)))
         return true;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
@@ -226,7 +227,7 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
         return false;
-    if (set_here(set, stream, rc) || (*rc = ibx_frontend_set_reach(set->at)))
+    if (set_here(set, stream, rc) || (*rc = reach(set->at)))
         return true;
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
