@@ -7,7 +7,6 @@
  * made it may give it up long before who has imported it.
  */
 #include "frontend-glue/clients/virtual_memory_internal.h"
-#include "frontend-glue/tenants/client_list.h"
 
 #include <stdlib.h>
 

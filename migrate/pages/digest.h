@@ -26,7 +26,6 @@
 #define IBX_MIGRATE_PAGES_DIGEST_H
 
 #include "migrate/pages/pages.h"
-#include "migrate/pages/ram_view.h"
 
 #include <stdatomic.h>
 

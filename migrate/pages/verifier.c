@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The source compares what the destination has received with its own RAM, while pages follow. */
 #include "migrate/pages/digest.h"
+#include "migrate/pages/ram_view.h"
 
 #include "common/thread.h"
 

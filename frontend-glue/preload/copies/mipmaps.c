@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Mipmapped arrays, as extension requests. Their levels are arrays, which end with them. */
 #include "frontend-glue/preload/memory/device_objects.h"
-#include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"

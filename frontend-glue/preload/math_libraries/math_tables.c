@@ -7,8 +7,6 @@
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
-#include "frontend-glue/preload/streams/streams.h"
-
 #include <stdlib.h>
 
 /* The prototypes are in CUDA's header. */

@@ -2,6 +2,7 @@
 /* The comparison at the source of ranges that come again while threads compare them. Guest RAM is
  * not at the beginning of its file. */
 #include "migrate/pages/digest.h"
+#include "migrate/pages/ram_view.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
