@@ -4,7 +4,6 @@
 #include "common/thread.h"
 
 #include <stdatomic.h>
-#include <stddef.h>
 
 static _Atomic(const struct ibx_handlers_calls *) in_use;
 static _Thread_local unsigned depth;

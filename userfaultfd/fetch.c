@@ -18,9 +18,7 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define BATCH    16u
 #define BURST_NS (5 * IBX_NS_PER_MS) /* how far the bandwidth clock may be ahead */

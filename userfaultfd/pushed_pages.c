@@ -6,7 +6,6 @@
  */
 #include "userfaultfd/engine.h"
 
-#include <errno.h>
 #include <string.h>
 
 bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page)

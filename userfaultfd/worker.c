@@ -12,7 +12,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */

@@ -19,14 +19,12 @@
 #include <ifaddrs.h>
 #include <infiniband/verbs.h>
 #include <net/if.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define AT_ONCE       IBX_MULTICAST_AT_ONCE
 #define JOIN_MS       3000  /* in which a subnet manager has to answer */

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #define TEXT_MAX 256 /* bytes of QEMU's message in a blocker */

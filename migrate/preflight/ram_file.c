@@ -3,7 +3,6 @@
  * QEMU's monitor, which does everything. */
 #include "migrate/preflight/preflight.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>

@@ -15,7 +15,6 @@
 #include "userfaultfd/fault.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>

@@ -31,7 +31,6 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 

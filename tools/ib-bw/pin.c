@@ -7,7 +7,6 @@
  */
 #include "tools/ib-bw/ib-bw.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

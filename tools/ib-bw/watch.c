@@ -2,7 +2,6 @@
 /* Signals that end a measurement early. */
 #include "tools/ib-bw/ib-bw.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>

@@ -3,7 +3,6 @@
 #include "migrate/firecracker/firecracker.h"
 #include "tools/ib-migrate/ib-migrate.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 

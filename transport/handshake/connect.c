@@ -8,7 +8,6 @@
 #include "common/unix_connect.h"
 #include "transport/core/segments.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <net/if.h>
 #include <netinet/tcp.h>
