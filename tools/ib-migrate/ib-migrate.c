@@ -252,7 +252,8 @@ static const struct ibx_tool_option options[] = {
      (MIGRATING & ~BIT(BORROW)) | BIT(RUN) | BIT(SERVE), .at = AT(no_verify)},
     {.help = "Options of receive and send:"},
     {"libvirt", "PATH",
-     "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH, through these tools",
+     "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH, through these tools; "
+     "also: check --destination",
      BIT(RECEIVE) | BIT(SEND) | BIT(CHECK), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {"stand-still", NULL,
      "Continue the VM at the destination only when all of its pages are there, as vhost-user "
@@ -287,13 +288,11 @@ static const struct ibx_tool_option options[] = {
      AT(links), 1, IBX_MIGRATE_LINKS_MAX, NULL},
     {"quit", NULL,
      "End the source's QEMU when the migration is complete and confirmed; freeze: when the "
-     "snapshot "
-     "is whole",
+     "snapshot is whole",
      BIT(SEND) | BIT(RECOVER) | BIT(FREEZE), .at = AT(quit)},
     {"remove", NULL,
      "Remove the source's file of guest memory when the migration is complete and confirmed; "
-     "prune: "
-     "that such a migration left behind",
+     "prune: that such a migration left behind",
      BIT(SEND) | BIT(RECOVER) | BIT(PRUNE), .at = AT(remove)},
     {.help = "Options of send and run:"},
     {"warm", NULL,
