@@ -43,19 +43,19 @@ static void outdates(const struct ibx_pipeline *p)
     static const struct ibx_event_use none;
     const enum ibx_call_kind kind = p->call->kind;
     if (p->effects.ends_nodes)
-        ibx_process_graph();
+        ibx_process_outdate(IBX_OUTDATED_NODES);
     if (p->effects.changes_graphs)
-        ibx_process_graph_changed();
+        ibx_process_outdate(IBX_OUTDATED_GRAPHS);
     if (kind == IBX_CALL_RESETS) {
-        ibx_process_reset();
+        ibx_process_outdate(IBX_OUTDATED_ALL);
         ibx_library_clear();
     }
     if (kind == IBX_CALL_SETS_UP || is_end_of_stream(p->call))
-        ibx_process_set_up();
+        ibx_process_outdate(IBX_OUTDATED_LIBRARIES);
     if (p->effects.begins_capture || kind == IBX_CALL_END_CAPTURE)
-        ibx_process_handle();
+        ibx_process_outdate(IBX_OUTDATED_STREAMS);
     if (p->effects.ends_handle)
-        ibx_process_end(p->effects.ended_handle);
+        ibx_process_destroy(p->effects.ended_handle);
     if (p->effects.records)
         ibx_events_record(p->effects.records, &none);
 }

@@ -66,7 +66,7 @@ static void replied(void *context, int exit_code)
                 "next call that waits for the device returns it",
                 exit_code);
         atomic_compare_exchange_strong(&p->failure, &none, exit_code);
-        ibx_process_reset(); /* such calls wait again until they have succeeded */
+        ibx_process_outdate(IBX_OUTDATED_ALL); /* such calls wait again until they have succeeded */
     }
     atomic_fetch_add(&p->replied, 1);
     ibx_process_count(-1);

@@ -214,9 +214,9 @@ struct ibx_pipeline {
     struct ibx_successes launches, others; /* `others`: with handles */
     struct ibx_successes libraries;        /* calls of cuBLAS and the like */
     struct ibx_successes forms;            /* calls by name and length of output: ibx_call_key() */
-    unsigned launches_from;                /* of ibx_process_resets() */
-    unsigned others_from;                  /* of ibx_process_handles() */
-    unsigned libraries_from;               /* of ibx_process_set_ups() */
+    unsigned launches_from;                /* ibx_process_outdated() of all */
+    unsigned others_from;                  /* ... of streams */
+    unsigned libraries_from;               /* ... of libraries */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_idle streams_idle, events_idle;
@@ -494,24 +494,22 @@ int ibx_awaited_returned(struct ibx_pipeline *pipeline, int exit_code, bool wait
 
 /* process_facts.c: what holds for all pipelines; from any thread */
 
-/* Counters, and how to raise them: how often requests have made old successes worthless: all of
- * them, those with streams and events, those of libraries. */
-unsigned ibx_process_resets(void);
-void ibx_process_reset(void);
-unsigned ibx_process_handles(void);
-void ibx_process_handle(void);
-unsigned ibx_process_set_ups(void);
-void ibx_process_set_up(void);
+/* What a request makes worthless of what is known. */
+enum ibx_outdated {
+    IBX_OUTDATED_ALL,       /* by a reset: all earlier successes, allocations and events */
+    IBX_OUTDATED_STREAMS,   /* earlier successes with streams and events */
+    IBX_OUTDATED_LIBRARIES, /* ... of libraries */
+    IBX_OUTDATED_NODES,     /* ... with nodes, since graphs or nodes were destroyed */
+    IBX_OUTDATED_GRAPHS,    /* ... with graphs, as ibx_request_changes_graphs() says */
+    IBX_OUTDATED_KINDS
+};
+/* How often that has happened; once more. */
+unsigned ibx_process_outdated(enum ibx_outdated what);
+void ibx_process_outdate(enum ibx_outdated what);
 /* How often streams, events and executable graphs with this handle were destroyed, or one that is
  * counted with it; one more time. */
-unsigned ibx_process_ended(uint64_t handle);
-void ibx_process_end(uint64_t handle);
-/* How often graphs, or nodes, were destroyed; one more time. */
-unsigned ibx_process_graphs(void);
-void ibx_process_graph(void);
-/* How often requests have changed graphs, as ibx_request_changes_graphs() says; one more time. */
-unsigned ibx_process_graph_changes(void);
-void ibx_process_graph_changed(void);
+unsigned ibx_process_destroyed(uint64_t handle);
+void ibx_process_destroy(uint64_t handle);
 /* A counter that rises with each request that may add work to a stream, or record an event: before
  * it is sent, and before its call returns. Never 0. work() raises it. */
 uint64_t ibx_process_epoch(void);

@@ -58,9 +58,9 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->room = ibx_session_room(session);
     memset(p->device.body, 0xff, sizeof(p->device.body));
     p->device.current = -1;
-    p->launches_from = ibx_process_resets();
-    p->others_from = ibx_process_handles();
-    p->libraries_from = ibx_process_set_ups();
+    p->launches_from = ibx_process_outdated(IBX_OUTDATED_ALL);
+    p->others_from = ibx_process_outdated(IBX_OUTDATED_STREAMS);
+    p->libraries_from = ibx_process_outdated(IBX_OUTDATED_LIBRARIES);
     p->returned.losses = ibx_process_reported_losses();
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);

@@ -8,8 +8,8 @@
 
 #include "common/log.h"
 
-static _Atomic unsigned graph_changes;
-static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, reported_losses, cuts;
+static _Atomic unsigned outdated[IBX_OUTDATED_KINDS];
+static _Atomic unsigned captures, losses, reported_losses, cuts;
 static _Atomic int unreported;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled, all_settled;
@@ -17,74 +17,36 @@ static _Atomic uint64_t left_in_legacy, legacy_settled;
 static atomic_bool devices, shares_memory;
 #define BROKEN 1u
 static _Atomic unsigned breaks; /* BROKEN, and 2 for each sticky error so far */
-#define ENDED 1024u
-static _Atomic unsigned ended[ENDED]; /* by handle; several share a counter */
+#define DESTROYED 1024u
+static _Atomic unsigned destroyed[DESTROYED]; /* by handle; several share a counter */
 
-unsigned ibx_process_resets(void)
+unsigned ibx_process_outdated(enum ibx_outdated what)
 {
-    return atomic_load_explicit(&resets, memory_order_acquire);
+    return atomic_load_explicit(&outdated[what], memory_order_acquire);
 }
 
-void ibx_process_reset(void)
+void ibx_process_outdate(enum ibx_outdated what)
 {
-    ibx_allocations_clear();
-    ibx_events_clear();
-    atomic_fetch_add(&resets, 1);
+    if (what == IBX_OUTDATED_ALL) {
+        ibx_allocations_clear();
+        ibx_events_clear();
+    }
+    atomic_fetch_add(&outdated[what], 1);
 }
 
-unsigned ibx_process_handles(void)
+static _Atomic unsigned *destroyed_of(uint64_t handle)
 {
-    return atomic_load_explicit(&handles, memory_order_acquire);
+    return &destroyed[(handle >> 4 ^ handle >> 14 ^ handle) % DESTROYED];
 }
 
-void ibx_process_handle(void)
+unsigned ibx_process_destroyed(uint64_t handle)
 {
-    atomic_fetch_add(&handles, 1);
+    return atomic_load_explicit(destroyed_of(handle), memory_order_acquire);
 }
 
-unsigned ibx_process_set_ups(void)
+void ibx_process_destroy(uint64_t handle)
 {
-    return atomic_load_explicit(&set_ups, memory_order_acquire);
-}
-
-void ibx_process_set_up(void)
-{
-    atomic_fetch_add(&set_ups, 1);
-}
-
-static _Atomic unsigned *ended_of(uint64_t handle)
-{
-    return &ended[(handle >> 4 ^ handle >> 14 ^ handle) % ENDED];
-}
-
-unsigned ibx_process_ended(uint64_t handle)
-{
-    return atomic_load_explicit(ended_of(handle), memory_order_acquire);
-}
-
-void ibx_process_end(uint64_t handle)
-{
-    atomic_fetch_add(ended_of(handle), 1);
-}
-
-unsigned ibx_process_graphs(void)
-{
-    return atomic_load_explicit(&graphs, memory_order_acquire);
-}
-
-void ibx_process_graph(void)
-{
-    atomic_fetch_add(&graphs, 1);
-}
-
-unsigned ibx_process_graph_changes(void)
-{
-    return atomic_load_explicit(&graph_changes, memory_order_acquire);
-}
-
-void ibx_process_graph_changed(void)
-{
-    atomic_fetch_add(&graph_changes, 1);
+    atomic_fetch_add(destroyed_of(handle), 1);
 }
 
 uint64_t ibx_process_epoch(void)
@@ -308,7 +270,7 @@ static bool is_news(const struct ibx_pipeline *p)
 
 void ibx_process_lose_all(const struct ibx_pipeline *p, bool told)
 {
-    ibx_process_reset();
+    ibx_process_outdate(IBX_OUTDATED_ALL);
     ibx_library_clear();
     if (!is_news(p) || told)
         return;

@@ -260,7 +260,7 @@ uint64_t ibx_queued_launch_key(const struct ibx_pipeline *p, const struct ibx_qu
 static uint64_t lifetime(uint64_t handle, bool event)
 {
     const uint64_t made = event ? ibx_events_made(handle) : 0;
-    return made ? made : (uint64_t)ibx_process_ended(handle) << 32;
+    return made ? made : (uint64_t)ibx_process_destroyed(handle) << 32;
 }
 
 static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t handle, bool event)
@@ -295,7 +295,7 @@ uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t 
 {
     uint8_t key[8 + IBX_EXT_SET_LAUNCH + LAUNCH_LEAST] = {0};
     struct ibx_writer w = ibx_writer_of(key, 8);
-    ibx_put_u32(&w, ibx_process_graphs());
+    ibx_put_u32(&w, ibx_process_outdated(IBX_OUTDATED_NODES));
     ibx_put_u32(&w, (uint32_t)n);
     memcpy(key + 8, body, IBX_EXT_SET_LAUNCH + LAUNCH_LEAST);
     return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device.body) << 8, key, sizeof(key));
@@ -316,7 +316,7 @@ uint64_t ibx_refresh_key(const struct ibx_pipeline *p, const uint8_t *body)
 {
     uint8_t key[4 + IBX_EXT_REFRESH] = {0};
     struct ibx_writer w = ibx_writer_of(key, 4);
-    ibx_put_u32(&w, ibx_process_graph_changes());
+    ibx_put_u32(&w, ibx_process_outdated(IBX_OUTDATED_GRAPHS));
     memcpy(key + 4, body, IBX_EXT_REFRESH - 1);
     return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device.body) << 8, key, sizeof(key));
 }
@@ -411,8 +411,9 @@ bool ibx_pipeline_may_select(const struct ibx_pipeline *p, const uint8_t *body, 
 
 void ibx_pipeline_forget_old(struct ibx_pipeline *p)
 {
-    const unsigned resets = ibx_process_resets(), handles = ibx_process_handles();
-    const unsigned set_ups = ibx_process_set_ups();
+    const unsigned resets = ibx_process_outdated(IBX_OUTDATED_ALL),
+                   handles = ibx_process_outdated(IBX_OUTDATED_STREAMS);
+    const unsigned set_ups = ibx_process_outdated(IBX_OUTDATED_LIBRARIES);
     if (p->launches_from != resets)
         ibx_pipeline_forget(p);
     if (p->others_from != handles)

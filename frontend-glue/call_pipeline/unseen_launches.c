@@ -54,8 +54,8 @@ bool ibx_unseen_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
 static void learn(struct ibx_pipeline *p, const struct ibx_unseen_launch *item)
 {
     static const char name[] = "cudaLaunchKernel";
-    if (item->failed || item->resets != ibx_process_resets() ||
-        item->handles != ibx_process_handles())
+    if (item->failed || item->resets != ibx_process_outdated(IBX_OUTDATED_ALL) ||
+        item->handles != ibx_process_outdated(IBX_OUTDATED_STREAMS))
         return;
     ibx_successes_add(&p->launches, item->launch);
     ibx_successes_add(&p->others, item->stream);
