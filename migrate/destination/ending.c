@@ -419,8 +419,7 @@ static const char *what_a_lost_link_means(const struct destination *d, int code)
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "
-               "over "
-               "(if the VM continues at the source, interrupt this tool)";
+               "over (if the VM continues at the source, interrupt this tool)";
     case DESTINATION_COMPLETE:
         return DESTINATION_UNCONFIRMED;
     case DESTINATION_SHUT_DOWN:

@@ -442,8 +442,7 @@ static const char *against_resume(const struct destination *d,
                "ends";
     if (!hello->verify && d->ram.page_tags)
         return "it verifies pages and the source does not: give --no-verify to ib-migrate recover "
-               "at "
-               "both ends";
+               "at both ends";
     if (d->state.now < DESTINATION_WAITING)
         return "the migration was lost before everything was here: start again";
     return NULL;

@@ -298,8 +298,7 @@ static void note_risks(const struct disk_pair *p)
             p->blockers,
             "the dirty bitmap %.64s of %.60s @ %.90s is in this QEMU's memory only and "
             "does not move unless the capability dirty-bitmaps is on at both ends: the next backup "
-            "by "
-            "it has to be a full one",
+            "by it has to be a full one",
             json_is_string(item) ? json_string_value(item) : "", type, at);
     }
     json_array_foreach(json_object_get(p->here, "layers"), index, item)

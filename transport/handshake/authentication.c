@@ -237,8 +237,7 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
                                "the client's key file"
         : !h->keys && !h->conn->options.insecure && !h->peer.sees_local
             ? "without a key only this host is served: set rdma.key_file (--key-file) on both "
-              "ends, or "
-              "rdma.insecure : yes (--set insecure=yes) on the server"
+              "ends, or rdma.insecure : yes (--set insecure=yes) on the server"
             : encryption_conflict(h);
     return rc ? rc : *reason ? -EACCES : 0;
 }
