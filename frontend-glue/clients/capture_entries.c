@@ -3,7 +3,7 @@
  * The captures that sessions have begun. All of this is called under the lock of captures.c, which
  * is here.
  */
-#include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/clients/captures_internal.h"
 
 #include <stdlib.h>
 

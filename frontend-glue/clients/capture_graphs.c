@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the driver tells of captures, and their graphs, which sessions of a tenant share. */
-#include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/clients/captures_internal.h"
 
 struct ibx_captured_work *ibx_captures_work(const struct gpu_session *x)
 {
@@ -50,7 +50,15 @@ bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
     return status == CAPTURE_IS_ACTIVE;
 }
 
-bool ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c)
+struct known {
+    uint64_t id;
+    void *graph;
+    size_t behind; /* how many nodes the next one comes behind */
+};
+
+/* False: no capture is active in the stream, or the driver does not tell. The older function may
+ * fail if an edge to the next node would have data. */
+static bool get_known(struct gpu_session *x, uint64_t stream, struct known *c)
 {
     int (*get)(void *of, int *status, uint64_t *id, void **graph, void **behind, void **edges,
                size_t *count) = NULL;
@@ -90,9 +98,9 @@ void ibx_captures_graphs_let_go(struct gpu_session *x)
 
 bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, void **graph)
 {
-    struct ibx_capture_known c = {.graph = NULL};
+    struct known c = {.graph = NULL};
     ibx_captures_graphs_hold(x);
-    if (!ibx_capture_get(x, stream, &c)) {
+    if (!get_known(x, stream, &c)) {
         ibx_captures_graphs_let_go(x);
         return false;
     }
@@ -103,6 +111,6 @@ bool ibx_captures_graph(struct gpu_session *x, uint64_t stream, uint64_t *id, vo
 
 size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
 {
-    struct ibx_capture_known c = {.graph = NULL};
-    return ibx_capture_get(x, stream, &c) ? c.behind : 0;
+    struct known c = {.graph = NULL};
+    return get_known(x, stream, &c) ? c.behind : 0;
 }

@@ -14,7 +14,7 @@
  * that has not begun. So nothing is delayed for long. A capture that outlasts the time for which a
  * wait is delayed is ended by it, and not waited for again.
  */
-#include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/clients/captures_internal.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -4,7 +4,7 @@
  * that was invalidated, and destroys it if the end fails. So nobody else destroys it meanwhile, and
  * who ends the capture has it alone.
  */
-#include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/clients/captures_internal.h"
 
 int ibx_captures_tell_graph(struct gpu_session *x, uint64_t id, uint64_t graph)
 {

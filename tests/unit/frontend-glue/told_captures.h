@@ -3,7 +3,7 @@
 #ifndef TESTS_UNIT_TOLD_CAPTURES_H
 #define TESTS_UNIT_TOLD_CAPTURES_H
 
-#include "frontend-glue/clients/capture_graphs.h"
+#include "frontend-glue/clients/captures_internal.h"
 #include "tests/fixtures/extensions.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by captures.c, capture_entries.c, told_graphs.c and capture_graphs.c. */
-#ifndef IBX_FRONTEND_GLUE_CLIENTS_CAPTURE_GRAPHS_H
-#define IBX_FRONTEND_GLUE_CLIENTS_CAPTURE_GRAPHS_H
+#ifndef IBX_FRONTEND_GLUE_CLIENTS_CAPTURES_INTERNAL_H
+#define IBX_FRONTEND_GLUE_CLIENTS_CAPTURES_INTERNAL_H
 
 #include "frontend-glue/clients/clients.h"
 
@@ -84,16 +84,5 @@ bool ibx_capture_status(struct gpu_session *x, uint64_t stream, int *status, uin
  * another one in that stream, or in a new stream with the same handle. An invalidated capture
  * counts as the same: it is of no use to anybody. */
 bool ibx_capture_is_still(struct gpu_session *x, uint64_t stream, uint64_t id);
-
-/* CUDA's number of a capture, its graph, and how many nodes the next one comes behind. */
-struct ibx_capture_known {
-    uint64_t id;
-    void *graph;
-    size_t behind;
-};
-
-/* False: none is active in the stream, or the driver does not tell. The older function may fail if
- * an edge to the next node would have data. */
-bool ibx_capture_get(struct gpu_session *x, uint64_t stream, struct ibx_capture_known *c);
 
 #endif
