@@ -136,7 +136,7 @@ static const char *const destination_texts[] = {
 };
 
 /* Where libvirt drives, libvirt restarts a VM, if it has not ended the source's QEMU. */
-static const char *libvirt_text(const struct ibx_record *record, const char *form)
+static const char *libvirt_text(const struct ibx_record *record, const char *plain)
 {
     if (record->source && record->state == IBX_JOURNAL_KEPT)
         return "%s did not go to %s by this migration, which ended before it could run there: "
@@ -149,7 +149,7 @@ static const char *libvirt_text(const struct ibx_record *record, const char *for
         return "%s went to %s, and its QEMU there has ended: virsh resume here continues it from "
                "where it stopped, then \"ib-migrate rollback\" ends what is left of the migration";
     if (record->state != IBX_JOURNAL_BROKEN)
-        return form;
+        return plain;
     return record->source
                ? "%s ran at %s with memory that is not what it was here, and is paused there when "
                  "its ib-migrate knows that, which \"ib-migrate recover\" here tells it: end its "
@@ -224,6 +224,65 @@ void ibx_journal_say_without_ram(const struct ibx_record *record, char *text, si
                  "it from its disk");
 }
 
+static bool was_taken_back(const struct ibx_record *record)
+{
+    return !record->source && record->state == IBX_JOURNAL_BROKEN &&
+           !strcmp(record->vm_status, IBX_JOURNAL_TAKEN_BACK);
+}
+
+/* The text for a source whose VM is lost at the destination. */
+static const char *lost_text(const struct ibx_record *record)
+{
+    return ibx_journal_migrated_on(record)
+               ? "%s was at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
+                 "from where it stopped" IBX_JOURNAL_UNLESS_ON
+           : record->borrow
+               ? "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
+                 "restarts it from where it stopped, unless a return of it had begun"
+               : "%s went to %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
+                 "from where it stopped";
+}
+
+/* The text where libvirt does not drive. */
+static const char *plain_text(const struct ibx_record *record)
+{
+    const bool lost = ibx_journal_lost_there(record);
+    if (ibx_journal_only_at_home(record) && (lost || record->state == IBX_JOURNAL_BROKEN))
+        return "%s had returned to %s, and is lost there; what it had not fetched here before is "
+               "lost with it, so that nothing can restart it here: end its QEMUs and start it from "
+               "its disk";
+    if (lost)
+        return lost_text(record);
+    if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
+        return "%s was taken back from %s and is here, paused as it was: it must not run there";
+    if (!ibx_journal_state_of(record->source, (unsigned)record->state))
+        return "nothing is known of %s and its migration with %s";
+    return record->source ? source_texts[record->state] : destination_texts[record->state];
+}
+
+static const char *text_of(const struct ibx_record *record)
+{
+    if (ibx_journal_has_returned(record))
+        return record->source
+                   ? "%s was borrowed by %s and has returned: nothing is to be done here"
+                   : "%s was borrowed here and has returned to %s: nothing is to be done";
+    if (record->borrow && (record->state == IBX_JOURNAL_RUNNING ||
+                           (record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))))
+        return borrowed_text(record);
+    if (was_taken_back(record))
+        return "%s ran here, was taken back at %s since, and was paused here if QEMU answered: it "
+               "must not run here, so end this QEMU";
+    const char *text = plain_text(record);
+    return record->libvirt ? libvirt_text(record, text) : text;
+}
+
+static void add(char *text, size_t size, const char *more)
+{
+    const size_t used = strlen(text);
+    if (used < size)
+        snprintf(text + used, size - used, "%s", more);
+}
+
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
 {
     char vm[256], does[96], peer[sizeof(record->uri)];
@@ -235,52 +294,17 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     else
         snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
     ibx_journal_name_peer(record, peer, sizeof(peer));
-    const char *form = "nothing is known of %s and its migration with %s";
-    if (ibx_journal_state_of(record->source, (unsigned)record->state))
-        form = record->source ? source_texts[record->state] : destination_texts[record->state];
-    if (record->source && record->state == IBX_JOURNAL_ROLLED_BACK && !record->was_running)
-        form = "%s was taken back from %s and is here, paused as it was: it must not run there";
-    if (ibx_journal_lost_there(record))
-        form = "%s went to %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it "
-               "from where it stopped";
-    if (ibx_journal_only_at_home(record) &&
-        (ibx_journal_lost_there(record) || record->state == IBX_JOURNAL_BROKEN))
-        form = "%s had returned to %s, and is lost there; what it had not fetched here before is "
-               "lost with it, so that nothing can restart it here: end its QEMUs and start it from "
-               "its disk";
-    else if (ibx_journal_lost_there(record) && ibx_journal_migrated_on(record))
-        form =
-            "%s was at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
-            "where it stopped" IBX_JOURNAL_UNLESS_ON;
-    else if (ibx_journal_lost_there(record) && record->borrow)
-        form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
-               "restarts it from where it stopped, unless a return of it had begun";
-    if (record->libvirt)
-        form = libvirt_text(record, form);
-    const bool taken_back = !record->source && record->state == IBX_JOURNAL_BROKEN &&
-                            !strcmp(record->vm_status, IBX_JOURNAL_TAKEN_BACK);
-    if (taken_back)
-        form = "%s ran here, was taken back at %s since, and was paused here if QEMU answered: it "
-               "must not run here, so end this QEMU";
-    if (record->borrow && (record->state == IBX_JOURNAL_RUNNING ||
-                           (record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))))
-        form = borrowed_text(record);
-    if (ibx_journal_has_returned(record))
-        form = record->source
-                   ? "%s was borrowed by %s and has returned: nothing is to be done here"
-                   : "%s was borrowed here and has returned to %s: nothing is to be done";
     if (ibx_journal_stands(record))
         snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
                  record->vm_status);
     else
         snprintf(does, sizeof(does), "runs");
     ibx_text_sanitize(does); /* the destination tells it */
-    fill_in(form, vm, does, peer, text, size);
-    if (!record->source && record->state == IBX_JOURNAL_BROKEN && !taken_back && !record->libvirt &&
-        strlen(text) < size)
-        snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
-    if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
-        snprintf(text + strlen(text), size - strlen(text),
-                 " (libvirt decides where it runs: see virsh list on both hosts)");
+    fill_in(text_of(record), vm, does, peer, text, size);
+    if (!record->source && record->state == IBX_JOURNAL_BROKEN && !was_taken_back(record) &&
+        !record->libvirt)
+        add(text, size, ibx_journal_restarts_if(record));
+    if (record->libvirt && !ibx_journal_over(record))
+        add(text, size, " (libvirt decides where it runs: see virsh list on both hosts)");
     ibx_text_plain(text);
 }
