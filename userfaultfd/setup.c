@@ -283,8 +283,7 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
     return w->wake_fd < 0 ? -errno : 0;
 }
 
-static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *config,
-                       struct ibx_error *err)
+static void take_config(struct ibx_fault *e, const struct ibx_fault_config *config)
 {
     e->uffd = config->uffd;
     e->events = config->events;
@@ -317,6 +316,12 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->slot_bytes = slot_bytes(config);
     e->buffer_bytes = ibx_fault_buffer_bytes(config);
     atomic_store(&e->cap, config->max_bandwidth);
+}
+
+static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *config,
+                       struct ibx_error *err)
+{
+    take_config(e, config);
     e->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     e->waiters = calloc(FIRST_WAITERS, sizeof *e->waiters);
     e->waiter_room = FIRST_WAITERS;

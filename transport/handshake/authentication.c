@@ -462,12 +462,42 @@ enum server_place {
     SERVER_FORWARDED /* a process of this host passes the bytes on to it */
 };
 
+/* Whether the server, a process of this host, belongs to this user or root. */
+static int check_owner(const struct ibx_handshake *h, struct ibx_error *err)
+{
+    uid_t uid = 0, own = geteuid();
+    const char *peer = h->conn->path.peer;
+    const int unowned = ibx_handshake_peer_user(h->conn->handshake_socket, &uid);
+    if (unowned) {
+        if (server_has_closed(h->conn->handshake_socket))
+            return closed_too_early(peer, err);
+        return ibx_error_set(
+            err, -EACCES,
+            "it is not known which user the server at %s belongs to: %sset rdma.key_file "
+            "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer, more_files(unowned));
+    }
+    if (ibx_path_is_from_outside(uid)) /* this process may have that number, too */
+        return ibx_error_set(
+            err, -EACCES,
+            "it is not known which user the server at %s belongs to: every user that this user "
+            "namespace does not map is %u in it; set rdma.key_file (--key-file) on both ends, or "
+            "rdma.insecure : yes (--set insecure=yes)",
+            peer, (unsigned)uid);
+    if (uid != own && uid != 0)
+        return ibx_error_set(
+            err, -EACCES,
+            "the server at %s belongs to user %u, not to user %u or root: set "
+            "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
+            peer, (unsigned)uid, (unsigned)own);
+    return 0;
+}
+
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
 static int check_keyless_server(struct ibx_handshake *h, enum server_place place,
                                 struct ibx_error *err)
 {
-    uid_t uid = 0, own = geteuid();
     const char *peer = h->conn->path.peer;
     if (h->key || h->conn->options.insecure)
         return 0;
@@ -493,30 +523,7 @@ static int check_keyless_server(struct ibx_handshake *h, enum server_place place
             "%s is on another host and cannot be authenticated without a key: set rdma.key_file "
             "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
             peer);
-    const int unowned = ibx_handshake_peer_user(h->conn->handshake_socket, &uid);
-    if (unowned) {
-        if (server_has_closed(h->conn->handshake_socket))
-            return closed_too_early(peer, err);
-        return ibx_error_set(
-            err, -EACCES,
-            "it is not known which user the server at %s belongs to: %sset rdma.key_file "
-            "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
-            peer, more_files(unowned));
-    }
-    if (ibx_path_is_from_outside(uid)) /* this process may have that number, too */
-        return ibx_error_set(
-            err, -EACCES,
-            "it is not known which user the server at %s belongs to: every user that this user "
-            "namespace does not map is %u in it; set rdma.key_file (--key-file) on both ends, or "
-            "rdma.insecure : yes (--set insecure=yes)",
-            peer, (unsigned)uid);
-    if (uid != own && uid != 0)
-        return ibx_error_set(
-            err, -EACCES,
-            "the server at %s belongs to user %u, not to user %u or root: set "
-            "rdma.key_file (--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
-            peer, (unsigned)uid, (unsigned)own);
-    return 0;
+    return check_owner(h, err);
 }
 
 /* Whether somebody passes on the bytes between a client and a server that seem to be on one host.
