@@ -8,7 +8,8 @@
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   control_messages.c   messages of the source on the control connection
  *   commit.c             the point of no return: gives QEMU the end of the device state
- *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
+ *   complete.c           every page is here: says so, and lets go of QEMU
+ *   ending.c, silence.c  trouble, interrupts, other ends; a source from which nothing comes
  *   digests.c            digests of the pages that have come, to the source
  *   warm.c               pages that are fetched while the VM runs at the source
  *   borrow.c             a VM that is to return: lends the monitor, notices the return
@@ -461,15 +462,18 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
 /* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
+/* The VM ran here and does not any more, for the reason in `why`, so that nobody needs its pages:
+ * goes to SHUT_DOWN. */
+int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
+                        const char *sentence, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- complete.c */
+
 /* Fills in the totals of COMPLETE. Their hash is that of the last page map that has come whole: a
  * source that has connected again may be sending another one. */
 void ibx_destination_total(const struct destination *d, struct ibx_journal_totals *totals);
 /* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
-/* The VM ran here and does not any more, for the reason in `why`, so that nobody needs its pages:
- * goes to SHUT_DOWN. */
-int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
-                        const char *sentence, struct ibx_error *err);
 /* In COMPLETE and SHUT_DOWN: whether nothing of this tool is left in QEMU. Tries to remove it, when
  * it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
