@@ -442,13 +442,6 @@ void ibx_math_end(unsigned type, uint64_t handle)
         f->call(function, &value);
 }
 
-static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
-{
-    uint64_t made;
-    memcpy(&made, at, sizeof(made));
-    return a->kind == IBX_MATH_MAKES ? made : (uint32_t)made;
-}
-
 /* Notes the handle that the call has made. False: no memory; it was destroyed. */
 static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t made)
 {
@@ -463,11 +456,6 @@ static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t mad
     return true;
 }
 
-static bool is_made(const struct ibx_math_argument *a)
-{
-    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
-}
-
 /* Bytes of an argument in the reply. */
 static size_t bytes_of_reply(const struct call *c, unsigned i)
 {
@@ -476,7 +464,7 @@ static size_t bytes_of_reply(const struct call *c, unsigned i)
     const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
     const bool output =
         a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED || (result && !c->on_device);
-    if (is_made(a))
+    if (ibx_math_is_made(a))
         return 8;
     return output && c->values[i].p && (changed || !c->unwanted[i]) ? ibx_math_bytes(a, c->values)
                                                                     : 0;
@@ -499,10 +487,10 @@ static int answer(struct call *c, struct ibx_writer *out)
     for (unsigned i = 0; i < c->f->count; i++) {
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const void *at = c->values[i].p;
-        if (is_made(a) && !note(c, a, made_at(a, at)))
+        if (ibx_math_is_made(a) && !note(c, a, ibx_math_made(a, at)))
             return c->statuses->no_memory;
-        if (is_made(a))
-            ibx_put_u64(out, made_at(a, at));
+        if (ibx_math_is_made(a))
+            ibx_put_u64(out, ibx_math_made(a, at));
         else
             ibx_put_bytes(out, at, bytes_of_reply(c, i));
     }

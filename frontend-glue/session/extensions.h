@@ -304,6 +304,11 @@ struct ibx_cuda_memcpy3d {
     struct ibx_cuda_extent extent;
     int kind;
 };
+/* Whether each side is an array or memory, and not both. */
+static inline bool ibx_cuda_has_two_sides(const struct ibx_cuda_memcpy3d *p)
+{
+    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
+}
 struct ibx_cuda_memset {
     void *at;
     size_t pitch;

@@ -196,6 +196,19 @@ union ibx_math_value {
     void *p;
 };
 
+/* Whether the function makes what the argument points to, a handle or a plan; and that, when it has
+ * been called. */
+static inline bool ibx_math_is_made(const struct ibx_math_argument *a)
+{
+    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
+}
+static inline uint64_t ibx_math_made(const struct ibx_math_argument *a, const void *at)
+{
+    uint64_t made = 0;
+    memcpy(&made, at, a->kind == IBX_MATH_MAKES ? 8 : 4);
+    return made;
+}
+
 #define IBX_MATH_ARGUMENTS 32u    /* arguments of a function, at most */
 #define IBX_MATH_BODY      64000u /* bytes of a body, at most; a message has room for more */
 #define IBX_MATH_ROOM      4096u  /* bytes of host memory in a call, without long arrays */

@@ -74,7 +74,7 @@ static unsigned made_by(const struct ibx_math_function *f)
 {
     for (unsigned i = 0; i < f->count; i++) {
         const struct ibx_math_argument *a = &f->arguments[i];
-        if (a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN)
+        if (ibx_math_is_made(a))
             return a->n;
     }
     return IBX_MATH_TYPES;

@@ -3,6 +3,7 @@
  * each page with its hash before the page is used, whatever the network and the sender. */
 #include "migrate/snapshot/hasher.h"
 
+#include "common/wire.h"
 #include "common/write_whole.h"
 
 #include <errno.h>
@@ -21,12 +22,6 @@ static bool is_zero(const uint8_t *bytes, size_t length)
 bool ibx_snapshot_page_is_zero(const void *page)
 {
     return is_zero(page, IBX_SNAPSHOT_PAGE);
-}
-
-static void put_number(uint8_t *at, uint64_t value)
-{
-    for (unsigned i = 0; i < 8; i++)
-        at[i] = (uint8_t)(value >> (8 * i));
 }
 
 /* ------------------------------------------------------------ one page, or piece */
@@ -61,7 +56,8 @@ int ibx_snapshot_hasher_bytes(struct ibx_snapshot_hasher *hasher, uint64_t numbe
     memset(hash, 0, IBX_SNAPSHOT_HASH);
     if (is_zero(bytes, length))
         return 0;
-    put_number(hasher->prefix + IBX_SNAPSHOT_ID, number);
+    struct ibx_writer w = ibx_writer_of(hasher->prefix + IBX_SNAPSHOT_ID, 8);
+    ibx_put_u64(&w, number);
     if (EVP_DigestInit_ex(hasher->context, hasher->md, NULL) != 1 ||
         EVP_DigestUpdate(hasher->context, hasher->prefix, sizeof(hasher->prefix)) != 1 ||
         EVP_DigestUpdate(hasher->context, bytes, length) != 1 ||
@@ -271,7 +267,8 @@ void ibx_snapshot_map_finish(const struct ibx_snapshot_manifest *m, struct ibx_p
 static bool digest_number(EVP_MD_CTX *md, uint64_t value)
 {
     uint8_t number[8];
-    put_number(number, value);
+    struct ibx_writer w = ibx_writer_of(number, sizeof(number));
+    ibx_put_u64(&w, value);
     return EVP_DigestUpdate(md, number, sizeof(number)) == 1;
 }
 

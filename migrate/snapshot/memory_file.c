@@ -8,6 +8,7 @@
 #include "common/file_check.h"
 #include "common/path_check.h"
 #include "common/shell_word.h"
+#include "common/wire.h"
 #include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
 
@@ -20,20 +21,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void number_put(uint8_t *at, uint64_t value)
-{
-    for (unsigned i = 0; i < 8; i++)
-        at[i] = (uint8_t)(value >> (8 * i));
-}
-
 static int id_make(const struct stat *st, uint8_t id[IBX_SNAPSHOT_ID], struct ibx_error *err)
 {
     uint8_t identity[40], hash[EVP_MAX_MD_SIZE];
-    number_put(identity, st->st_dev);
-    number_put(identity + 8, st->st_ino);
-    number_put(identity + 16, (uint64_t)st->st_size);
-    number_put(identity + 24, (uint64_t)st->st_mtim.tv_sec);
-    number_put(identity + 32, (uint64_t)st->st_mtim.tv_nsec);
+    struct ibx_writer w = ibx_writer_of(identity, sizeof(identity));
+    ibx_put_u64(&w, st->st_dev);
+    ibx_put_u64(&w, st->st_ino);
+    ibx_put_u64(&w, (uint64_t)st->st_size);
+    ibx_put_u64(&w, (uint64_t)st->st_mtim.tv_sec);
+    ibx_put_u64(&w, (uint64_t)st->st_mtim.tv_nsec);
     if (EVP_Digest(identity, sizeof(identity), hash, NULL, EVP_sha256(), NULL) != 1)
         return ibx_error_set(err, -EIO, "OpenSSL cannot compute SHA-256");
     memcpy(id, hash, IBX_SNAPSHOT_ID);

@@ -257,11 +257,6 @@ static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish,
     return ibx_frontend_bounce_end(&b, rc);
 }
 
-static bool is_copy(const struct ibx_cuda_memcpy3d *p)
-{
-    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
-}
-
 static bool is_empty(const struct ibx_cuda_memcpy3d *p)
 {
     return !p->extent.width || !p->extent.height || !p->extent.depth;
@@ -299,7 +294,7 @@ static bool is_beyond(const void *array, const struct ibx_cuda_extent *at,
 static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d *bytes)
 {
     bool known = true;
-    if (!is_copy(p))
+    if (!ibx_cuda_has_two_sides(p))
         return CUDA_INVALID_VALUE;
     if (ibx_frontend_is_no_kind(p->kind))
         return CUDA_INVALID_DIRECTION;

@@ -127,17 +127,13 @@ static bool is_short(const struct ibx_cuda_memcpy3d *p)
     return p->from.at && p->to.at && ibx_frontend_planes_are_short(p);
 }
 
-static bool has_two_sides(const struct ibx_cuda_memcpy3d *p)
-{
-    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
-}
-
 /* What CUDA refuses at once of a node's copy, in its order. The device checks arrays. */
 static int check_copy(const struct ibx_cuda_memcpy3d *copy)
 {
     if (copy && ibx_frontend_is_no_kind(copy->kind))
         return CUDA_INVALID_DIRECTION;
-    if (!has_two_sides(copy) || !copy->extent.width || !copy->extent.height || !copy->extent.depth)
+    if (!ibx_cuda_has_two_sides(copy) || !copy->extent.width || !copy->extent.height ||
+        !copy->extent.depth)
         return CUDA_INVALID_VALUE;
     const bool memory = copy->from.at && copy->to.at;
     const int rc = memory ? ibx_frontend_planes_within(copy) : CUDA_SUCCESS;

@@ -35,18 +35,6 @@ struct call {
 
 /* ------------------------------------------------------------------------ GVirtuS's function */
 
-static bool makes(const struct ibx_math_argument *a)
-{
-    return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
-}
-
-static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
-{
-    uint64_t made = 0;
-    memcpy(&made, at, a->kind == IBX_MATH_MAKES ? 8 : 4);
-    return made;
-}
-
 static void note_stream(const struct call *c)
 {
     if (c->f->use == IBX_MATH_USE_SELECTS) /* arguments: handle, stream */
@@ -58,8 +46,8 @@ static void note_foreign(const struct call *c)
 {
     for (unsigned i = 0; i < c->f->count; i++) {
         const struct ibx_math_argument *a = &c->f->arguments[i];
-        if (makes(a) && c->values[i].p)
-            ibx_math_handle_set((enum ibx_math_type)a->n, made_at(a, c->values[i].p),
+        if (ibx_math_is_made(a) && c->values[i].p)
+            ibx_math_handle_set((enum ibx_math_type)a->n, ibx_math_made(a, c->values[i].p),
                                 IBX_MATH_FOREIGN);
     }
 }
@@ -93,7 +81,7 @@ static bool may_pass(const struct call *c)
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const bool names = a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER;
         const uint64_t handle = (uintptr_t)c->values[i].p;
-        if (((names || makes(a)) && a->n == IBX_MATH_GRAPH) ||
+        if (((names || ibx_math_is_made(a)) && a->n == IBX_MATH_GRAPH) ||
             (names && handle &&
              ibx_math_handle_is((enum ibx_math_type)a->n, handle) != IBX_MATH_FOREIGN))
             return false;
@@ -347,9 +335,9 @@ static void take_results(const struct call *c, const uint8_t *out)
         const bool result = a->kind == IBX_MATH_RESULT || a->kind == IBX_MATH_CHANGED;
         void *at = c->values[i].p;
         const bool output = a->kind == IBX_MATH_OUTPUT || a->kind == IBX_MATH_HOST_CHANGED;
-        if (!at || !(makes(a) || (result && !c->on_device) || output))
+        if (!at || !(ibx_math_is_made(a) || (result && !c->on_device) || output))
             continue;
-        if (makes(a)) {
+        if (ibx_math_is_made(a)) {
             const uint64_t made = ibx_get_u64(&r);
             const int plan = (int)(uint32_t)made;
             if (ibx_math_is_dnn(c->f->number)) /* its handles do not survive a reset */
