@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Every page is here: what is left to be done. The journal is written first; only then is anything
- * undone in QEMU. So a tool that finds RUNNING in the journal finds the userfaultfd in its place,
- * and one that finds COMPLETE needs neither that nor QEMU to tell the source. Both steps can fail
- * for a while (a full disk, a stopped QEMU). The VM runs meanwhile, and they are tried again.
+ * Every page is here, or nobody needs them any more. The journal is written first; only then is
+ * anything undone in QEMU. So a tool that finds RUNNING in the journal finds the userfaultfd in its
+ * place, and one that finds COMPLETE needs neither that nor QEMU to tell the source. Both steps can
+ * fail for a while (a full disk, a stopped QEMU). The VM runs meanwhile, and they are tried again.
  */
 #include "migrate/destination/destination.h"
 
@@ -126,4 +126,24 @@ bool ibx_destination_has_let_go(struct destination *d)
     if (rc)
         retry_later(d, "QEMU cannot be let go of", &why);
     return !rc;
+}
+
+int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
+                        const char *sentence, struct ibx_error *err)
+{
+    struct ibx_error unwritten = {0};
+    struct ibx_record *record = &d->status.record;
+    memcpy(record->vm_status, why, sizeof(record->vm_status));
+    memcpy(d->qemu.status, record->vm_status, sizeof(d->qemu.status));
+    record->settings[0] = '\0';
+    ibx_destination_qemu_fini(&d->qemu);
+    ibx_destination_ram_give_up(&d->ram, record);
+    ibx_destination_link_engine_ended(&d->link);
+    ibx_migration_notify(&d->options->observer,
+                         "%s: pages that have not come are not needed any "
+                         "more",
+                         sentence);
+    if (ibx_destination_record(d, IBX_JOURNAL_SHUT_DOWN, &unwritten))
+        ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
+    return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
 }

@@ -3,16 +3,19 @@
  * The destination of a migration. ibx_migrate_receive() of migrate/migrate.h is here, nothing else
  * is called from outside.
  *
- *   begin.c, recover.c   that call: checks, opens, recovers, and in the end closes
+ *   begin.c              that call: checks, opens, and in the end closes
  *   destination.c        the loop and the steps of each state
+ *   recover.c            what a tool takes over of the one before it
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   control_messages.c   messages of the source on the control connection
  *   commit.c             the point of no return: gives QEMU the end of the device state
- *   complete.c           every page is here: says so, and lets go of QEMU
  *   ending.c, silence.c  trouble, interrupts, other ends; a source from which nothing comes
- *   digests.c            digests of the pages that have come, to the source
  *   warm.c               pages that are fetched while the VM runs at the source
  *   borrow.c             a VM that is to return: lends the monitor, notices the return
+ *   complete.c           every page is here, or nobody needs them: says so, lets go of QEMU
+ *   reports.c            what the source is told on the control connection
+ *   compared.c           whether QEMU is still as it was compared with the source's
+ *   digests.c            digests of the pages that have come, to the source
  *   home.c               a VM that returns here: the memory that it left
  *   receiver_lock.c      one receiver at a time takes a VM into a QEMU
  *   states.c             the states
@@ -24,8 +27,9 @@
  *   stream.c             the device state, into QEMU, without its end before the commit
  *   qemu.c               QEMU's monitor
  *
- * Each file calls only those below it in this list; ram.c to qemu.c do not call each other, and
- * have headers of their own.
+ * Each file calls only those below it in this list, but for ending.c, which has
+ * ibx_destination_on_message() take the last messages of a source that ends. early.c to qemu.c do
+ * not call each other. ram.c, link.c, stream.c and qemu.c have headers of their own.
  */
 #ifndef IBX_MIGRATE_DESTINATION_DESTINATION_H
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
@@ -388,14 +392,6 @@ struct message_context {
 };
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
-void ibx_destination_send_progress(struct destination *d);
-/* Before ABORT, which does not tell it: another client has migrated the VM on. The source may not
- * know that yet. */
-void ibx_destination_send_migrated_on(struct destination *d);
-/* Sends COMPLETE, or in SHUT_DOWN ENDED. */
-int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
-/* Sends RUNNING. A connection that is lost is noticed when it is read. */
-void ibx_destination_send_running(struct destination *d);
 
 /* ---------------------------------------------------------------- digests.c */
 
@@ -462,10 +458,29 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
 /* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
-/* The VM ran here and does not any more, for the reason in `why`, so that nobody needs its pages:
- * goes to SHUT_DOWN. */
-int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
-                        const char *sentence, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- compared.c */
+
+/* -EPERM: this QEMU no longer has the devices and images that were compared with the source's. To
+ * be called before guest RAM is watched: from then on QEMU may have to wait for a page before it
+ * can answer. */
+int ibx_destination_check_compared(struct destination *d, struct ibx_error *err);
+/* Asks QEMU for the same once more, and does not wait: when the state of the VM begins to come, or
+ * before the source stops a VM whose pages were fetched before. The next check, when QEMU has
+ * loaded, looks at the answers. */
+void ibx_destination_compared_ask(struct destination *d);
+
+/* ---------------------------------------------------------------- reports.c */
+
+/* Sends PROGRESS, once in MIGRATION_TICK_MS at most. */
+void ibx_destination_send_progress(struct destination *d);
+/* Before ABORT, which does not tell it: another client has migrated the VM on. The source may not
+ * know that yet. */
+void ibx_destination_send_migrated_on(struct destination *d);
+/* Sends COMPLETE, or in SHUT_DOWN ENDED. */
+int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
+/* Sends RUNNING. A connection that is lost is noticed when it is read. */
+void ibx_destination_send_running(struct destination *d);
 
 /* ---------------------------------------------------------------- complete.c */
 
@@ -474,6 +489,10 @@ int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS
 void ibx_destination_total(const struct destination *d, struct ibx_journal_totals *totals);
 /* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
+/* The VM ran here and does not any more, for the reason in `why`, so that nobody needs its pages:
+ * goes to SHUT_DOWN. */
+int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
+                        const char *sentence, struct ibx_error *err);
 /* In COMPLETE and SHUT_DOWN: whether nothing of this tool is left in QEMU. Tries to remove it, when
  * it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
@@ -486,14 +505,6 @@ int ibx_destination_record_end(struct destination *d, struct ibx_error *err);
 /* Takes the HELLOs and JOINs that have come, and answers them. */
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
 void ibx_destination_forget_description(struct destination *d);
-/* -EPERM: this QEMU no longer has the devices and images that were compared with the source's. To
- * be called before guest RAM is watched: from then on QEMU may have to wait for a page before it
- * can answer. */
-int ibx_destination_check_compared(struct destination *d, struct ibx_error *err);
-/* Asks QEMU for the same once more, and does not wait: when the state of the VM begins to come, or
- * before the source stops a VM whose pages were fetched before. The next check, when QEMU has
- * loaded, looks at the answers. */
-void ibx_destination_compared_ask(struct destination *d);
 /* Reserves places (ibx_acceptor_expect_host()) for the source of a recovered migration. */
 void ibx_destination_expect_recorded(struct destination *d);
 /* Open the control socket: before a source has come its name is that of the process, then that of

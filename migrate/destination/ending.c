@@ -55,26 +55,6 @@ int ibx_destination_refuse_commit(struct destination *d, int code, struct ibx_er
     return give_up(d, code, err);
 }
 
-int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
-                        const char *sentence, struct ibx_error *err)
-{
-    struct ibx_error unwritten = {0};
-    struct ibx_record *record = &d->status.record;
-    memcpy(record->vm_status, why, sizeof(record->vm_status));
-    memcpy(d->qemu.status, record->vm_status, sizeof(d->qemu.status));
-    record->settings[0] = '\0';
-    ibx_destination_qemu_fini(&d->qemu);
-    ibx_destination_ram_give_up(&d->ram, record);
-    ibx_destination_link_engine_ended(&d->link);
-    ibx_migration_notify(&d->options->observer,
-                         "%s: pages that have not come are not needed any "
-                         "more",
-                         sentence);
-    if (ibx_destination_record(d, IBX_JOURNAL_SHUT_DOWN, &unwritten))
-        ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
-    return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
-}
-
 /* The guest has shut the VM down. */
 static int shut_down(struct destination *d, struct ibx_error *err)
 {
