@@ -4,7 +4,7 @@
  * called from outside.
  *
  *   begin.c     that call: what is checked and opened, and in the end closed
- *   source.c    the states and the loop
+ *   source.c    the loop and the steps of each state
  *   events.c    events of QEMU, and its monitor
  *   control_messages.c  messages of the destination on the control connection
  *   libvirt.c   where libvirt drives QEMU's migration
@@ -23,12 +23,15 @@
  *   stop_map.c  the page map of the stop, for recover
  *   verify.c    digests of the pages that have come there
  *   remove.c    files of guest RAM, once the migration is complete
+ *   states.c    the states
  *
- * Calls go downwards: begin.c, source.c, events.c, control_messages.c, libvirt.c, then commit.c to
- * lost.c, then the parts. Three functions are exceptions, ibx_source_on_message(),
- * ibx_source_move() and ibx_source_on_quiet(): those have no other way to read a message, to move,
- * or to go on. vm.h (with files.c), stream.h, link.h, warm.h (with warm_parts.c) and return.h are
- * headers of parts.
+ * Calls go downwards: begin.c, source.c, events.c, control_messages.c and libvirt.c, then commit.c
+ * to intruder.c, which call each other, then the parts, of which link.c, warm.c, return.c and
+ * stop_map.c use others, then states.c. These are called from below: ibx_source_on_message(), to
+ * take the last messages; ibx_source_on_quiet(), ibx_source_libvirt_saved() and
+ * ibx_source_libvirt_resumed(), to go on in another way; ibx_source_set_settings(); and by return.c
+ * and verify.c ibx_source_check_interrupts() and ibx_source_broken(). vm.h (with files.c),
+ * stream.h, link.h, warm.h (with warm_parts.c) and return.h are headers of parts.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -226,8 +229,6 @@ struct source {
     bool unseen; /* the destination has not seen the epoch, which could not be written */
 };
 
-/* `first`: ASKING, or for recover COMMITTED or SERVING. */
-int ibx_source_begin(struct source *s, enum source_state first);
 /* Whether the VM returns to where it was borrowed from. */
 static inline bool source_returns(const struct source *s)
 {
@@ -235,14 +236,9 @@ static inline bool source_returns(const struct source *s)
 }
 /* Finds which pages hold data at this moment. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
-/* The one place that moves. -EINVAL: refused, nothing has changed. */
-int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
 /* In STARTING: nothing writes to guest RAM any more, and QEMU writes the device state meanwhile.
  * Goes to STOPPED and finds the page map. */
 int ibx_source_on_quiet(struct source *s, struct ibx_error *err);
-enum ibx_migrate_phase ibx_source_phase(const struct source *s);
-/* Copies figures of all parts into s->status. */
-void ibx_source_update(struct source *s);
 /* While the VM is stopped and could continue here, a slow destination is an error: -ETIMEDOUT.
  * After the commit this side can only notify. */
 int ibx_source_check_stall(struct source *s, struct ibx_error *err);
@@ -258,6 +254,16 @@ static inline bool source_over(const struct source *s)
 {
     return s->state.now >= SOURCE_DONE;
 }
+
+/* ---------------------------------------------------------------- states.c */
+
+/* `first`: ASKING, or for recover COMMITTED or SERVING. */
+int ibx_source_begin(struct source *s, enum source_state first);
+/* The one place that moves. -EINVAL: refused, nothing has changed. */
+int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
+enum ibx_migrate_phase ibx_source_phase(const struct source *s);
+/* Copies figures of all parts into s->status. */
+void ibx_source_update(struct source *s);
 
 /* ---------------------------------------------------------------- begin.c */
 
