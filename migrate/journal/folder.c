@@ -282,6 +282,28 @@ int ibx_journal_folder_open(const char *folder, struct ibx_error *err)
                                             hint));
 }
 
+void ibx_hex_text(const uint8_t *bytes, size_t count, char *text)
+{
+    for (size_t i = 0; i < count; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+}
+
+void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
+{
+    const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
+    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, name);
+    snprintf(name + digits, NAME_BYTES - digits, ".%s%s", record->source ? "source" : "destination",
+             suffix);
+}
+
+void ibx_journal_path(const char *folder, const struct ibx_record *record, const char *suffix,
+                      char *path, size_t size)
+{
+    char name[NAME_BYTES];
+    ibx_journal_name(record, suffix, name);
+    snprintf(path, size, "%s/%s", folder, name);
+}
+
 int ibx_journal_open_beside(const char *folder, const struct ibx_record *record, const char *suffix,
                             int flags)
 {

@@ -18,22 +18,6 @@
 #define TOUCHED ".touched"
 #define BACK    ".back"
 
-void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
-{
-    const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
-    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, name);
-    snprintf(name + digits, NAME_BYTES - digits, ".%s%s", record->source ? "source" : "destination",
-             suffix);
-}
-
-void ibx_journal_path(const char *folder, const struct ibx_record *record, const char *suffix,
-                      char *path, size_t size)
-{
-    char name[NAME_BYTES];
-    ibx_journal_name(record, suffix, name);
-    snprintf(path, size, "%s/%s", folder, name);
-}
-
 void ibx_journal_page_state_path(const struct ibx_record *record, enum ibx_journal_page_state kind,
                                  char *path, size_t size)
 {

@@ -28,12 +28,6 @@ json_t *ibx_json_text(const char *text)
     return json_string(plain);
 }
 
-void ibx_hex_text(const uint8_t *bytes, size_t count, char *text)
-{
-    for (size_t i = 0; i < count; i++)
-        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
-}
-
 static int check_text(const struct ibx_record *record, struct ibx_error *err)
 {
     const char *const texts[] = {record->qmp, record->uri, record->key_file, record->uuid};
