@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by staging.c, which copies through chunks, unstaged.c, which does without,
- * overdue_copies.c, unawaited_copies.c, and lent_chunks.c. */
+ * overdue_copies.c, unawaited_copies.c, and lent_chunks.c. staging.c asks the others whether a copy
+ * is theirs, and they make it by the steps of staging.c. */
 #ifndef IBX_GPUDIRECT_STAGING_INTERNAL_H
 #define IBX_GPUDIRECT_STAGING_INTERNAL_H
 

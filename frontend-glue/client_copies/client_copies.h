@@ -10,6 +10,9 @@
  *   client_stage.c  long copies of pageable memory, in parts, over shm
  *   client_ahead.c  short copies whose calls return before the copies are made
  *   async_copy.c    asynchronous copies in the background
+ *
+ * The first five call each other: client_stage.c has what all of them remember of a session, and
+ * client_frame.c, by which all of them send, asks client_copy.c what is left to the GPU.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H
 #define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H

@@ -40,12 +40,13 @@
  *   broken_context.c sticky CUDA errors: who is told, and how the process is replaced
  *   ready_context.c  a context that is there before a client is
  *
- * Three circles of calls remain, each between a few files. captures.c tells graph_limits.c, by
+ * There are three circles of calls, each between a few files. captures.c tells graph_limits.c, by
  * capture_entries.c, that a capture is over, and graph_limits.c asks captures.c whether a stream is
  * captured. process_ends.c tells departures.c that a process has ended, and departures.c has
  * client_ends.c give its things back, which tells process_ends.c of its streams' waits. host_work.c
  * makes the slot for a function that copies, and graph_slots.c has host_work.c forget that function
- * when the slot has gone.
+ * when the slot has gone, and frees the slot's memory by frees.c, which notes graphs' launches by
+ * exec_ends.c and exec_functions.c, and these by host_work.c.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
 #define IBX_FRONTEND_GLUE_CLIENTS_CLIENTS_H
