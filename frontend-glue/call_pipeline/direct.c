@@ -246,7 +246,7 @@ unsigned ibx_pipeline_server(const struct ibx_pipeline *p)
 
 bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 {
-    if (!knows(p) || p->device.current < 0)
+    if (!knows(p) || p->device.current < 0 || ibx_process_is_broken())
         return false;
     *device = p->device.current;
     return true;
@@ -255,7 +255,7 @@ bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 bool ibx_pipeline_selected(struct ibx_pipeline *p, int device)
 {
     return knows(p) && p->device.known && (int)ibx_request_word(p->device.body) == device &&
-           has_no_error(p);
+           !ibx_process_is_broken() && has_no_error(p);
 }
 
 bool ibx_pipeline_rests(struct ibx_pipeline *p, uint64_t stream)

@@ -112,6 +112,8 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, unsigned answere
 /* *error is that of a launch by <<<>>>, which is the only one that cudaGetLastError has not
  * returned of the calls that were answered before they were run; none of these may fail yet. */
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *pipeline, int *error);
+/* Whether a sticky error has broken the process's contexts, and which one. */
+bool ibx_pipeline_broken_by(int *code);
 /* The end of how many server processes was noticed so far, by any thread. */
 unsigned ibx_pipeline_server_ends(void);
 /* Another number than before if what the server had made for this process may be gone, as far as

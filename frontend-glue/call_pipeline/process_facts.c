@@ -17,6 +17,7 @@ static _Atomic uint64_t left_in_legacy, legacy_settled;
 static atomic_bool devices, shares_memory;
 #define BROKEN 1u
 static _Atomic unsigned breaks; /* BROKEN, and 2 for each sticky error so far */
+static atomic_int broken_by;    /* the last one of them */
 #define DESTROYED 1024u
 static _Atomic unsigned destroyed[DESTROYED]; /* by handle; several share a counter */
 
@@ -138,6 +139,8 @@ void ibx_process_returned(int exit_code, bool waits, unsigned before)
 {
     unsigned now = atomic_load(&breaks);
     if (ibx_call_breaks_contexts(exit_code))
+        atomic_store(&broken_by, exit_code);
+    if (ibx_call_breaks_contexts(exit_code))
         while (!atomic_compare_exchange_weak(&breaks, &now, (now | BROKEN) + 2)) {
         }
     else if (waits && !exit_code && (before & BROKEN))
@@ -147,6 +150,12 @@ void ibx_process_returned(int exit_code, bool waits, unsigned before)
 bool ibx_process_is_broken(void)
 {
     return ibx_process_breaks() & BROKEN;
+}
+
+bool ibx_pipeline_broken_by(int *code)
+{
+    *code = atomic_load(&broken_by);
+    return ibx_process_is_broken();
 }
 
 bool ibx_process_captures(void)

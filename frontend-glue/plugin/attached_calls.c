@@ -118,6 +118,7 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     case IBX_FRONTEND_ALL_RESTS: /* see knows() */
     case IBX_FRONTEND_DEVICE_RESTS:
     case IBX_FRONTEND_PRINTED:
+    case IBX_FRONTEND_BROKEN:
         break;
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
@@ -157,6 +158,8 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return false;
     if (fact == IBX_FRONTEND_PRINTED)
         return knows_printed(answer);
+    if (fact == IBX_FRONTEND_BROKEN)
+        return ibx_pipeline_broken_by(answer);
     if (ibx_async_copy_any())
         return false;
     if (fact == IBX_FRONTEND_ALL_RESTS) /* is asked often, and sends nothing */

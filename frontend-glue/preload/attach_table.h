@@ -127,6 +127,7 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SERVER, /* *answer is another one if what the back end had made before may be gone:
                             a connection of this process has broken for good, or this thread's is
                             with another process of the server */
+    IBX_FRONTEND_BROKEN, /* a sticky error has broken this process's contexts: *answer */
 };
 
 /* What the preload has to do before and after each call that may give the device work. request() is

@@ -451,6 +451,7 @@ int main(int argc, char **argv)
         {"copies-beside-captures", copies_beside_captures},
         {"empty-copies-in-captures", empty_copies_in_captures},
         {"captures-are-known", captures_are_known},
+        {"sticky-errors", sticky_errors_of_local_calls},
         {"waits-for-captures", captures_keep_nobody_waiting},
         {"conditions", conditions},
         {"graphs-lost", graphs_lost},

@@ -367,6 +367,8 @@ bool captures();
 bool captures_of_planes();
 bool captures_of_events();
 bool captures_of_callbacks();
+// application_queries.cpp
+bool sticky_errors_of_local_calls();
 // application_capture_waits.cpp
 bool captures_keep_nobody_waiting();
 // application_captures.cpp

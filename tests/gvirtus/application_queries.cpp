@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -566,4 +567,42 @@ bool queries()
     return HOLDS(streams() && short_events() && devices_of_it() && clusters() && kernels() &&
                  batches() && batches_of_planes() && batches_of_blocks() && pools_at_places() &&
                  copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order());
+}
+
+// After a sticky error also those calls return it that the back end does not get.
+bool sticky_errors_of_local_calls()
+{
+    struct Place {
+        int type, id;
+    };
+    using Advise = int(const void *, std::size_t, int, Place);
+    using Prefetch = int(const void *, std::size_t, Place, unsigned, void *);
+    using Attach = int(void *, void *, std::size_t, unsigned);
+    constexpr std::size_t n = 4096;
+    char *device = device_memory(n), *managed = managed_memory(n);
+    std::vector<char> bytes(2 * n);
+    void *locked = nullptr, *made = nullptr, *stream = nullptr;
+    REQUIRE(cudaMallocHost(&locked, n) == 0 && host_register(bytes.data(), n) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0 && cudaDeviceSynchronize() == 0);
+    stub_remote()->inject("dma", 1, 700, true);
+    REQUIRE(cudaMemcpy(device, bytes.data(), 64, H2D) == 700);
+    const std::function<int()> calls[] = {
+        [&] { return cudaMallocHost(&made, n); },
+        [&] { return cudaMallocHost(&made, 64); },
+        [&] { return cudaHostAlloc(&made, n, 2); },
+        [&] { return cudaFreeHost(locked); },
+        [&] { return host_register(bytes.data() + n, n); },
+        [&] { return host_unregister(bytes.data()); },
+        [&] {
+            return preloaded<Advise>("cudaMemAdvise_v2")(managed, n, 1, {1, 0});
+        },
+        [&] {
+            return preloaded<Prefetch>("cudaMemPrefetchAsync_v2")(managed, n, {1, 0}, 0, stream);
+        },
+        [&] { return preloaded<Attach>("cudaStreamAttachMemAsync")(stream, managed, 0, 1); },
+        [&] { return cudaDeviceSynchronize(); },
+    };
+    for (const auto &call : calls)
+        REQUIRE(call() == 700);
+    return HOLDS(!made);
 }

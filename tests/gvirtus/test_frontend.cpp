@@ -348,7 +348,7 @@ void check_what_the_provider_changes()
         check("memory set in streams after a connection was lost", sets_after_a_loss);
     }
     check("events that are lost with the back end's process", events_after_a_loss);
-    for (const char *test : {"waits-for-captures", "graphs", "copies-in-graphs"})
+    for (const char *test : {"waits-for-captures", "sticky-errors", "graphs", "copies-in-graphs"})
         check(test, [=] { return run(test, true); });
     check("copies in graphs, by other calls", copies_in_graphs_by_calls);
     check("copies with arrays in graphs", [] { return run("copies-with-arrays", true); });

@@ -214,7 +214,8 @@ int cudaMemPrefetchAsync_v2(const void *address, size_t n, struct memory_locatio
                             unsigned flags, void *stream)
 {
     int rc;
-    if (ibx_frontend_capture_refuses(stream, &rc) || ibx_frontend_legacy_refuses(stream, &rc))
+    if ((rc = ibx_frontend_broken()) || ibx_frontend_capture_refuses(stream, &rc) ||
+        ibx_frontend_legacy_refuses(stream, &rc))
         return rc;
     rc = ibx_managed_check(address, n); /* natively, too, before the device is looked at */
     if (rc)

@@ -166,9 +166,19 @@ static int forbidden(enum ibx_forbidden call, bool others)
                                                              : CUDA_CAPTURE_UNSUPPORTED);
 }
 
+int ibx_frontend_broken(void)
+{
+    int code;
+    return ibx_frontend_knows(IBX_FRONTEND_BROKEN, 0, &code) ? ibx_frontend_fail(code)
+                                                             : CUDA_SUCCESS;
+}
+
 int ibx_frontend_unsafe(void)
 {
-    return ibx_frontend_capturing() ? forbidden(FORBIDDEN_UNSAFE, false) : CUDA_SUCCESS;
+    const int broken = ibx_frontend_broken();
+    return broken                     ? broken
+           : ibx_frontend_capturing() ? forbidden(FORBIDDEN_UNSAFE, false)
+                                      : CUDA_SUCCESS;
 }
 
 int ibx_frontend_unsafe_beside(void)

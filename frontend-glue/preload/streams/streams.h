@@ -236,8 +236,12 @@ void ibx_frontend_relax_end(int mode);
 /* Likewise a wait for a stream, which may be the legacy one. Returns what cudaStreamSynchronize()
  * does. */
 int ibx_frontend_stream_wait(void *stream);
-/* Of a call that CUDA calls unsafe: CUDA_CAPTURE_UNSUPPORTED, recorded, if captures forbid it to
- * the calling thread; they are invalid then. Quick while this process captures nothing. */
+/* Of a call that the back end does not get: the sticky error, recorded, that all calls return from
+ * now on. Quick. */
+int ibx_frontend_broken(void);
+/* Of a call that CUDA calls unsafe: the same, or CUDA_CAPTURE_UNSUPPORTED, recorded, if captures
+ * forbid it to the calling thread; they are invalid then. Quick while this process captures
+ * nothing. */
 int ibx_frontend_unsafe(void);
 /* The same of a call that the back end gets, which refuses it because of the thread's own captures:
  * only those of other threads are looked at. Host functions are not refused anything here. */

@@ -25,12 +25,20 @@ static struct {
     int error;
     enum ibx_forbidden call; /* that captures were asked about, or forbid */
     bool others;             /* ... those of other threads */
+    int broken;              /* a sticky error */
     bool in_function;        /* a host function has made the call */
 } is;
 
 int ibx_frontend_fail(int code)
 {
     return is.error = code;
+}
+
+bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    assert_true(fact == IBX_FRONTEND_BROKEN && !handle);
+    *answer = is.broken;
+    return is.broken;
 }
 
 bool ibx_frontend_in_host_function(void)
@@ -298,6 +306,19 @@ static void other_threads_captures_forbid_what_gets_to_the_back_end(NO_STATE)
     assert_int_equal(ibx_frontend_unsafe_in(STREAM), CUDA_CAPTURE_UNSUPPORTED);
 }
 
+static void a_sticky_error_comes_first(NO_STATE)
+{
+    assert_int_equal(ibx_frontend_broken(), 0);
+    assert_int_equal(is.error, 0);
+    is.broken = 700;
+    assert_int_equal(ibx_frontend_broken(), 700);
+    assert_int_equal(is.error, 700);
+    ibx_frontend_captures_forbid(forbidding);
+    ibx_frontend_capture_begins();
+    assert_int_equal(ibx_frontend_unsafe(), 700);
+    assert_int_equal(is.asks, 0);
+}
+
 /* One that has ended unseen is not known to have. */
 static void captures_that_have_ended_forbid_nothing(NO_STATE)
 {
@@ -495,6 +516,7 @@ int main(void)
         TEST(a_gvirtus_without_modes_waits_all_the_same),
         TEST(an_unsafe_call_invalidates_captures_and_fails),
         TEST(other_threads_captures_forbid_what_gets_to_the_back_end),
+        TEST(a_sticky_error_comes_first),
         TEST(captures_that_have_ended_forbid_nothing),
         TEST(waits_are_refused_beside_captures_of_other_threads),
         TEST(a_stream_is_asked_about_only_while_something_is_captured),
