@@ -327,27 +327,26 @@ static int check_saves_ram(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, ui
                          "migration ends: let nobody save the VM");
 }
 
-/* Whether QEMU has the tool's stream, and has begun no migration into it: the tool was killed
- * before it told QEMU to, or before it heard that QEMU refused. QEMU gives the stream up. Then a
- * migration that is under way is another client's, which is ended if it has no RAM. */
-static bool never_began(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns)
+/* Finds out whether QEMU has the tool's stream, and has begun no migration into it: the tool was
+ * killed before it told QEMU to, or before it heard that QEMU refused. QEMU gives the stream up.
+ * Then a migration that is under way is another client's, which is ended if it has no RAM. */
+static void look_whether_it_began(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns)
 {
-    if (!vm->stream || vm->libvirt || !take_back(qmp, deadline_ns))
-        return false;
-    ibx_vm_save_ram(qmp, vm->before, deadline_ns);
-    return true;
+    vm->unbegun |= vm->stream && !vm->libvirt && take_back(qmp, deadline_ns);
+    if (vm->unbegun)
+        ibx_vm_save_ram(qmp, vm->before, deadline_ns);
 }
 
 /* `*held`: QEMU has the descriptor of a hold; `*known`: QEMU's last migration is ours. */
-static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
+static int end_migration(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
 {
     others_came(qmp); /* discards events from before */
     int fd, rc = ibx_return_path_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
-    const bool never = never_began(qmp, vm, deadline_ns);
+    look_whether_it_began(qmp, vm, deadline_ns);
     *held = !rc;
-    *known =
-        !vm->stream || (vm->completes && !never && (!vm->marked || was_marked(qmp, deadline_ns)));
+    *known = !vm->stream ||
+             (vm->completes && !vm->unbegun && (!vm->marked || was_marked(qmp, deadline_ns)));
     if (!rc) {
         rc = end_held(qmp, vm, fd, known, deadline_ns, err);
         close(fd);
@@ -355,7 +354,7 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
     if (rc != -ENOENT)
         return rc;
     rc = vm->stream ? check_whose(qmp, vm, deadline_ns, err) : 0;
-    if (rc == -EBUSY && never && check_saves_ram(qmp, vm, deadline_ns, err))
+    if (rc == -EBUSY && vm->unbegun && check_saves_ram(qmp, vm, deadline_ns, err))
         rc = -EAGAIN;
     return rc ? rc : cancel_migration(qmp, deadline_ns, err);
 }
@@ -369,7 +368,7 @@ static int check_left(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_
     int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
     if (rc || strcmp(now.status, "completed"))
         return rc;
-    if (!vm->libvirt && ibx_settings_omit_ram(vm->before) &&
+    if (vm->unbegun && ibx_settings_omit_ram(vm->before) &&
         ibx_vm_say_without_ram(qmp, -EBUSY, deadline_ns, err))
         return -EBUSY;
     return ibx_error_set(

@@ -17,6 +17,7 @@ struct ibx_vm_undo {
     /* ibx_return_path_name() of QEMU's end of the stream, which shows whether QEMU's migration is
      * ours; 0: that is not checked. */
     uint64_t stream;
+    bool unbegun; /* found by ibx_vm_stay(): QEMU was not told to migrate into it, or has refused */
 };
 
 /* A sentence about a VM with this status whose guest sleeps (S3) in a QEMU that cannot continue it
