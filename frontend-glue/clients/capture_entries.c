@@ -60,15 +60,32 @@ bool ibx_capture_holds(const struct gpu_session *x, uint64_t stream)
     return stream && i < x->capturing.room;
 }
 
+/* The session's capture in this stream, of which CUDA has a number; NULL: there is none. */
+static struct ibx_captured *numbered(const struct gpu_session *x, uint64_t stream)
+{
+    for (unsigned i = 0; stream && i < x->capturing.room; i++)
+        if (x->capturing.list[i].stream == stream && x->capturing.list[i].id)
+            return &x->capturing.list[i];
+    return NULL;
+}
+
+/* The session, or another one of its tenant: with such a capture, or with any. */
+static struct gpu_session *find_holder(struct gpu_session *x, uint64_t stream, bool any)
+{
+    if (any ? ibx_capture_holds(x, stream) : numbered(x, stream) != NULL)
+        return x;
+    struct gpu_session *of = stream > 2 ? capturing : NULL;
+    while (of && !(of->isolation.tenant == x->isolation.tenant &&
+                   (any ? ibx_capture_holds(of, stream) : numbered(of, stream) != NULL)))
+        of = of->capturing.next;
+    return of;
+}
+
+/* One that is about to begin a capture there may do so in vain, since there is one already. */
 struct gpu_session *ibx_capture_holder(struct gpu_session *x, uint64_t stream)
 {
-    if (ibx_capture_holds(x, stream))
-        return x;
-    struct gpu_session *other = stream > 2 ? capturing : NULL;
-    while (other &&
-           !(other->isolation.tenant == x->isolation.tenant && ibx_capture_holds(other, stream)))
-        other = other->capturing.next;
-    return other;
+    struct gpu_session *holder = find_holder(x, stream, false);
+    return holder ? holder : find_holder(x, stream, true);
 }
 
 void ibx_capture_join(struct gpu_session *x)
@@ -133,9 +150,6 @@ void ibx_capture_forget_work(const struct gpu_session *x)
 
 struct ibx_captured *ibx_capture_entry_in(struct gpu_session *x, uint64_t stream)
 {
-    struct gpu_session *whose = ibx_capture_holder(x, stream);
-    for (unsigned i = 0; whose && i < whose->capturing.room; i++)
-        if (whose->capturing.list[i].stream == stream && whose->capturing.list[i].id)
-            return &whose->capturing.list[i];
-    return NULL;
+    const struct gpu_session *holder = find_holder(x, stream, false);
+    return holder ? numbered(holder, stream) : NULL;
 }

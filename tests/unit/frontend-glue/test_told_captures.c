@@ -367,6 +367,30 @@ static void test_graph_is_destroyed_during_a_request(void **state)
     }
 }
 
+/* A session that is about to begin a capture in the same stream, in vain, hides from others whose
+ * capture it is, and that who ends it has the graph alone. */
+static void test_begin_in_vain(void **state)
+{
+    struct told t;
+    struct client third;
+    (void)state;
+    make_other();
+    third = other;
+    void *stream = begins(&alice);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    assert_true(handler(&other, CAPTURES_BEGUN, stream));
+    const uint64_t told[] = {ibx_told_graph(&alice.x, (uintptr_t)stream, false),
+                             ibx_told_graph(&other.x, (uintptr_t)stream, false),
+                             ibx_told_graph(&third.x, (uintptr_t)stream, false)};
+    answers(&other, 401);
+    assert_true(ext_capture_end(&alice, stream) == t.graph);
+    ext_graph_destroy(&alice, t.graph);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    for (unsigned i = 0; i < 3; i++)
+        assert_true(told[i] == t.graph);
+    assert_false(ibx_captures_any());
+}
+
 static bool keeps; /* a request has the graph for too long */
 
 bool __real_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
@@ -604,6 +628,7 @@ int main(void)
         cmocka_unit_test(test_session_ends_during_a_request),
         cmocka_unit_test(test_stream_ends_during_a_check),
         cmocka_unit_test(test_graph_is_destroyed_during_a_request),
+        cmocka_unit_test(test_begin_in_vain),
         cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
