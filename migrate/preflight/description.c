@@ -74,8 +74,12 @@ void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
     struct ibx_error silent = {0};
     struct describing d = {
         .qmp = qmp, .deadline_ns = deadline_ns, .description = json_object(), .err = &silent};
-    if (!ibx_describe_board(&d))
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
+    ibx_qmp_ahead(qmp, "query-kvm", NULL, deadline_ns);
+    ibx_qmp_ahead(qmp, "query-cpus-fast", NULL, deadline_ns);
+    if (!ibx_describe_board(&d) && !ibx_describe_accelerator(&d))
         ibx_describe_processors(&d);
+    ibx_qmp_ahead_end(qmp, before);
     json_decref(d.description);
 }
 

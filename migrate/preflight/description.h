@@ -37,9 +37,11 @@ int ibx_describe_devices(struct describing *d);
 /* Adds "kvm", "cpus", "cpu", "cpuid", "cpu-properties", "machine", "numa", "memory", "order",
  * "ram", "backends", "user-networks". */
 int ibx_describe_machine(struct describing *d);
+/* Adds "kvm" alone, false with any other accelerator. */
+int ibx_describe_accelerator(struct describing *d);
 /* Adds "machine" alone, the properties of the machine. */
 int ibx_describe_board(struct describing *d);
-/* Adds "cpus", "cpu", "cpuid" and "cpu-properties". */
+/* Adds "cpus", "cpu", "cpuid" and "cpu-properties"; of these no hv-... if "kvm" is false. */
 int ibx_describe_processors(struct describing *d);
 /* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
 json_t *ibx_ram_of_ramblock(const char *text);

@@ -85,15 +85,25 @@ static json_t *place_of(const json_t *cpu)
     return json_string(place);
 }
 
+/* Whether the property may show in the VM. Only KVM shows what hv-... is about, whatever QEMU was
+ * started with, and QEMU takes its time for each question. */
+static bool shows(const struct describing *d, const struct ibx_cpu_property *property)
+{
+    const json_t *kvm = json_object_get(d->description, "kvm");
+    return !json_is_false(kvm) || strncmp(property->name, "hv-", 3) != 0;
+}
+
 /* Adds what cpuid tells besides features, and what QEMU tells its guests about a hypervisor. */
 static void put_cpu_properties(struct describing *d, const char *path)
 {
     json_t *properties = json_object(), *value;
     for (size_t i = 0; i < ibx_cpu_property_count; i++)
-        ask_property_ahead(d, path, ibx_cpu_properties[i].name);
+        if (shows(d, &ibx_cpu_properties[i]))
+            ask_property_ahead(d, path, ibx_cpu_properties[i].name);
     for (size_t i = 0; i < ibx_cpu_property_count; i++) {
-        if (!ask_property(d, path, ibx_cpu_properties[i].name, &value))
-            json_object_set_new(properties, ibx_cpu_properties[i].name, value);
+        const struct ibx_cpu_property *property = &ibx_cpu_properties[i];
+        if (shows(d, property) && !ask_property(d, path, property->name, &value))
+            json_object_set_new(properties, property->name, value);
     }
     put(d, "cpu-properties", properties);
 }
@@ -109,8 +119,7 @@ static bool is_constant(const char *property)
     return !strcmp(property, "type") || !strcmp(property, "feature-words");
 }
 
-/* Adds "kvm": false with any other accelerator. */
-static int put_accelerator(struct describing *d)
+int ibx_describe_accelerator(struct describing *d)
 {
     json_t *answer;
     int rc = ask(d, "query-kvm", NULL, &answer);
@@ -382,7 +391,7 @@ static int put_back_ends(struct describing *d)
 
 int ibx_describe_machine(struct describing *d)
 {
-    int rc = put_accelerator(d);
+    int rc = ibx_describe_accelerator(d);
     if (!rc)
         rc = ibx_describe_processors(d);
     if (!rc)
