@@ -66,7 +66,7 @@ static void test_no_end(NO_STATE)
     static const uint8_t none[] = "states without a zero";
     static const uint8_t json[] = {0, 6, 0, 0, 0, 9, '{', 'x', 'x', '}'};
     static const uint8_t behind[] = {0, 6, 0, 0, 0, 2, '{', '}', 5}; /* this was not the end */
-    static const uint8_t section[] = {0, 4, 0, 0, 0, 2, '{', '}'}; /* of another kind */
+    static const uint8_t section[] = {0, 4, 0, 0, 0, 2, '{', '}'};   /* of another kind */
     static const uint8_t later[] = {0, 6, 0, 0, 0, 9, '{', 'x', 0, 5, 5, 5, 5, 5, 5};
     assert_int_equal(ibx_state_may_end(none, sizeof(none) - 1), sizeof(none) - 1);
     assert_int_equal(ibx_state_may_end(none, 0), 0);
