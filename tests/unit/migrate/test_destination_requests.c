@@ -24,6 +24,7 @@ static char key_file[] = "/tmp/ibx-requests-XXXXXX";
 static struct ibx_options transport;
 static struct destination destination;
 static bool asks_to_verify, vm_runs; /* what the source's HELLO says */
+static uint8_t asks_as = 1;          /* the id there */
 static const struct ibx_receive_options options = {.folder = "/nonexistent"};
 static struct ibx_guest_block blocks[] = {{.id = "ram0", .size = 4096, .page_size = 4096},
                                           {.id = "ram1", .size = 4096, .page_size = 4096}};
@@ -173,7 +174,8 @@ static void *ask_main(void *argument)
     struct asking *a = argument;
     struct ibx_channel control;
     hello = (struct ibx_migrate_hello){.purpose = (uint8_t)a->purpose, .epoch = a->epoch};
-    hello.id[0] = 1;
+    hello.id[0] = asks_as;
+    hello.disks_differ = asks_to_verify;
     hello.verify = asks_to_verify;
     hello.runs = vm_runs;
     ibx_migration_offer_links(&hello, 1);
@@ -261,6 +263,24 @@ static void test_somebody_else_asks(NO_STATE)
     assert_true(destination_linked(&destination.link));
     assert_false(ask(IBX_PURPOSE_RESUME, "other", EPOCH + 1)->accepted);
     assert_true(destination_linked(&destination.link) && !destination.link.resume.conn);
+    destination.link.state.now = LINK_NONE;
+    end();
+}
+
+/* Nor does who asks for another migration, by whatever key, or begins one. */
+static void test_somebody_asks_for_another_migration(NO_STATE)
+{
+    begin(DESTINATION_WAITING);
+    asks_as = 2;
+    assert_int_equal(ask(IBX_PURPOSE_QUERY, "ours", EPOCH)->state, IBX_ANSWER_NONE);
+    assert_false(ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1)->accepted);
+    const struct ibx_migrate_answer *answer = ask(IBX_PURPOSE_MOVE, "ours", 1);
+    asks_as = 1;
+    assert_false(answer->accepted);
+    text_has(answer->reasons[0], "waits here for its source to hand it over");
+    assert_int_equal(destination.status.record.id[0], 1);
+    assert_int_equal(destination.state.now, DESTINATION_WAITING);
+    assert_true(destination_linked(&destination.link));
     destination.link.state.now = LINK_NONE;
     end();
 }
@@ -497,6 +517,17 @@ static void test_what_is_in_the_way_here(NO_STATE)
     }
 }
 
+/* By that this side knows later whom it may answer, and with which key it compares pages. */
+static void who_comes_is_noted(const struct ibx_record *record)
+{
+    static const uint8_t none[sizeof(record->verify_key)];
+    assert_int_equal(record->id[0], 1);
+    text_has(record->peer, "127.0.0.1");
+    assert_true(record->source_key_known);
+    assert_string_equal(record->source_key, "ours");
+    assert_int_equal(!memcmp(record->verify_key, none, sizeof(none)), !record->verify);
+}
+
 /* One side that wants it is enough. */
 static void test_either_side_has_pages_compared(NO_STATE)
 {
@@ -510,8 +541,8 @@ static void test_either_side_has_pages_compared(NO_STATE)
         assert_int_equal(destination.state.now, DESTINATION_JOINING);
         assert_int_equal(destination.status.record.verify, i != 1);
         assert_int_equal(destination.status.record.epoch, 1);
-        assert_int_equal(destination.status.record.id[0], 1);
-        text_has(destination.status.record.peer, "127.0.0.1");
+        assert_int_equal(destination.disks_differ, (i & 2) != 0);
+        who_comes_is_noted(&destination.status.record);
         end();
     }
 }
@@ -540,6 +571,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_rollback_asks),
         cmocka_unit_test(test_somebody_else_asks),
+        cmocka_unit_test(test_somebody_asks_for_another_migration),
         cmocka_unit_test(test_an_old_source_resumes),
         cmocka_unit_test(test_a_source_resumes_what_is_lost),
         cmocka_unit_test(test_a_source_resumes_and_compares_otherwise),

@@ -450,6 +450,25 @@ static void a_borrower_that_is_silent(NO_STATE)
     end();
 }
 
+/* However far its return has come since, and whatever became of it here then. */
+static void a_borrower_that_asks_late(NO_STATE)
+{
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_RUNNING, IBX_JOURNAL_COMPLETE,
+                                                    IBX_JOURNAL_DONE,    IBX_JOURNAL_BROKEN,
+                                                    IBX_JOURNAL_ENDED,   IBX_JOURNAL_SHUT_DOWN};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        begin(SOURCE_SERVING, IBX_JOURNAL_MOVED, PEER_LOADED, true);
+        s.status.record.borrow = IBX_BORROW_FILL;
+        struct ibx_record its_return = sample(false, 9);
+        memcpy(its_return.base, s.status.record.id, sizeof(its_return.base));
+        bring_to(&its_return, states[i]);
+        assert_int_equal(ibx_source_check_home(&s, &error), 0);
+        assert_true(s.home_by_ns > ibx_now_ns());
+        assert_int_equal(ibx_journal_remove(folder, &its_return, &error), 0);
+        end();
+    }
+}
+
 /* ------------------------------------------------------------ the VM is lost there */
 
 /* Whether it can be restarted here, from where it stopped: if not, a rollback would run it with
@@ -554,6 +573,7 @@ int main(void)
         TEST(confirmed_by_a_query),
         TEST(how_long_a_confirmation_is_awaited),
         TEST(a_borrower_that_is_silent),
+        TEST(a_borrower_that_asks_late),
         TEST(what_is_left_of_a_lost_vm),
         TEST(files_of_a_lost_vm_that_libvirt_drives),
         TEST(who_is_told_of_wrong_pages),
