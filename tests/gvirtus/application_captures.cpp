@@ -473,6 +473,21 @@ bool permitted_to_a_later_thread(const UnsafeCalls &unsafe)
     return HOLDS(cudaStreamDestroy(stream) == 0);
 }
 
+// The stream of a thread ends with it, and so does its capture: another thread that has waited for
+// the end may use the legacy stream.
+bool ends_with_its_thread()
+{
+    char *device = device_memory(1), byte = 0;
+    for (int i = 0; i < 20; i++) {
+        int begun = -1;
+        std::thread([&] {
+            begun = cudaStreamBeginCapture(reinterpret_cast<void *>(2), MODE_LOCAL);
+        }).join();
+        REQUIRE(begun == 0 && cudaMemcpy(&byte, device, 1, D2H) == 0);
+    }
+    return HOLDS(cudaFree(device) == 0);
+}
+
 } // namespace
 
 // What CUDA calls unsafe is refused while the thread itself captures, but in mode RELAXED, and
@@ -495,7 +510,7 @@ bool captures_forbid()
     REQUIRE(waits_beside_capture(unsafe.other, stream));
     REQUIRE(permitted_in_relaxed_mode(unsafe, stream) && refused_in_the_stream(unsafe, stream));
     REQUIRE(refused_beside_another_threads_stream(unsafe) && refused_of_captured_events(stream));
-    REQUIRE(permitted_to_a_later_thread(unsafe));
+    REQUIRE(permitted_to_a_later_thread(unsafe) && ends_with_its_thread());
     REQUIRE(refused_before_arguments(unsafe, stream) && refused_in_legacy(unsafe));
     REQUIRE(frees_spoil_no_capture());
     return HOLDS(cudaStreamDestroy(stream) == 0);

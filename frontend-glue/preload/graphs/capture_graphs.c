@@ -121,12 +121,20 @@ static pthread_key_t of_thread;
 /* False until the constructor: a library that was initialized earlier may capture. */
 static bool keyed;
 
+/* The back end ends the captures of a session that ends, but nobody waits for that: another thread
+ * that has joined this one would still be refused work in the legacy stream. */
 static void thread_ends(void *nothing)
 {
     (void)nothing;
-    struct capture *c = find(CUDA_STREAM_PER_THREAD, true);
-    ibx_frontend_forks_lose_root(c ? c->forks : NULL);
-    drop(c);
+    const struct capture *c = find(CUDA_STREAM_PER_THREAD, false);
+    const bool given = c && c->given;
+    void *graph = NULL;
+    if (!c)
+        return;
+    ibx_frontend_forks_lose_root(c->forks);
+    if (!cudaStreamEndCapture(CUDA_STREAM_PER_THREAD, &graph) && !given)
+        cudaGraphDestroy(graph);
+    drop(find(CUDA_STREAM_PER_THREAD, true)); /* if CUDA does not say that it has ended */
 }
 
 /* Whether the capture forbids the call to the calling thread, as CUDA has it: unsafe calls to the

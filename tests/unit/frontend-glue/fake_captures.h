@@ -34,8 +34,8 @@ static struct {
     uint8_t edge;                  /* ... whose edges begin with this byte */
 } is;
 static struct {
-    unsigned asked, rests, stays, destroyed, parts, begun, forked, joined, moved, lost, updated,
-        noted;
+    unsigned asked, rests, stays, destroyed, parts, begun, ended, forked, joined, moved, lost,
+        updated, noted;
     const void *last_destroyed;
     size_t behind; /* so many nodes the last part came */
 } was;
@@ -54,6 +54,7 @@ static int next_begin(void *stream, int mode)
 static int next_end(void *stream, void **graph)
 {
     (void)stream;
+    was.ended++;
     *graph = is.end ? NULL : &made[parts++ % sizeof(made)];
     return is.end;
 }

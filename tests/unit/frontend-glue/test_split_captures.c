@@ -62,15 +62,23 @@ static void *capture_and_end(void *unused)
     return unused;
 }
 
-/* Its own stream ends with it. That of another thread is another stream. */
+/* Its own stream ends with it, and the capture in CUDA, before another thread goes on. That of
+ * another thread is another stream. */
 static void a_thread_ends(NO_STATE)
 {
     assert_int_equal(cudaStreamBeginCaptureToGraph(CUDA_STREAM_PER_THREAD, &given, NULL, NULL, 0,
                                                    CUDA_CAPTURE_GLOBAL),
                      0);
-    in_thread(capture_and_end, NULL);
-    assert_int_equal(captures_now, 1);
-    assert_int_equal(of_threads_now, 1);
+    for (int rc = 0; rc <= CUDA_INVALID_VALUE; rc += CUDA_INVALID_VALUE) {
+        const unsigned ended = was.ended, destroyed = was.destroyed;
+        is.end = rc;
+        in_thread(capture_and_end, NULL);
+        assert_int_equal(was.ended, ended + 1);
+        assert_int_equal(was.destroyed, destroyed + !rc); /* the graph that nobody gets */
+        assert_int_equal(captures_now, 1);
+        assert_int_equal(of_threads_now, 1);
+    }
+    is.end = 0;
     assert_ptr_equal(ends_in(CUDA_STREAM_PER_THREAD, 0), &given);
     assert_int_equal(was.rests, 1); /* nothing else was captured when it began */
 }
