@@ -2,7 +2,8 @@
 /*
  * The end point in GVirtuS's properties.json. Its front end (G5) reads that file for each thread
  * that connects, and compiles regular expressions for its fields, which takes several times as long
- * as to connect. This replacement has the file read again only if it has changed.
+ * as to connect. This replacement has the file read once. If it has changed since, which is seldom
+ * while a program runs, it is read for each thread again.
  *
  * The function returns a std::shared_ptr, whose layout is libstdc++'s, as the function's name is.
  */
@@ -39,12 +40,12 @@ ibx_frontend_endpoint(struct reference *result, const struct path *path) __asm__
 
 typedef struct reference *get_endpoint(struct reference *result, const struct path *path);
 
-/* What was read last. The reference is kept until another one replaces it. */
+/* What was read first. The reference is kept: only C++ could end the last one. */
 static struct {
     atomic_flag used; /* by a thread, for a moment; another one reads the file itself */
     struct reference reference;
     struct stat file;
-} last = {.used = ATOMIC_FLAG_INIT};
+} kept = {.used = ATOMIC_FLAG_INIT};
 
 static bool is_same_time(struct timespec a, struct timespec b)
 {
@@ -65,23 +66,24 @@ static void refer(struct reference *to, const struct reference *from)
 
 static bool was_read(const struct stat *file, struct reference *result)
 {
-    if (atomic_flag_test_and_set(&last.used))
+    if (atomic_flag_test_and_set(&kept.used))
         return false;
-    const bool there = last.reference.count && is_same_file(&last.file, file);
+    const bool there = kept.reference.count && is_same_file(&kept.file, file);
     if (there)
-        refer(result, &last.reference);
-    atomic_flag_clear(&last.used);
+        refer(result, &kept.reference);
+    atomic_flag_clear(&kept.used);
     return there;
 }
 
-/* The end point that is replaced is lost: such a file changes seldom while a program runs. */
 static void keep(const struct stat *file, const struct reference *result)
 {
-    if (!result->count || atomic_flag_test_and_set(&last.used))
+    if (!result->count || atomic_flag_test_and_set(&kept.used))
         return;
-    refer(&last.reference, result);
-    last.file = *file;
-    atomic_flag_clear(&last.used);
+    if (!kept.reference.count) {
+        refer(&kept.reference, result);
+        kept.file = *file;
+    }
+    atomic_flag_clear(&kept.used);
 }
 
 /* GVirtuS's function is in the library that has called it, which symbol lookups may not reach. */
