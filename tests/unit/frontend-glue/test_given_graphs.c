@@ -39,7 +39,7 @@ static void *begins_into(struct client *c, uint64_t *graph, uint64_t *node)
 static void test_captures_into_a_graph(void **state)
 {
     (void)state;
-    struct told t;
+    struct told t = {0};
     uint64_t graph, node, before = ext_used(&alice, IBX_HOLD_GRAPHS);
     void *stream = begins_into(&alice, &graph, &node), *other = ext_stream_make(&alice);
     assert_int_equal(ask(&alice, stream, 0, &t), 0);

@@ -141,7 +141,7 @@ static void nobody_has_taken_the_vm_back_meanwhile(NO_STATE)
 {
     const struct ibx_record away = lent(IBX_JOURNAL_MOVED);
     struct ibx_record theirs = away;
-    assert_int_equal(ibx_journal_note_back(folder, &away, &error), 0);
+    assert_int_equal(ibx_journal_mark_back(folder, &away, &error), 0);
     adopts(&away, -EBUSY);
     error_has("a rollback has begun");
     assert_false(ibx_journal_base_touched(folder, &away));

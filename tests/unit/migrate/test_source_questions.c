@@ -210,7 +210,7 @@ static void test_pages_that_cannot_have_changed(NO_STATE)
         struct source *s = source_with_new_monitor(true);
         s->protecting.now = whole ? PROTECTING_WHOLE : PROTECTING_NEEDLESS;
         s->protection.state.now = whole ? PROTECTION_MADE : PROTECTION_NONE;
-        assert_int_equal(ibx_source_guard_check_past(s, &error), 0);
+        assert_int_equal(ibx_source_protection_check_past(s, &error), 0);
     }
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();
