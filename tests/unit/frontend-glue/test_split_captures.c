@@ -416,7 +416,8 @@ static void a_question_leaves_a_capture_whole(NO_STATE)
     assert_true(graph && count == 3 && edges);
     assert_int_equal(asks_of(&other, &again, &of_other, NULL, &count), 0);
     assert_ptr_equal(again, graph);
-    assert_int_equal((uintptr_t)behind[2], (uintptr_t)&stream + 2); /* as before: each stream has its own */
+    /* As before: each stream has its own. */
+    assert_int_equal((uintptr_t)behind[2], (uintptr_t)&stream + 2);
     assert_int_equal((uintptr_t)of_other[2], (uintptr_t)&other + 2);
     is.behind = 0;
     assert_int_equal(asks_of(&stream, NULL, NULL, &edges, &count), 0);
