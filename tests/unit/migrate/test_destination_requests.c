@@ -387,8 +387,10 @@ static void test_a_source_is_back(NO_STATE)
  * only if it did. */
 static void test_whether_the_vm_ran_at_a_source_that_is_back(NO_STATE)
 {
+    const struct ibx_guest_ram ram = {.blocks = blocks, .count = 1};
     for (unsigned runs = 0; runs < 2; runs++) {
         begin(DESTINATION_RESUMING);
+        assert_int_equal(ibx_page_map_init_ram(&destination.ram.map, &ram, NULL), 0);
         vm_runs = runs;
         assert_true(ask(IBX_PURPOSE_RESUME, "ours", EPOCH + 1)->accepted);
         vm_runs = false;
@@ -396,6 +398,7 @@ static void test_whether_the_vm_ran_at_a_source_that_is_back(NO_STATE)
         assert_int_equal(destination.status.reconnects, 1);
         assert_true(destination_linked(&destination.link));
         end();
+        ibx_destination_ram_fini(&destination.ram);
     }
 }
 
