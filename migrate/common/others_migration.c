@@ -12,8 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LOOK_MS   5     /* between two checks of a migration that ends */
-#define ENDING_MS 10000 /* for another client's migration to end */
+#define LOOK_MS    5     /* between two checks of a migration that ends */
+#define CLOSING_MS 1000  /* for QEMU to be done with the VM after that */
+#define ENDING_MS  10000 /* for another client's migration to end */
 
 bool ibx_vm_end_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
@@ -66,11 +67,19 @@ bool ibx_vm_completed_without_ram(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return less;
 }
 
+/* QEMU reports a migration as completed a moment before it is done with the VM. */
 static bool has_migrated(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
+    const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
+    struct ibx_vm_progress now;
     char status[32];
-    return !ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL) &&
-           !strcmp(status, "postmigrate");
+    while (!ibx_vm_status(qmp, status, sizeof(status), deadline_ns, NULL)) {
+        if (strcmp(status, "finish-migrate") != 0 || ibx_now_ns() >= enough ||
+            ibx_vm_migration(qmp, &now, deadline_ns, NULL) || strcmp(now.status, "completed") != 0)
+            return !strcmp(status, "postmigrate");
+        usleep(LOOK_MS * 1000);
+    }
+    return false;
 }
 
 bool ibx_vm_say_without_ram(struct ibx_qmp *qmp, int code, uint64_t deadline_ns,

@@ -291,30 +291,51 @@ static void test_does_not_begin(NO_STATE)
     json_decref(before);
 }
 
-/* The same, and the other client's is complete by then: `normal` pages of the VM's 16384 are in
- * it. */
-static void is_over_by_then(const char *last, const char *words)
+/* The same, and the other client's is complete by then. */
+static void is_over_by_then(const struct step *steps, const char *words)
 {
     json_t *before = json_loads(OFF_BEFORE, 0, NULL);
-    const int rc = migrate_without_ram(
-        SCRIPT({"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0},
-               {"\"x-ignore-shared\"", NULL, 0}, {"\"migrate\"", READY(4) REFUSED(5), 0},
-               {"closefd", READY(6), 0}, {SET_OFF, READY(7), 0},
-               {"query-status", STATUS("postmigrate", 8), 0}, {"query-migrate", last, 0}),
-        before);
+    const int rc = migrate_without_ram(steps, before);
     says(ibx_vm_not_begun_since(rc, qmp, before, &error), -EREMOTEIO, words);
     done();
     json_decref(before);
 }
 
-#define COMPLETED(normal)                                                                          \
+#define REFUSES                                                                                    \
+    {"query-yank", NO_MIGRATION, 0}, {"getfd", READY(3), 0}, {"\"x-ignore-shared\"", NULL, 0},     \
+        {"\"migrate\"", READY(4) REFUSED(5), 0}, {"closefd", READY(6), 0},                         \
+    {                                                                                              \
+        SET_OFF, READY(7), 0                                                                       \
+    }
+/* With so many of the VM's 16384 pages. */
+#define COMPLETED(normal, id)                                                                      \
     "{\"return\": {\"status\": \"completed\", \"ram\": {\"total\": 67108864, \"normal\": " normal  \
-    ", \"duplicate\": 100, \"page-size\": 4096}}, \"id\": 9}\r\n"
+    ", \"duplicate\": 100, \"page-size\": 4096}}, \"id\": " #id "}\r\n"
 
 static void test_does_not_begin_beside_one_that_is_over(NO_STATE)
 {
-    is_over_by_then(COMPLETED("60"), "without its memory (x-ignore-shared): do not use what it");
-    is_over_by_then(COMPLETED("16284"), "did not begin");
+    is_over_by_then(SCRIPT(REFUSES, {"query-status", STATUS("postmigrate", 8), 0},
+                           {"query-migrate", COMPLETED("60", 9), 0}),
+                    "without its memory (x-ignore-shared): do not use what it");
+    is_over_by_then(SCRIPT(REFUSES, {"query-status", STATUS("postmigrate", 8), 0},
+                           {"query-migrate", COMPLETED("16284", 9), 0},
+                           {"query-status", STATUS("postmigrate", 10), 0}),
+                    "see where it runs now");
+}
+
+/* QEMU reports that a moment before it is done with the VM. */
+static void test_does_not_begin_beside_one_that_is_nearly_over(NO_STATE)
+{
+    is_over_by_then(SCRIPT(REFUSES, {"query-status", STATUS("finish-migrate", 8), 0},
+                           {"query-migrate", COMPLETED("60", 9), 0},
+                           {"query-status", STATUS("postmigrate", 10), 0},
+                           {"query-migrate", COMPLETED("60", 11), 0}),
+                    "without its memory (x-ignore-shared): do not use what it");
+    is_over_by_then(SCRIPT(REFUSES, {"query-status", STATUS("finish-migrate", 8), 0},
+                           {"query-migrate", STATUS("active", 9), 0},
+                           {"query-status", STATUS("finish-migrate", 10), 0},
+                           {"query-migrate", STATUS("active", 11), 0}),
+                    "did not begin");
 }
 
 /* QEMU has taken the setting and refused to migrate: what another client saves next has RAM. */
@@ -384,6 +405,7 @@ int main(void)
         cmocka_unit_test(test_begins_with_ram),
         cmocka_unit_test(test_does_not_begin),
         cmocka_unit_test(test_does_not_begin_beside_one_that_is_over),
+        cmocka_unit_test(test_does_not_begin_beside_one_that_is_nearly_over),
         cmocka_unit_test(test_does_not_begin_and_leaves_ram_in),
         cmocka_unit_test(test_waits_for_one_that_does_not_end),
         cmocka_unit_test(test_names_the_disk),
