@@ -268,6 +268,17 @@ int cudaDeviceSynchronize(void)
     return CUDA_SUCCESS;
 }
 
+int ibx_frontend_device_wait_within(void)
+{
+    return CUDA_SUCCESS;
+}
+
+int ibx_frontend_stream_wait_within(void *stream)
+{
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+
 int cudaStreamSynchronize(void *stream)
 {
     (void)stream;

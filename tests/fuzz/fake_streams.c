@@ -30,11 +30,6 @@ int ibx_frontend_wait_for_work(void *stream)
     (void)stream;
     return 0;
 }
-int ibx_frontend_stream_wait_within(void *stream)
-{
-    (void)stream;
-    return 0;
-}
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
 {
     (void)memory, (void)n, (void)stream;

@@ -35,7 +35,7 @@ static struct {
 } is;
 static struct {
     unsigned asked, rests, stays, destroyed, parts, begun, ended, forked, joined, moved, lost,
-        updated, noted;
+        updated, noted, settled;
     const void *last_destroyed;
     size_t behind; /* so many nodes the last part came */
 } was;
@@ -48,6 +48,7 @@ static int next_begin(void *stream, int mode)
 {
     (void)stream, (void)mode;
     was.begun++;
+    assert_true(was.settled);
     return is.begin;
 }
 
@@ -138,7 +139,13 @@ bool ibx_frontend_edges_are_valid(const void *edges, size_t count)
     return true;
 }
 void ibx_frontend_managed_rests(void) {}
-void ibx_frontend_managed_captures(void) {}
+/* Copies in the legacy stream are over. Those that begin from now on see that something is
+ * captured.
+ */
+void ibx_frontend_managed_captures(void)
+{
+    was.settled += captures_now > 0;
+}
 void ibx_frontend_objects_made(const void *graph)
 {
     (void)graph;
