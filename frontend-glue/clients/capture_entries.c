@@ -60,32 +60,45 @@ bool ibx_capture_holds(const struct gpu_session *x, uint64_t stream)
     return stream && i < x->capturing.room;
 }
 
-/* The session's capture in this stream, of which CUDA has a number; NULL: there is none. */
-static struct ibx_captured *numbered(const struct gpu_session *x, uint64_t stream)
+/* Which of several entries of a stream is that of its capture: rather one of whose graph a client
+ * was told, then one of which CUDA has a number. Others are about to begin a capture, in vain if
+ * there is one, or their capture has ended unseen. 0: it is of another stream. */
+static unsigned rank(const struct ibx_captured *c, uint64_t stream)
 {
-    for (unsigned i = 0; stream && i < x->capturing.room; i++)
-        if (x->capturing.list[i].stream == stream && x->capturing.list[i].id)
-            return &x->capturing.list[i];
-    return NULL;
+    return c->stream != stream || !stream ? 0 : c->graph ? 3 : c->id ? 2 : 1;
 }
 
-/* The session, or another one of its tenant: with such a capture, or with any. */
-static struct gpu_session *find_holder(struct gpu_session *x, uint64_t stream, bool any)
+/* Takes the best entry of the session if it is better than *best. */
+static void improve(struct gpu_session *x, uint64_t stream, struct ibx_captured **best,
+                    struct gpu_session **holder)
 {
-    if (any ? ibx_capture_holds(x, stream) : numbered(x, stream) != NULL)
-        return x;
-    struct gpu_session *of = stream > 2 ? capturing : NULL;
-    while (of && !(of->isolation.tenant == x->isolation.tenant &&
-                   (any ? ibx_capture_holds(of, stream) : numbered(of, stream) != NULL)))
-        of = of->capturing.next;
-    return of;
+    for (unsigned i = 0; i < x->capturing.room; i++) {
+        struct ibx_captured *c = &x->capturing.list[i];
+        if (rank(c, stream) <= (*best ? rank(*best, stream) : 0))
+            continue;
+        *best = c;
+        *holder = x;
+    }
 }
 
-/* One that is about to begin a capture there may do so in vain, since there is one already. */
+/* Of the session, or of another one of its tenant that has a better one. NULL: there is none. */
+static struct ibx_captured *find_best(struct gpu_session *x, uint64_t stream,
+                                      struct gpu_session **holder)
+{
+    struct ibx_captured *best = NULL;
+    *holder = NULL;
+    improve(x, stream, &best, holder);
+    for (struct gpu_session *of = stream > 2 ? capturing : NULL; of; of = of->capturing.next)
+        if (of->isolation.tenant == x->isolation.tenant)
+            improve(of, stream, &best, holder);
+    return best;
+}
+
 struct gpu_session *ibx_capture_holder(struct gpu_session *x, uint64_t stream)
 {
-    struct gpu_session *holder = find_holder(x, stream, false);
-    return holder ? holder : find_holder(x, stream, true);
+    struct gpu_session *holder;
+    find_best(x, stream, &holder);
+    return holder;
 }
 
 void ibx_capture_join(struct gpu_session *x)
@@ -150,6 +163,7 @@ void ibx_capture_forget_work(const struct gpu_session *x)
 
 struct ibx_captured *ibx_capture_entry_in(struct gpu_session *x, uint64_t stream)
 {
-    const struct gpu_session *holder = find_holder(x, stream, false);
-    return holder ? numbered(holder, stream) : NULL;
+    struct gpu_session *holder;
+    struct ibx_captured *best = find_best(x, stream, &holder);
+    return best && best->id ? best : NULL;
 }

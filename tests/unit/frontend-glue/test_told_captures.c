@@ -391,6 +391,28 @@ static void test_begin_in_vain(void **state)
     assert_false(ibx_captures_any());
 }
 
+/* Another session's capture in the same stream has ended unseen, and that session has noted this
+ * one for its own: whoever ends it finds the graph. */
+static void test_is_noted_twice(void **state)
+{
+    struct told t;
+    (void)state;
+    make_other();
+    void *stream = begins(&alice);
+    assert_true(handler(&other, CAPTURES_BEGUN, stream));
+    answers(&other, 0);
+    assert_int_equal(ask(&alice, stream, 0, &t), 0);
+    const uint64_t told[] = {ibx_told_graph(&alice.x, (uintptr_t)stream, false),
+                             ibx_told_graph(&other.x, (uintptr_t)stream, false)};
+    assert_true(ext_capture_end(&alice, stream) == t.graph);
+    ibx_captures_end(&other.x);
+    ibx_captures_end(&alice.x);
+    ext_graph_destroy(&alice, t.graph);
+    ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    assert_true(told[0] == t.graph && told[1] == t.graph);
+    assert_false(ibx_captures_any());
+}
+
 static bool keeps; /* a request has the graph for too long */
 
 bool __real_ibx_handles_change(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
@@ -629,6 +651,7 @@ int main(void)
         cmocka_unit_test(test_stream_ends_during_a_check),
         cmocka_unit_test(test_graph_is_destroyed_during_a_request),
         cmocka_unit_test(test_begin_in_vain),
+        cmocka_unit_test(test_is_noted_twice),
         cmocka_unit_test(test_graph_is_kept_too_long),
         cmocka_unit_test(test_is_named_before_the_answer),
         cmocka_unit_test(test_is_never_answered),
