@@ -44,6 +44,7 @@ struct capture {
     uint64_t by; /* the number of the thread */
     bool alone;  /* there was no other capture when it began, so no work was left to do before it */
     bool blocks; /* the stream waits for the legacy one */
+    int device;  /* that of the stream */
     int mode;
     unsigned long long order; /* in which captures have begun */
     unsigned long long id;    /* that the program is told */
@@ -139,7 +140,8 @@ static void thread_ends(void *nothing)
 
 /* Whether the capture forbids the call to the calling thread, as CUDA has it: unsafe calls to the
  * thread that has begun it, and to all threads if both it and they are in mode GLOBAL; waits for
- * the device, or for the legacy stream, to all. */
+ * its device, or for the legacy stream of that, to all. A stream of another device that has joined
+ * it is not known here: such a wait is left to the back end. */
 static bool forbids(const struct capture *c, enum ibx_forbidden call, bool others)
 {
     const int mode = ibx_frontend_capture_mode();
@@ -147,7 +149,7 @@ static bool forbids(const struct capture *c, enum ibx_forbidden call, bool other
     if (c->over || (own && others))
         return false;
     if (call != FORBIDDEN_UNSAFE)
-        return call == FORBIDDEN_WAIT || c->blocks;
+        return c->device == ibx_frontend_current_device() && (call == FORBIDDEN_WAIT || c->blocks);
     if (mode == CUDA_CAPTURE_RELAXED || c->mode == CUDA_CAPTURE_RELAXED)
         return false;
     return own || (mode == CUDA_CAPTURE_GLOBAL && c->mode == CUDA_CAPTURE_GLOBAL);
@@ -198,6 +200,7 @@ static struct capture *note(void *stream, int mode, bool alone)
     c->by = ibx_frontend_thread_number();
     c->alone = alone;
     c->blocks = ibx_frontend_stream_blocks(stream);
+    c->device = ibx_frontend_stream_device(stream);
     c->mode = mode;
     c->id = c->order = atomic_fetch_add(&ids, 1) + 1;
     c->forks = ibx_frontend_forks_begin(stream);

@@ -248,10 +248,10 @@ int ibx_frontend_unsafe(void);
 int ibx_frontend_unsafe_beside(void);
 /* ... of a call in a stream: it is not refused if that is captured. */
 int ibx_frontend_unsafe_in(void *stream);
-/* Of a wait for the device that the program makes, which any capture forbids, and of one for a
- * stream, or a query, which captures of streams that wait for the legacy one forbid if that is the
- * stream: their error, as above, if other threads have such captures. The thread's own are left to
- * the back end if there are no others. */
+/* Of a wait for the device that the program makes, which any capture there forbids, and of one for
+ * a stream, or a query, which captures of streams that wait for the device's legacy one forbid if
+ * that is the stream: their error, as above, if other threads have such captures. The thread's own
+ * are left to the back end if there are no others. */
 int ibx_frontend_device_wait_refused(void);
 int ibx_frontend_legacy_wait_refused(const void *stream);
 /* `next` finds the captures that do so, which graphs/ knows: the first one with a number above
@@ -260,8 +260,8 @@ int ibx_frontend_legacy_wait_refused(const void *stream);
  * the capture as it ends it. */
 enum ibx_forbidden {
     FORBIDDEN_UNSAFE, /* a call that CUDA calls unsafe */
-    FORBIDDEN_WAIT,   /* a wait for the device, by any capture */
-    FORBIDDEN_LEGACY, /* a wait for the legacy stream */
+    FORBIDDEN_WAIT,   /* a wait for the selected device, by any capture there */
+    FORBIDDEN_LEGACY, /* a wait for its legacy stream */
 };
 typedef unsigned long long ibx_frontend_next_capture(unsigned long long last,
                                                      enum ibx_forbidden call, bool others,

@@ -24,6 +24,8 @@ static struct {
     int split, go_on;              /* what the streams that have joined say */
     const void *joins;             /* the stream that has joined */
     const void *apart;             /* the only one that does not wait for the legacy one */
+    const void *away;              /* the only one on device 1 */
+    int device;                    /* the one that is selected */
     bool memory;                   /* whether a captured node allocates memory */
     bool into_known;               /* the back end captures into graphs that are given */
     int into;                      /* ... with this error */
@@ -158,6 +160,14 @@ void ibx_frontend_objects_stream_gone(const void *stream)
 bool ibx_frontend_stream_blocks(const void *stream)
 {
     return stream != is.apart;
+}
+int ibx_frontend_stream_device(const void *stream)
+{
+    return stream == CUDA_STREAM_PER_THREAD ? is.device : stream == is.away;
+}
+int ibx_frontend_current_device(void)
+{
+    return is.device;
 }
 int ibx_frontend_stream_ask(void *stream)
 {

@@ -377,6 +377,24 @@ static void whom_it_forbids_waits(NO_STATE)
     }
 }
 
+/* A wait for another device, or for its legacy stream, encompasses no captured stream. */
+static void it_forbids_no_waits_for_another_device(NO_STATE)
+{
+    void *const streams[] = {&stream, CUDA_STREAM_PER_THREAD};
+    is.away = &stream;
+    for (unsigned i = 0; i < 2 * COUNT(streams); i++) {
+        struct forbidden any = {.call = i % 2 ? FORBIDDEN_LEGACY : FORBIDDEN_WAIT};
+        is.device = 1;
+        captures_in(streams[i / 2], CUDA_CAPTURE_THREAD_LOCAL);
+        look(&any);
+        assert_true(any.id);
+        is.device = 0;
+        look(&any);
+        assert_false(any.id);
+        ends_in(streams[i / 2], 0);
+    }
+}
+
 static int nothing_is_captured(void)
 {
     void *on;
@@ -576,6 +594,7 @@ int main(void)
         TEST(a_part_that_allocates_moves),
         TEST(whom_it_forbids_unsafe_calls),
         TEST(whom_it_forbids_waits),
+        TEST(it_forbids_no_waits_for_another_device),
         TEST(a_child_captures_nothing),
         TEST(a_question_leaves_a_capture_whole),
         TEST(data_of_edges_is_not_lost),
