@@ -154,12 +154,12 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 
 static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
+    if (fact == IBX_FRONTEND_BROKEN) /* also of a thread that has no session yet */
+        return ibx_pipeline_broken_by(answer);
     if (!ibx_attached_session())
         return false;
     if (fact == IBX_FRONTEND_PRINTED)
         return knows_printed(answer);
-    if (fact == IBX_FRONTEND_BROKEN)
-        return ibx_pipeline_broken_by(answer);
     if (ibx_async_copy_any())
         return false;
     if (fact == IBX_FRONTEND_ALL_RESTS) /* is asked often, and sends nothing */

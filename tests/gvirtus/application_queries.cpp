@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace
@@ -604,5 +605,7 @@ bool sticky_errors_of_local_calls()
     };
     for (const auto &call : calls)
         REQUIRE(call() == 700);
-    return HOLDS(!made);
+    int rc = -1; // of a thread that has called nothing yet
+    std::thread([&] { rc = cudaMallocHost(&made, n); }).join();
+    return HOLDS(rc == 700 && !made);
 }
