@@ -345,6 +345,21 @@ bool nccl_asked()
 }
 
 // Destroying a communicator lets the work of its GPU end first: only an abort cuts operations off.
+// The wait for the work spoils no capture of another thread, and is made all the same.
+bool is_destroyed_beside_a_capture(void *works)
+{
+    void *comm = rank_of(new_id(), 1, 0), *stream = nullptr, *graph = nullptr;
+    UntilItWaits work;
+    REQUIRE(comm && cudaStreamCreate(&stream) == 0);
+    REQUIRE(preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc")(
+                works, until_it_waits, &work) == 0);
+    REQUIRE(cudaStreamBeginCapture(stream, 1) == 0);
+    int rc = -1;
+    std::thread([&] { rc = math("ncclCommDestroy", comm); }).join();
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0 && graph);
+    return HOLDS(rc == 0 && work.over);
+}
+
 bool nccl_destroyed()
 {
     void *comm = rank_of(new_id(), 1, 0), *stream = nullptr;
@@ -353,7 +368,8 @@ bool nccl_destroyed()
     REQUIRE(preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc")(
                 stream, until_it_waits, &work) == 0);
     REQUIRE(math("ncclCommDestroy", comm) == 0);
-    return HOLDS(work.over && cudaGetLastError() == 0);
+    REQUIRE(work.over && cudaGetLastError() == 0);
+    return HOLDS(is_destroyed_beside_a_capture(stream));
 }
 
 // A rank of several processes. The first one tells the id, the others read it.

@@ -518,14 +518,17 @@ EXPORTED int ncclCommUserRank(void *communicator, int *rank)
 }
 
 /* The back end cuts off operations that are under way. So the work of the communicator's GPU ends
- * first, for which NCCL waits, too. A communicator that is not made has none. */
+ * first, for which NCCL waits, too. That ends no capture if streams can be waited for one by one.
+ * A communicator that is not made has none. */
 static void wait_for_work(void *communicator)
 {
     int device = 0, before = 0;
     if (ncclCommCuDevice(communicator, &device) || cudaGetDevice(&before))
         return;
+    if (ibx_frontend_capturing() && !ibx_frontend_streams_rest(true))
+        return;
     if (device == before || !cudaSetDevice(device))
-        cudaDeviceSynchronize();
+        ibx_frontend_device_wait_within();
     if (device != before)
         cudaSetDevice(before);
 }
