@@ -298,8 +298,9 @@ static void empty(const struct ibx_driver_context *context)
 
 static int release(int device);
 
-/* Waits for the context's work before it destroys the context. What was made in a green one stays:
- * it is the primary context's, which it has retained. */
+/* Waits for the context's work before it destroys the context. Captures may be another one's, of
+ * the same device: so beside them streams are waited for one by one, if that can be. What was made
+ * in a green context stays: it is the primary context's, which it has retained. */
 int ibx_driver_destroy(struct ibx_driver_context *context)
 {
     if (context->state != CONTEXT_CREATED)
@@ -308,8 +309,8 @@ int ibx_driver_destroy(struct ibx_driver_context *context)
     int before = ibx_frontend_current_device(), rc = CUDA_SUCCESS;
     if (before != context->device)
         rc = cudaSetDevice(context->device);
-    if (!rc)
-        rc = cudaDeviceSynchronize();
+    if (!rc && (!ibx_frontend_capturing() || ibx_frontend_streams_rest(true)))
+        rc = ibx_frontend_device_wait_within();
     if (!context->part)
         empty(context);
     pthread_mutex_lock(&lock);

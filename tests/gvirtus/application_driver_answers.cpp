@@ -490,6 +490,21 @@ bool driver_launches_what_is_set()
 }
 
 // Elements that no byte alone makes: one call of the back end's, in one row or several.
+// The wait for a context's work spoils no capture of another thread in another context.
+static bool context_ends_beside_a_capture()
+{
+    void *stream = nullptr, *graph = nullptr;
+    int rc = -1;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 1) == 0);
+    std::thread([&] {
+        void *context = nullptr;
+        rc = cu("cuCtxCreate_v2", &context, 0u, 0);
+        rc = rc ? rc : cu("cuCtxDestroy_v2", context);
+    }).join();
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0 && graph);
+    return HOLDS(rc == 0 && cudaStreamDestroy(stream) == 0);
+}
+
 bool driver_sets_elements()
 {
     void *context = nullptr, *stream = nullptr;
@@ -514,5 +529,6 @@ bool driver_sets_elements()
     REQUIRE(cu("cuMemcpyDtoH_v2", static_cast<void *>(back.data()), memory, n) == 0);
     REQUIRE(back == expected);
     REQUIRE(cu("cuMemsetD32Async", memory, 1u, n / 4 + 1, stream) == 1);
-    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+    REQUIRE(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+    return HOLDS(context_ends_beside_a_capture());
 }
