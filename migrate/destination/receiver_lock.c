@@ -17,6 +17,17 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+static int cannot_lock(const struct ibx_guest_block *block, int code, struct ibx_error *err)
+{
+    const bool forbidden = code == EACCES || code == EPERM;
+    return ibx_error_set(
+        err, -code, "the file of guest RAM %s%s%s%s cannot be locked: %s%s", block->id,
+        *block->path ? " (" : "", block->path, *block->path ? ")" : "", strerror(code),
+        forbidden ? "; where processes are confined, as in a security module's policy, allow "
+                    "ib-migrate to read and lock it (AppArmor: rk)"
+                  : "");
+}
+
 /* Locks by a descriptor of its own, because the others are closed when QEMU is given another file.
  * `again`: this tool continues a migration. */
 static int lock(struct destination *d, int file, bool again, struct ibx_error *err)
@@ -29,8 +40,7 @@ static int lock(struct destination *d, int file, bool again, struct ibx_error *e
         return 0;
     if (*fd >= 0 && errno == EWOULDBLOCK)
         return ibx_vm_refuse_locked(&d->ram.guest, *fd, again, err);
-    return ibx_error_set(err, -errno, "the file of guest RAM %s cannot be locked: %s",
-                         d->ram.guest.blocks[0].id, strerror(errno));
+    return cannot_lock(&d->ram.guest.blocks[0], errno, err);
 }
 
 static bool is_of_block(void *context, const struct ibx_proc_mapping *m)

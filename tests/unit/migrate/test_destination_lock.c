@@ -3,6 +3,8 @@
  * file, and that nobody else has had it load a VM. This process acts as QEMU. */
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
+#include "tests/fixtures/denied_call.h"
+#include "tests/fixtures/in_child.h"
 #include "tests/fixtures/qmp_peer.h"
 #include "tests/fixtures/unit.h"
 
@@ -15,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -84,6 +87,29 @@ static void test_another_receiver(NO_STATE)
     assert_int_equal(ibx_vm_check_claimed(&destination.ram.guest, true, &error), 0);
     munmap(memory, PAGE);
     close(other);
+    close(file);
+}
+
+static int refuses_a_forbidden_lock(void)
+{
+    if (!deny_call(SYS_flock, EACCES))
+        return CHILD_SKIPS;
+    return ibx_destination_lock(&destination, &error) == -EACCES &&
+                   strstr(error.message, "RAM mem0 (/dev/shm/vm) cannot be locked: Permission") &&
+                   strstr(error.message, "policy, allow ib-migrate to read and lock it")
+               ? 0
+               : 1;
+}
+
+/* As by AppArmor, whose rules have a letter for locks. */
+static void test_a_lock_that_is_forbidden(NO_STATE)
+{
+    const int file = memfd_create("ram", MFD_CLOEXEC);
+    void *memory = ram_in(file);
+    memset(&error, 0, sizeof(error));
+    strcpy(destination.ram.guest.blocks[0].path, "/dev/shm/vm");
+    passes_in_child(refuses_a_forbidden_lock);
+    munmap(memory, PAGE);
     close(file);
 }
 
@@ -180,6 +206,7 @@ int main(void)
         cmocka_unit_test(test_another_vm_is_coming),
         cmocka_unit_test(test_other_memory),
         cmocka_unit_test(test_another_receiver),
+        cmocka_unit_test(test_a_lock_that_is_forbidden),
         cmocka_unit_test(test_other_memory_with_the_same_inode_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
