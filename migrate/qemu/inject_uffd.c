@@ -154,8 +154,12 @@ static int inject_new(pid_t pid, long number, const uint64_t arguments[6], struc
         return rc;
     if (result < 0 || result > INT_MAX)
         return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
-                             "QEMU (process %d) is not allowed to create a userfaultfd: %s",
-                             (int)pid, strerror((int)-result));
+                             "QEMU (process %d) is not allowed to create a userfaultfd: %s%s",
+                             (int)pid, strerror((int)-result),
+                             result == -EACCES
+                                 ? "; where QEMU is confined, as in a security module's policy, "
+                                   "allow it a userfaultfd (SELinux: class anon_inode)"
+                                 : "");
     uffd->remote = (int)result;
     return 0;
 }
@@ -208,7 +212,8 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
     rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
                                       : make_by_device(qmp, &made, deadline_ns, err);
     /* For instance, a security module forbids the system call; /proc does not show its rules. */
-    if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
+    if ((rc == -EPERM || rc == -EACCES) && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL &&
+        qmp) {
         made.way = IBX_UFFD_DEVICE;
         rc = make_by_device(qmp, &made, deadline_ns, err);
     }
