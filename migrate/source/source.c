@@ -111,8 +111,9 @@ static int read_before_stop(struct source *s, struct ibx_error *err)
 
 static int carry(struct source *s, struct ibx_error *err)
 {
-    ibx_source_stream_look(&s->stream);
-    int rc = read_before_stop(s, err);
+    int rc = ibx_source_stream_look(&s->stream, err);
+    if (!rc)
+        rc = read_before_stop(s, err);
     if (rc || state_waits(s))
         return rc;
     rc = ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);

@@ -213,17 +213,22 @@ static bool has_ended(int fd)
     return poll(&end, 1, 0) > 0;
 }
 
-void ibx_source_stream_look(struct source_stream *stream)
+int ibx_source_stream_look(struct source_stream *stream, struct ibx_error *err)
 {
     int bytes = 0;
-    if (!source_stream_is_open(stream) || ioctl(stream->fd, FIONREAD, &bytes) || bytes < 0)
-        bytes = 0;
+    if (source_stream_is_open(stream) && ioctl(stream->fd, FIONREAD, &bytes))
+        return ibx_error_set(err, -errno,
+                             "how much of QEMU's device state can be read is not to be seen "
+                             "(FIONREAD): %s; allow ioctl(2) to ib-migrate where a seccomp profile "
+                             "or a security module denies it",
+                             strerror(errno));
     const size_t pending = source_stream_is_open(stream) ? stream->held_length + (size_t)bytes : 0;
     if (stream->pending != pending)
         stream->grew_ns = ibx_now_ns();
     stream->pending = pending;
     stream->flows |= pending ? ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS
                              : source_stream_is_open(stream) && has_ended(stream->fd);
+    return 0;
 }
 
 /* A QEMU whose stream nobody reads can fill its socket before it reports that the VM is stopped,

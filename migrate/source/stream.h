@@ -79,7 +79,7 @@ int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_err
 /* In HELD: lets QEMU end such a migration, as completed. RELEASED. */
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
 /* Looks how much QEMU has written that nobody has sent, and for its end if that is nothing. */
-void ibx_source_stream_look(struct source_stream *stream);
+int ibx_source_stream_look(struct source_stream *stream, struct ibx_error *err);
 /* Whether these bytes may wait for the page map, by the last look. */
 bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);
 /* Sends what has been read and, in OPEN, what QEMU has written since, for a turn, unless messages

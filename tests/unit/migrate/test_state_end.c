@@ -2,15 +2,19 @@
 /* Which bytes of a device state the source sends and which it holds back: all but the
  * description for debuggers, wherever the pieces are cut. */
 #include "migrate/source/stream.h"
+#include "tests/fixtures/denied_call.h"
+#include "tests/fixtures/in_child.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define MOST 8192
@@ -78,6 +82,12 @@ static void test_no_end(NO_STATE)
     assert_int_equal(ibx_state_may_end(later, sizeof(later)), sizeof(later));
 }
 
+static void look(struct source_stream *stream)
+{
+    struct ibx_error err = {0};
+    assert_int_equal(ibx_source_stream_look(stream, &err), 0);
+}
+
 /* The state waits for the page map, unless QEMU cannot write more of it before the stop. From
  * then on it is read without pauses. */
 static void test_state_waits_for_the_page_map(NO_STATE)
@@ -88,27 +98,51 @@ static void test_state_waits_for_the_page_map(NO_STATE)
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     ibx_source_stream_init(&stream);
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_false(ibx_source_stream_waits(&stream, true));
     assert_int_equal(ibx_source_stream_adopt(&stream, pair[0], &err), 0);
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_true(ibx_source_stream_waits(&stream, false));
     assert_int_equal(write(pair[1], bytes, sizeof(bytes)), sizeof(bytes));
     const uint64_t from_ns = ibx_now_ns(), deadline = ibx_deadline_in_ms(patience_ms(20000));
-    for (ibx_source_stream_look(&stream);
-         ibx_source_stream_waits(&stream, false) && ibx_now_ns() < deadline;
-         ibx_source_stream_look(&stream))
+    for (look(&stream); ibx_source_stream_waits(&stream, false) && ibx_now_ns() < deadline;
+         look(&stream))
         sched_yield();
     assert_in_range(ibx_now_ns(), from_ns + 5 * IBX_NS_PER_MS, deadline - 1);
     assert_true(ibx_source_stream_waits(&stream, true)); /* as far as is known, this is all */
     assert_int_equal(read(pair[0], bytes, sizeof(bytes)), sizeof(bytes));
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_false(ibx_source_stream_waits(&stream, false));
     assert_int_equal(write(pair[1], bytes, sizeof(bytes) / 2), sizeof(bytes) / 2);
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_false(ibx_source_stream_waits(&stream, false));
     ibx_source_stream_close(&stream);
     close(pair[1]);
+}
+
+static int says_what_is_denied(void)
+{
+    struct source_stream stream;
+    struct ibx_error err = {0};
+    int pair[2];
+    if (!deny_call(SYS_ioctl, EACCES))
+        return CHILD_SKIPS;
+    ibx_source_stream_init(&stream);
+    if (ibx_source_stream_look(&stream, &err))
+        return 1; /* nothing is asked yet */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) ||
+        ibx_source_stream_adopt(&stream, pair[0], &err))
+        return 2;
+    return ibx_source_stream_look(&stream, &err) == -EACCES &&
+                   strstr(err.message, "(FIONREAD): Permission denied; allow ioctl(2)")
+               ? 0
+               : 3;
+}
+
+/* The tool would wait for state that has come. */
+static void test_a_look_that_is_denied(NO_STATE)
+{
+    passes_in_child(says_what_is_denied);
 }
 
 /* An end without any state is read at once, because nobody writes any more. */
@@ -120,10 +154,10 @@ static void test_a_stream_that_ends_does_not_wait(NO_STATE)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     ibx_source_stream_init(&stream);
     assert_int_equal(ibx_source_stream_adopt(&stream, pair[0], &err), 0);
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_true(ibx_source_stream_waits(&stream, false));
     close(pair[1]);
-    ibx_source_stream_look(&stream);
+    look(&stream);
     assert_false(ibx_source_stream_waits(&stream, false));
     ibx_source_stream_close(&stream);
 }
@@ -134,6 +168,7 @@ int main(void)
         cmocka_unit_test(test_all_but_the_end),
         cmocka_unit_test(test_no_end),
         cmocka_unit_test(test_state_waits_for_the_page_map),
+        cmocka_unit_test(test_a_look_that_is_denied),
         cmocka_unit_test(test_a_stream_that_ends_does_not_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
