@@ -22,6 +22,7 @@
 #define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
 #define CLOSING_LOOK_MS 5
+#define WHOLE_RETRY_MS  1000  /* between two tries to record that all memory is protected */
 #define VERDICT_MS      30000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- write protection */
@@ -146,8 +147,9 @@ static void note_whole(struct source *s)
 {
     struct ibx_record *record = &s->status.record;
     if (s->protecting.now != PROTECTING_WHOLE || s->state.now != SOURCE_SERVING ||
-        record->all_protected)
+        record->all_protected || ibx_now_ns() < s->whole_ns)
         return;
+    s->whole_ns = ibx_deadline_in_ms(WHOLE_RETRY_MS);
     record->all_protected = true;
     record->all_protected =
         !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);

@@ -225,6 +225,7 @@ struct source {
     uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
     uint64_t note_ns;              /* ... and to write a record that could not be written */
+    uint64_t whole_ns;             /* ... and that all memory is protected */
     uint64_t end_ns;               /* ... and the record of the end; 0: that has not failed */
     bool unseen; /* the destination has not seen the epoch, which could not be written */
 };

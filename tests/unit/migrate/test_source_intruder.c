@@ -26,7 +26,7 @@ static struct {
     const char *status; /* of the VM here */
 } is;
 static struct {
-    unsigned stopped, asked, armed, broken;
+    unsigned stopped, asked, armed, broken, noted;
 } was;
 
 int __wrap_ibx_write_protection_check(struct ibx_write_protection *protection,
@@ -54,6 +54,17 @@ int __wrap_ibx_source_note(struct source *of, enum ibx_journal_state state, stru
     is.recorded = of->status.record.all_protected;
     of->note_ns = is.unwritten ? UINT64_MAX : 0;
     return 0;
+}
+
+int __wrap_ibx_migration_record(const char *folder, struct ibx_record *record,
+                                enum ibx_journal_state state, struct ibx_error *err);
+int __wrap_ibx_migration_record(const char *folder, struct ibx_record *record,
+                                enum ibx_journal_state state, struct ibx_error *err)
+{
+    (void)folder;
+    assert_true(record->all_protected && state == IBX_JOURNAL_MOVED);
+    was.noted++;
+    return is.unwritten ? ibx_error_set(err, -ENOSPC, "no room") : 0;
 }
 
 int __wrap_ibx_source_broken(struct source *of, bool untold, struct ibx_error *err);
@@ -244,6 +255,24 @@ static void test_a_page_differs_that_may_have_changed_here(NO_STATE)
     }
 }
 
+/* A disk that is full is not asked in each turn of the loop. */
+static void test_whole_protection_is_recorded_when_there_is_room(NO_STATE)
+{
+    begin(PROTECTING_WHOLE, PROTECTION_ARMED);
+    is.unwritten = true;
+    for (unsigned i = 0; i < 3; i++)
+        ibx_source_protection_answered(&s);
+    assert_int_equal(was.noted, 1);
+    assert_false(s.status.record.all_protected);
+    assert_in_range(s.whole_ns, ibx_now_ns(), ibx_deadline_in_ms(1000));
+    is.unwritten = false;
+    s.whole_ns = 0; /* a second later */
+    for (unsigned i = 0; i < 3; i++)
+        ibx_source_protection_answered(&s);
+    assert_int_equal(was.noted, 2);
+    assert_true(s.status.record.all_protected);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_qemu_writes),
         cmocka_unit_test(test_it_is_not_known_since_when_the_vm_runs_here),
         cmocka_unit_test(test_the_protection_is_on_record_before_it_is_armed),
+        cmocka_unit_test(test_whole_protection_is_recorded_when_there_is_room),
         cmocka_unit_test(test_qemu_is_asked_when_all_pages_have_come),
         cmocka_unit_test(test_a_page_differs_that_may_have_changed_here),
     };
