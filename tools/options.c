@@ -416,9 +416,10 @@ static char *describe_transport(struct argp_option **next)
 static void hold_standard_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 &&
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
-            _exit(EXIT_FAILURE);
+            ibx_tool_end("descriptor %d is closed, and /dev/null cannot be opened in its place: %s",
+                         fd, strerror(errno));
 }
 
 void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *args,
@@ -429,10 +430,10 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
         {.key = 'h', .flags = OPTION_HIDDEN, .doc = ""}};
     struct argp_option *next = options + 1;
     struct line line = {.tool = tool, .args = args, .command = -1};
+    tool_name = tool->name;
     hold_standard_descriptors();
     signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) reports no child's status */
     signal(SIGXFSZ, SIG_IGN); /* write(2) then fails with EFBIG, and the message names the file */
-    tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;
     argp_err_exit_status = 2;

@@ -202,6 +202,16 @@ static bool is_of_record(int rc)
     return rc != -ENOMEM && rc != -EMFILE && rc != -ENFILE;
 }
 
+static int cannot_list(const char *folder, int code, struct ibx_error *err)
+{
+    if (code == ENOMEM)
+        return ibx_error_set(err, -code, "no memory for the records in %s", folder);
+    return ibx_error_set(err, -code,
+                         "folder %s for records of migrations cannot be read: %s; allow fcntl(2) "
+                         "to ib-migrate where a seccomp profile or a security module denies it",
+                         folder, strerror(code));
+}
+
 /* With `unread`, as ibx_journal_list_readable(). */
 static int list_folder(const char *folder, struct list *list, struct ibx_error *unread,
                        struct ibx_error *err)
@@ -213,8 +223,9 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
         return fd;
     DIR *dir = fdopendir(fd);
     if (!dir) {
+        rc = cannot_list(folder, errno, err);
         close(fd);
-        return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
+        return rc;
     }
     for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
         struct ibx_error why = {0};
@@ -465,6 +476,7 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     struct ibx_record *one = malloc(sizeof(*one));
     const int fd = one ? ibx_journal_folder_open(folder, err) : -ENOMEM;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    const int code = errno;
     uint64_t highest = 0;
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
         if (is_record(entry->d_name) && !load_any(folder, fd, entry->d_name, one, NULL) &&
@@ -479,9 +491,7 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     else if (fd >= 0)
         close(fd);
     if (!dir)
-        return fd < 0 && fd != -ENOMEM
-                   ? fd
-                   : ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
+        return fd < 0 && fd != -ENOMEM ? fd : cannot_list(folder, fd < 0 ? ENOMEM : code, err);
     *number = highest < INT64_MAX ? highest + 1 : highest;
     return 0;
 }

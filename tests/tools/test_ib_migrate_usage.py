@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_usage.py IB-MIGRATE: which commands and options there are, as help, the manual
 and bash's completion tell, and what is said to who writes others."""
+import ctypes
+import errno
 import os
 import re
+import struct
 import subprocess
 import sys
 
-from harness import LIMIT, equal, run_all
+from harness import LIMIT, Skip, equal, run_all
 from migrate_scene import case, succeeds
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
@@ -84,6 +87,45 @@ def bash_completes_commands_and_options(scene):
         out = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT,
                              check=True).stdout
         equal((typed, out), (typed, completed + "\n"))
+
+
+def without(call):
+    """For preexec_fn: the kernel denies this system call, as by a seccomp profile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    filters = struct.pack("=" + "HBBI" * 4, 0x20, 0, 0, 0,  # the number of the call
+                          0x15, 0, 1, call, 0x06, 0, 0, 0x50000 | errno.EACCES,
+                          0x06, 0, 0, 0x7fff0000)
+    program = ctypes.create_string_buffer(filters, len(filters))
+    described = struct.pack("@HP", 4, ctypes.addressof(program))
+    assert not libc.prctl(38, 1, 0, 0, 0) and not libc.prctl(22, 2, described)
+
+
+@case
+def a_denied_call_is_told(scene):
+    """Nothing is known of the standard descriptors then: they are taken as they are."""
+    if os.uname().machine != "x86_64":
+        raise Skip("another number of fcntl(2)")
+    os.makedirs(scene.path("state"), 0o700)
+    options = {"capture_output": True, "text": True, "timeout": LIMIT, "check": False,
+               "preexec_fn": lambda: without(72)}
+    line = [scene.program, "status", "--state-dir", scene.path("state")]
+    done = subprocess.run(line, **options)
+    equal((done.returncode, done.stdout), (1, ""))
+    assert "cannot be read: Permission denied; allow fcntl(2)" in done.stderr, done.stderr
+
+
+@case
+def a_descriptor_without_a_placeholder_is_told(scene):
+    if os.geteuid():
+        raise Skip("needs a /dev of its own")
+    script = "mount -t tmpfs none /dev && exec \"$0\" --version <&-"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script, scene.program], text=True,
+                          capture_output=True, timeout=LIMIT, check=False)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        raise Skip("no mounts here")
+    equal((done.returncode, done.stdout), (1, ""))
+    equal(done.stderr, "ib-migrate: descriptor 0 is closed, and /dev/null cannot be opened in its "
+          "place: No such file or directory\n")
 
 
 @case
