@@ -28,7 +28,10 @@
 #define FORK_MS 1000u
 
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
-static pthread_rwlock_t connecting = PTHREAD_RWLOCK_INITIALIZER; /* taken for writing by a fork */
+/* Taken for writing by a fork, which threads that begin to connect wait for: several connect at a
+ * time, and without that a fork could wait for one after the other. */
+#define CONNECTING PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+static pthread_rwlock_t connecting = CONNECTING;
 static _Thread_local bool has_called, is_alone, connects, forks;
 /* Cancellation is off during a thread's first call: a cancelled thread would not unlock. */
 static _Thread_local bool holds;
@@ -109,7 +112,7 @@ static void in_parent(void)
 static void in_child(void)
 {
     pthread_mutex_init(&first_calls, NULL);
-    pthread_rwlock_init(&connecting, NULL);
+    connecting = (pthread_rwlock_t)CONNECTING;
     is_alone = connects = forks = false;
     atomic_store(&callers, counted);
 }

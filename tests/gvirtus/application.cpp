@@ -254,6 +254,7 @@ int main(int argc, char **argv)
         {"threads-end", threads_end},
         {"threads-connect-at-once", threads_connect_at_once},
         {"thread-is-refused", thread_is_refused},
+        {"forks-among-beginners", forks_among_beginners},
         {"endpoint-is-kept", endpoint_is_kept},
         {"no-copy", no_copy},
         {"remapped", remapped},

@@ -154,6 +154,7 @@ bool threads_go_on_in_child();
 bool first_thread_ends();
 bool threads_connect_at_once();
 bool thread_is_refused();
+bool forks_among_beginners();
 bool endpoint_is_kept();
 bool cancelled_thread();
 bool cancelled_in_first_call();

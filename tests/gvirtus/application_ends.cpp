@@ -323,6 +323,36 @@ bool endpoint_is_kept()
     return HOLDS(unlink(path) == 0 && stub_endpoint(path) == -1);
 }
 
+// A fork waits for the threads that connect, and not for those that begin to connect meanwhile.
+bool forks_among_beginners()
+{
+    constexpr unsigned chains = 8, forks = 10, most = 100;
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> begun{0};
+    std::atomic<bool> over{false};
+    for (unsigned i = 0; i < chains; i++)
+        threads.emplace_back([&] {
+            while (!over)
+                std::thread([&] { begun += cudaDeviceSynchronize() == 0; }).join();
+        });
+    unsigned meanwhile = 0;
+    bool good = true;
+    for (unsigned i = 0; i < forks && good && meanwhile < most; i++) {
+        const unsigned before = begun;
+        const pid_t child = fork();
+        if (!child)
+            _exit(0);
+        meanwhile = begun - before;
+        int status = -1;
+        good = child > 0 && waitpid(child, &status, 0) == child && !status;
+    }
+    over = true;
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(good && meanwhile < most);
+}
+
 // Ends the process.
 bool thread_is_refused()
 {

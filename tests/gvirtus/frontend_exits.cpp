@@ -142,6 +142,7 @@ void check_exits()
               [=] { return first_call_at_the_end(which); });
     check("threads that connect beside each other", [] { return good("threads-connect-at-once"); });
     check("... and what GVirtuS reads for that", [] { return good("endpoint-is-kept"); });
+    check("... beside forks", [] { return good("forks-among-beginners"); });
     check("a thread that cannot connect", ends_without_connection);
     check("a back end that stands still as the process ends",
           [] { return ends_beside_standstill("plain"); });
