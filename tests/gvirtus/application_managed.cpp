@@ -79,6 +79,42 @@ std::string access_of(const void *address)
     return "";
 }
 
+constexpr std::size_t part = 64 * K;
+
+// Touches blocks one after the other, up or down; returns how many had not this access before.
+unsigned touched(char *memory, std::size_t n, bool down, bool writes)
+{
+    unsigned others = 0;
+    for (std::size_t i = 0; i < n / part; i++) {
+        char *at = memory + (down ? n / part - 1 - i : i) * part;
+        others += access_of(at) != (writes ? "rw-" : "r--");
+        if (writes)
+            *at = 'z';
+        else
+            others += 100u * (*const_cast<volatile char *>(at) != 'x');
+    }
+    return others;
+}
+
+// Ever more blocks change at once if a program goes through memory, up or down.
+bool goes_through()
+{
+    constexpr std::size_t n = 64 * part;
+    char *a = managed_memory(n), *b = managed_memory(n);
+    REQUIRE(a && b);
+    for (const bool down : {false, true}) {
+        std::memset(a, 'x', n);
+        REQUIRE(stub_launch(b, a, n, nullptr) == 0);
+        REQUIRE(touched(b, n, down, false) < 10 && touched(b, n, down, true) < 10);
+        REQUIRE(stub_launch(b, a, n, nullptr) == 0);
+        REQUIRE(touched(b, n, down, true) < 10);
+        REQUIRE(stub_launch(a, b, n, nullptr) == 0);
+        for (std::size_t i = 0; i < n; i++)
+            REQUIRE(a[i] == (i % part ? 'x' : 'z'));
+    }
+    return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
+}
+
 } // namespace
 
 // What the host has only read is not copied back to the device, also if several threads read it
@@ -100,7 +136,8 @@ bool managed_reads()
     b[1] = 'y';
     REQUIRE(access_of(const_cast<char *>(b)) == "rw-");
     stub_remote()->slow(0); // a call after which the device may have written
-    return HOLDS(cudaFree(const_cast<char *>(a)) == 0 && cudaFree(const_cast<char *>(b)) == 0);
+    REQUIRE(cudaFree(const_cast<char *>(a)) == 0 && cudaFree(const_cast<char *>(b)) == 0);
+    return HOLDS(goes_through());
 }
 
 namespace

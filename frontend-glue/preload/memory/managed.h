@@ -56,9 +56,9 @@ enum pages_state { PAGES_STALE, PAGES_SAME, PAGES_NEWER, PAGES_LENT };
 
 struct lent; /* blocks that are LENT, and their bytes as they were */
 
-/* Sequential accesses: more blocks change at once. */
+/* Sequential accesses, up or down: more blocks change at once. */
 struct run {
-    size_t next, count; /* the block after the last run, and the length of that run */
+    size_t first, count; /* the blocks that changed last; count is 0: none */
 };
 
 struct managed_variable {

@@ -69,23 +69,31 @@ static void set(struct managed *m, size_t first, size_t count, enum pages_state 
     }
 }
 
-/* How many blocks of the same state, from `first` on, change at once. */
-static size_t run_of(const struct managed *m, size_t first, struct run *run)
+/* How many blocks of the same state change at once: from *first on or, for a program that goes
+ * down, up to it. *first becomes the first of them. */
+static size_t run_of(const struct managed *m, size_t *first, struct run *run)
 {
     const size_t most = RUN_BYTES / m->block > 1 ? RUN_BYTES / m->block : 1;
-    size_t wanted = first == run->next && run->count ? 2 * run->count : 1, count = 1;
+    const bool down = run->count && *first + 1 == run->first;
+    const bool goes_on = down || (run->count && *first == run->first + run->count);
+    const enum pages_state state = m->state[*first];
+    size_t wanted = goes_on ? 2 * run->count : 1, count = 1;
     if (wanted > most)
         wanted = most;
-    while (count < wanted && first + count < m->blocks &&
-           m->state[first + count] == m->state[first])
-        count++;
-    *run = (struct run){first + count, count};
+    if (down)
+        for (; count < wanted && *first && m->state[*first - 1] == state; count++)
+            --*first;
+    else
+        while (count < wanted && *first + count < m->blocks && m->state[*first + count] == state)
+            count++;
+    *run = (struct run){*first, count};
     return count;
 }
 
-static bool make_newer(struct managed *m, size_t first)
+static bool make_newer(struct managed *m, size_t block)
 {
-    const size_t count = run_of(m, first, &m->written);
+    size_t first = block;
+    const size_t count = run_of(m, &first, &m->written);
     if (!protect(m, first, count, PROT_READ | PROT_WRITE))
         return false;
     set(m, first, count, PAGES_NEWER);
@@ -282,8 +290,8 @@ bool ibx_managed_any_lent(void)
 
 bool ibx_managed_lend_block(struct managed *m, uintptr_t address)
 {
-    const size_t first = (address - m->begin) / m->block;
-    const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
+    size_t first = (address - m->begin) / m->block;
+    const size_t count = run_of(m, &first, &m->fetched), at = first * m->block;
     const size_t n = bytes_of(m, first, count);
     struct lent *l = malloc(sizeof(*l) + n);
     const int rc = l ? copy(m, at, n, false) : CUDA_MEMORY_ALLOCATION;
@@ -390,13 +398,14 @@ int ibx_managed_give_all(void)
 
 bool ibx_managed_fetch_block(struct managed *m, uintptr_t address, enum pages_access access)
 {
-    const size_t first = (address - m->begin) / m->block;
-    const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
+    const size_t block = (address - m->begin) / m->block;
+    size_t first = block;
+    const size_t count = run_of(m, &first, &m->fetched), at = first * m->block;
     const int rc = copy(m, at, bytes_of(m, first, count), false);
     if (rc)
         return not_fetched(m, at, rc);
     if (!protect(m, first, count, PROT_READ))
         return false;
     set(m, first, count, PAGES_SAME);
-    return access != ACCESS_WRITE || make_newer(m, first);
+    return access != ACCESS_WRITE || make_newer(m, block);
 }
