@@ -2,25 +2,6 @@
 #include "migrate/multicast/datagrams.h"
 
 #include <errno.h>
-#include <net/if.h>
-#include <string.h>
-
-size_t ibx_multicast_datagram(unsigned parts, unsigned part)
-{
-    size_t length;
-    ibx_multicast_part_at(parts, part, &length);
-    return IBX_MULTICAST_HEAD + length + IBX_MULTICAST_TAG;
-}
-
-int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
-                         int code, struct ibx_error *err)
-{
-    char text[64], name[IF_NAMESIZE] = "?";
-    ibx_multicast_group_print(group, text, sizeof(text));
-    if_indextoname(interface, name);
-    return ibx_error_set(err, -code, "%s the multicast group %s over %s: %s", what, text, name,
-                         strerror(code));
-}
 
 #ifndef IBX_WITH_VERBS
 static int no_verbs(struct ibx_error *err)

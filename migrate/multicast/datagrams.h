@@ -49,12 +49,6 @@ struct ibx_multicast_in_ops {
     void (*close)(struct ibx_multicast_in *in);
 };
 
-/* The length of part `part` as a datagram, if a page has `parts`; the last one may be shorter. */
-size_t ibx_multicast_datagram(unsigned parts, unsigned part);
-/* "nothing can be sent to the multicast group 239.1.2.3:7000 over eth0: why". */
-int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
-                         int code, struct ibx_error *err);
-
 /* ------------------------------------------------------------ udp.c */
 
 int ibx_multicast_udp_out(const struct sockaddr_storage *group, unsigned interface, unsigned hops,

@@ -182,3 +182,13 @@ int ibx_multicast_interface(const char *name, const char *host, unsigned *index,
                               strerror(-rc))
               : 0;
 }
+
+int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
+                         int code, struct ibx_error *err)
+{
+    char text[64], name[IF_NAMESIZE] = "?";
+    ibx_multicast_group_print(group, text, sizeof(text));
+    if_indextoname(interface, name);
+    return ibx_error_set(err, -code, "%s the multicast group %s over %s: %s", what, text, name,
+                         strerror(code));
+}

@@ -59,6 +59,9 @@ bool ibx_multicast_is_group(const struct sockaddr_storage *address);
 bool ibx_multicast_by_verbs(const struct sockaddr_storage *address);
 /* "239.1.2.3:7000", "verbs://239.1.2.3". */
 void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out, size_t size);
+/* "nothing can be sent to the multicast group 239.1.2.3:7000 over eth0: why". */
+int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
+                         int code, struct ibx_error *err);
 /* The index of the interface `name`, or if that is NULL, of the one by which this host reaches
  * `host`, a name or an address, perhaps in brackets. -ENODEV, -ENETUNREACH and others. */
 int ibx_multicast_interface(const char *name, const char *host, unsigned *index,
@@ -100,6 +103,8 @@ struct ibx_multicast_packet {
 unsigned ibx_multicast_parts(size_t room);
 /* Where a part begins in its page, and how long it is. */
 size_t ibx_multicast_part_at(unsigned parts, unsigned part, size_t *length);
+/* The length of part `part` as a datagram, if a page has `parts`; the last one may be shorter. */
+size_t ibx_multicast_datagram(unsigned parts, unsigned part);
 /* Reads the head of a datagram. False: it is not of this group, or has a wrong length. */
 bool ibx_multicast_peek(const void *datagram, size_t length, const uint8_t id[IBX_MULTICAST_ID],
                         struct ibx_multicast_packet *packet);

@@ -33,6 +33,13 @@ size_t ibx_multicast_part_at(unsigned parts, unsigned part, size_t *length)
     return at;
 }
 
+size_t ibx_multicast_datagram(unsigned parts, unsigned part)
+{
+    size_t length;
+    ibx_multicast_part_at(parts, part, &length);
+    return IBX_MULTICAST_HEAD + length + IBX_MULTICAST_TAG;
+}
+
 /* ------------------------------------------------------------ the head */
 
 static void put_head(uint8_t *out, const struct ibx_multicast_packet *p,
