@@ -18,31 +18,6 @@
 #define SINCE                                                                                      \
     " (if it was plugged in or out there since ib-migrate receive began, begin that again)"
 
-void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
-{
-    size_t at = blockers->count++;
-    if (at >= IBX_BLOCKERS_MAX)
-        return;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(blockers->reasons[at], sizeof(blockers->reasons[at]), format, arguments);
-    va_end(arguments);
-    ibx_text_sanitize(blockers->reasons[at]);
-}
-
-void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
-{
-    size_t at = blockers->note_count;
-    if (at >= IBX_NOTES_MAX)
-        return;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(blockers->notes[at], sizeof(blockers->notes[at]), format, arguments);
-    va_end(arguments);
-    ibx_text_sanitize(blockers->notes[at]);
-    blockers->note_count++;
-}
-
 /* ------------------------------------------------------------ memory */
 
 static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,

@@ -7,36 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMED_MAX 3 /* devices or properties in one sentence */
-
-const char *ibx_member(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : "";
-}
-
-void ibx_names_add(struct ibx_names *names, const char *format, ...)
-{
-    va_list arguments;
-    if (names->count++ >= NAMED_MAX || names->used >= sizeof(names->text) - 3)
-        return;
-    if (names->used)
-        names->used +=
-            (size_t)snprintf(names->text + names->used, sizeof(names->text) - names->used, ", ");
-    va_start(arguments, format);
-    names->used += (size_t)vsnprintf(names->text + names->used, sizeof(names->text) - names->used,
-                                     format, arguments);
-    va_end(arguments);
-}
-
-const char *ibx_names_more(const struct ibx_names *names, char out[32])
-{
-    *out = '\0';
-    if (names->count > NAMED_MAX)
-        snprintf(out, 32, " and %u more", names->count - NAMED_MAX);
-    return out;
-}
-
 /* ------------------------------------------------------------ processors */
 
 static void compare_processors(const struct ibx_comparison *c)

@@ -142,6 +142,8 @@ void ibx_compare_devices(const struct ibx_comparison *c);
 void ibx_compare_options(const struct ibx_comparison *c);
 void ibx_compare_disks(const struct ibx_comparison *c);
 
+/* ------------------------------------------------------------ findings.c */
+
 #define IBX_NAMES_MAX 400 /* bytes of names in one sentence */
 
 /* The first names of a list, for a message; zeroed before. */

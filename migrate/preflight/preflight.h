@@ -18,6 +18,7 @@
  *   memory_limit.c   memory that this host, a control group or a file system does not have
  *   huge_pages.c     huge pages that QEMU has not reserved
  *   warm.c           devices that write to guest RAM without the tracker noticing
+ *   findings.c       how blockers and notes, and the names in them, become texts
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
  * `blockers`. A migration may begin when blockers->count is 0.
@@ -242,7 +243,7 @@ void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 /* blockers.c: checks that this process may lock `bytes`, which `fabric` has to pin in all. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 
-/* Adds a blocker, or a note. */
+/* findings.c: adds a blocker, or a note. */
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
