@@ -377,23 +377,6 @@ int ibx_guest_block_ask_flag(struct ibx_qmp *qmp, const char *id, const char *pr
     return 0;
 }
 
-uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino)
-{
-    char name[128];
-    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
-    bool known = boot && fgets(name, 64, boot);
-    if (boot)
-        fclose(boot);
-    if (!known)
-        return 0;
-    size_t n = strlen(name);
-    snprintf(name + n, sizeof(name) - n, "%" PRIx64 " %" PRIx64, dev, ino);
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    for (const char *c = name; *c; c++)
-        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
-    return hash;
-}
-
 static int find_blocks(const struct search *s, bool writable, struct ibx_guest_ram *ram)
 {
     struct guest_mappings mappings = {0};

@@ -6,10 +6,28 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino)
+{
+    char name[128];
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    bool known = boot && fgets(name, 64, boot);
+    if (boot)
+        fclose(boot);
+    if (!known)
+        return 0;
+    size_t n = strlen(name);
+    snprintf(name + n, sizeof(name) - n, "%" PRIx64 " %" PRIx64, dev, ino);
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (const char *c = name; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    return hash;
+}
 
 /* ------------------------------------------------------------ while QEMU lives */
 
@@ -221,19 +239,6 @@ int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_gue
     snprintf(block->path, sizeof(block->path), "%s", to);
     block->named = true;
     return 0;
-}
-
-int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *path,
-                               const struct stat *st, struct ibx_error *err)
-{
-    const uint64_t needs = block->offset + block->size;
-    return (uint64_t)st->st_size >= needs
-               ? 0
-               : ibx_error_set(err, -ESTALE,
-                               "the file of guest RAM %s (%.200s) was cut short to %llu of %llu "
-                               "bytes, and what it held beyond them is lost",
-                               block->id, path[0] ? path : "without a name",
-                               (unsigned long long)st->st_size, (unsigned long long)needs);
 }
 
 /* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.

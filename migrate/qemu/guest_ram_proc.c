@@ -277,6 +277,19 @@ int ibx_guest_file_page_size(int fd, uint64_t *bytes)
     return 0;
 }
 
+int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *path,
+                               const struct stat *st, struct ibx_error *err)
+{
+    const uint64_t needs = block->offset + block->size;
+    return (uint64_t)st->st_size >= needs
+               ? 0
+               : ibx_error_set(err, -ESTALE,
+                               "the file of guest RAM %s (%.200s) was cut short to %llu of %llu "
+                               "bytes, and what it held beyond them is lost",
+                               block->id, path[0] ? path : "without a name",
+                               (unsigned long long)st->st_size, (unsigned long long)needs);
+}
+
 int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writable,
                          struct ibx_guest_block *block, struct ibx_error *err)
 {

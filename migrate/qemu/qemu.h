@@ -5,6 +5,7 @@
  *
  *   qmp.c, qmp_connect.c          a client of its machine protocol (QMP) over a unix socket
  *   qmp_stream.c                  the bytes of that connection, and how it ends
+ *   qmp_kept.c                    how much of what QEMU sends is kept
  *   qmp_client.c                  which process has a monitor
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
  *   guest_ram_file.c, file_users.c files of guest RAM after QEMU's end; who can write to them

@@ -59,7 +59,12 @@ struct ibx_qmp {
 };
 
 /* Latches the first error of the connection; every later call returns it. */
-int ibx_qmp_break(struct ibx_qmp *qmp, int code, const char *message);
+static inline int ibx_qmp_break(struct ibx_qmp *qmp, int code, const char *message)
+{
+    if (!qmp->failed.code)
+        ibx_error_set(&qmp->failed, code, "%s", message);
+    return qmp->failed.code;
+}
 int ibx_qmp_failure(const struct ibx_qmp *qmp, struct ibx_error *err);
 
 /* Receives what has come, without blocking; 0 also if nothing has. */

@@ -22,13 +22,6 @@
 
 /* ------------------------------------------------------------ failing */
 
-int ibx_qmp_break(struct ibx_qmp *qmp, int code, const char *message)
-{
-    if (!qmp->failed.code)
-        ibx_error_set(&qmp->failed, code, "%s", message);
-    return qmp->failed.code;
-}
-
 uint64_t ibx_qmp_oom_kills(void)
 {
     char line[128];
