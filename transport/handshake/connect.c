@@ -9,7 +9,6 @@
 #include "transport/core/segments.h"
 
 #include <errno.h>
-#include <net/if.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
@@ -79,32 +78,6 @@ static const char *remedy(const struct ibx_uri *uri, int rc)
     default:
         return "";
     }
-}
-
-int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
-                          struct ibx_error *err)
-{
-    char service[8];
-    snprintf(service, sizeof(service), "%u", uri->port);
-    struct addrinfo hints = {
-        .ai_family = AF_UNSPEC,
-        .ai_socktype = SOCK_STREAM,
-        .ai_flags = flags | AI_NUMERICSERV,
-    };
-    int rc = getaddrinfo(uri->host, service, &hints, list);
-    if (!rc)
-        return 0;
-    const char *zone = strchr(uri->host, ':') ? strchr(uri->host, '%') : NULL;
-    if (zone &&
-        !if_nametoindex(zone + 1)) /* the other host's, in an address that was copied from there */
-        return ibx_error_set(err, -EADDRNOTAVAIL,
-                             "this host has no interface \"%s\" for %s: write the name, behind the "
-                             "%%, of its own interface that leads there (look at `ip address`)",
-                             zone + 1, uri->host);
-    return ibx_error_set(err, -EADDRNOTAVAIL,
-                         "host \"%s\" cannot be resolved: %s; correct the name, write an "
-                         "address, or add it to DNS or /etc/hosts",
-                         uri->host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
 }
 
 int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *address)
@@ -255,14 +228,6 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, bool (*e
     }
     *fd = ibx_descriptor_apart(s);
     return 0;
-}
-
-unsigned ibx_handshake_hosts(const struct addrinfo *list)
-{
-    unsigned of_v4 = 0, others = 0;
-    for (; list; list = list->ai_next)
-        ++*(list->ai_family == AF_INET ? &of_v4 : &others);
-    return of_v4 > others ? of_v4 : others;
 }
 
 int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,

@@ -10,6 +10,12 @@
 #include <string.h>
 #include <sys/socket.h>
 
+bool ibx_handshake_lacked(struct ibx_handshake *h)
+{
+    h->lacked = ibx_crypto_lacked() || h->lacked;
+    return h->lacked;
+}
+
 /* ------------------------------------------------------------------ raw bytes */
 
 int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void), uint64_t deadline)

@@ -421,12 +421,6 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
     return h;
 }
 
-bool ibx_handshake_lacked(struct ibx_handshake *h)
-{
-    h->lacked = ibx_crypto_lacked() || h->lacked;
-    return h->lacked;
-}
-
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
 {
     if (!conn->setup || conn->role != IBX_ROLE_SERVER)

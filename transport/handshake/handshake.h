@@ -9,7 +9,7 @@
  *   pool.c            connection requests, until they have proven themselves
  *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket
- *   lookup.c          ... the addresses of a name, without waiting for a resolver
+ *   lookup.c          ... the addresses of a name, also without waiting for a resolver
  *   stranger.c        what a client reports about a server that is not ibx
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
@@ -18,6 +18,12 @@
  *   locality.c        who is at the other end: this host, and which of its users
  *   frame.c           frames, their MACs, refusals
  *   key_file.c        key files
+ *
+ * Three calls close a circle of handshake.c, authentication.c, stranger.c, program.c, connect.c and
+ * frame.c. program.c, which writes and reads for authentication.c whose connection it is, makes a
+ * handshake by handshake.c for a connection that another process has left to this one. frame.c asks
+ * authentication.c whether a refusal is proven, and stranger.c what has answered if it is no ibx
+ * server; both call frame.c.
  */
 #ifndef IBX_TRANSPORT_HANDSHAKE_HANDSHAKE_H
 #define IBX_TRANSPORT_HANDSHAKE_HANDSHAKE_H
@@ -117,12 +123,11 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
                                            const struct ibx_options *options, struct ibx_keys *keys,
                                            struct ibx_error *err);
 
-/* Whether this handshake had no memory for a digest: then what does not match says nothing of the
- * peer. */
+/* frame.c: whether this handshake had no memory for a digest: then what does not match says nothing
+ * of the peer. */
 bool ibx_handshake_lacked(struct ibx_handshake *h);
-
-/* frame.c: poll(2) until the deadline, continued after a signal: how many descriptors are ready; 0:
- * none in time; -EINTR: ends() says that this process is to end (NULL: it is not asked); or another
+/* poll(2) until the deadline, continued after a signal: how many descriptors are ready; 0: none in
+ * time; -EINTR: ends() says that this process is to end (NULL: it is not asked); or another
  * negative errno. */
 int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void),
                        uint64_t deadline_ns);
@@ -274,20 +279,22 @@ struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
 int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
                           unsigned timeout_ms, bool (*ends)(void), int *fd, unsigned *hosts,
                           struct ibx_error *err);
-/* How many hosts these addresses may be of: one host may have an IPv4 and an IPv6 address. */
-unsigned ibx_handshake_hosts(const struct addrinfo *list);
-/* lookup.c: the addresses; NULL: those of another host or port, or none. */
-const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
-                                               const struct ibx_uri *uri);
 /* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
 void ibx_handshake_peer_name(int fd, char *out, size_t size);
-int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
-                          struct ibx_error *err);
 /* A new socket and the address to connect or bind it to; negative with errno set. */
 int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *address);
 /* What to do about EINVAL of connect(2) and bind(2): a link-local address without its interface, or
  * one of a group of hosts. */
 #define IBX_HANDSHAKE_ONE_HOST                                                                     \
     "; give the address of one host, a link-local one with its interface, as in [fe80::1%eth0]"
+
+/* lookup.c: the addresses of a host, by getaddrinfo(3) with these flags. */
+int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
+                          struct ibx_error *err);
+/* How many hosts these addresses may be of: one host may have an IPv4 and an IPv6 address. */
+unsigned ibx_handshake_hosts(const struct addrinfo *list);
+/* The addresses that were looked up; NULL: those of another host or port, or none. */
+const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
+                                               const struct ibx_uri *uri);
 
 #endif

@@ -1,15 +1,52 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The addresses of a host, for a client whose connection has broken. If the network is gone, its
- * resolver often is too, and getaddrinfo(3) then waits for many seconds. So a thread calls it,
- * and ends by itself if nobody waits for the answer any more. */
+/* The addresses of a host. For a client whose connection has broken, a thread looks them up: if the
+ * network is gone, its resolver often is too, and getaddrinfo(3) then waits for many seconds. The
+ * thread ends by itself if nobody waits for the answer any more. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
 
+#include <errno.h>
+#include <net/if.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
+                          struct ibx_error *err)
+{
+    char service[8];
+    snprintf(service, sizeof(service), "%u", uri->port);
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+        .ai_flags = flags | AI_NUMERICSERV,
+    };
+    int rc = getaddrinfo(uri->host, service, &hints, list);
+    if (!rc)
+        return 0;
+    const char *zone = strchr(uri->host, ':') ? strchr(uri->host, '%') : NULL;
+    if (zone &&
+        !if_nametoindex(zone + 1)) /* the other host's, in an address that was copied from there */
+        return ibx_error_set(err, -EADDRNOTAVAIL,
+                             "this host has no interface \"%s\" for %s: write the name, behind the "
+                             "%%, of its own interface that leads there (look at `ip address`)",
+                             zone + 1, uri->host);
+    return ibx_error_set(err, -EADDRNOTAVAIL,
+                         "host \"%s\" cannot be resolved: %s; correct the name, write an "
+                         "address, or add it to DNS or /etc/hosts",
+                         uri->host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+}
+
+unsigned ibx_handshake_hosts(const struct addrinfo *list)
+{
+    unsigned of_v4 = 0, others = 0;
+    for (; list; list = list->ai_next)
+        ++*(list->ai_family == AF_INET ? &of_v4 : &others);
+    return of_v4 > others ? of_v4 : others;
+}
 
 struct ibx_lookup {
     pthread_mutex_t lock;
