@@ -14,6 +14,11 @@
  *   capture_graphs.c captures, and the graphs that a program names during one
  *   capture_questions.c  questions about the graph of a capture, to CUDA
  *   capture_numbers.c  the numbers of captures into one graph
+ *
+ * There are circles of calls. graph_nodes.c adds copies by graph_copies.c, which has it add the
+ * node of a slot. graph_parameters.c exchanges executables by graphs.c, which tells it of graphs
+ * that are gone. user_objects.c, which the others tell what graphs have, makes calls of CUDA
+ * itself: it has a stream call a function when a launch has completed, and checks graphs.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H

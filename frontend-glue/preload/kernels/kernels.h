@@ -10,6 +10,13 @@
  *   child_modules.c  modules of forked children
  *   images.c         reads the images of a module
  *   compressed_images.c  decompresses them
+ *
+ * The files but the last two call each other in circles. A module may be registered with GVirtuS
+ * only when it is needed, and a forked child registers its parent's: so whoever uses a kernel or a
+ * variable calls child_modules.c first, which has fat_binaries.c decompress a module, and tells
+ * kernels.c and variables.c what is gone or has become the child's own. variables.c notes kernels
+ * in kernels.c, which tells it and managed_variables.c that a module is unloaded. launch.c has
+ * kernels.c make the launches of its calls, for which kernels.c uses functions of launch.c.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_KERNELS_KERNELS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_KERNELS_KERNELS_H

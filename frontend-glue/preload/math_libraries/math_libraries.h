@@ -17,6 +17,11 @@
  *   math_dnn.c       graphs of cuDNN (cudnnBackend*)
  *   math_nccl.c      functions of NCCL; the operations of a group are one request
  *   math_absent.c, math_dnn_absent.c, math_nccl_absent.c  functions that a remote GPU cannot have
+ *
+ * There are circles of calls, because math_calls.c asks before it makes a call, and what it asks
+ * makes calls itself: math_lt.c whose cuBLASLt the program uses, math_settings.c to send settings,
+ * and math_dnn_descriptors.c, with math_contents.c, to make descriptors. math_descriptors.c asks
+ * math_lt.c the same, which reads a descriptor by it.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H

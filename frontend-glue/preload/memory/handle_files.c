@@ -8,6 +8,7 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define MAGIC 8
@@ -19,6 +20,12 @@ struct contents {
 
 static const char magics[][MAGIC + 1] = {
     [FILE_OF_POOL] = "ibxpool1", [FILE_OF_MAPPED] = "ibxmapd1"};
+
+bool ibx_frontend_file_is_in_limit(size_t n)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) || n <= limit.rlim_cur; /* RLIM_INFINITY is most */
+}
 
 int ibx_frontend_handle_file(enum handle_file kind, const uint8_t *handle)
 {

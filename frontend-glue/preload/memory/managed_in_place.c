@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define PIECE ((size_t)1 << 19) /* bytes of the back end's pages in one request */
@@ -66,12 +65,6 @@ static void *map(size_t n, int fd)
     munmap(there, n);
     errno = why;
     return MAP_FAILED;
-}
-
-bool ibx_frontend_file_is_in_limit(size_t n)
-{
-    struct rlimit limit;
-    return getrlimit(RLIMIT_FSIZE, &limit) || n <= limit.rlim_cur; /* RLIM_INFINITY is most */
 }
 
 /* Makes both mappings, or neither; then the file has a copy of the bytes. A child that is forked

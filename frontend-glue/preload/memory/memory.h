@@ -16,6 +16,13 @@
  *   device_objects.c  the list of arrays, textures and surfaces, and their end at a reset
  *   ipc.c            memory and events of other processes
  *   managed.h        lists the files of cudaMallocManaged
+ *
+ * Most of these files call each other in circles. A pointer may be to memory of any kind: whoever
+ * frees or finds memory asks the files of the other kinds. Page-locked memory that a kernel is
+ * about to use becomes managed or is moved (kernel_reach.c has managed_in_place.c or registered.c
+ * do it), and host_memory.c ends that when the memory is freed. Work in a stream has an order with
+ * memory that this library keeps for it, so host_order.c and host_pools.c ask pools.c for the
+ * device of a stream, and use events, which ipc.c destroys.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MEMORY_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MEMORY_H
@@ -299,9 +306,6 @@ int ibx_frontend_in_place(const struct range *range);
 void ibx_frontend_in_place_end(const struct range *range);
 /* After a reset of a device, which may have unpinned those pages: pins them again. */
 void ibx_frontend_in_place_again(const struct range *range);
-/* Whether a file of this process may have n bytes. SIGXFSZ ends a process that exceeds this limit
- * (ulimit -f), also in memory. */
-bool ibx_frontend_file_is_in_limit(size_t n);
 
 /* ------------------------------------------------------------------------------- managed_work.c */
 
@@ -362,5 +366,8 @@ enum handle_file {
 int ibx_frontend_handle_file(enum handle_file kind, const uint8_t *handle);
 /* False: it is no such file. */
 bool ibx_frontend_handle_in_file(enum handle_file kind, int fd, uint8_t *handle);
+/* Whether a file of this process may have n bytes. SIGXFSZ ends a process that exceeds this limit
+ * (ulimit -f), also in memory. */
+bool ibx_frontend_file_is_in_limit(size_t n);
 
 #endif

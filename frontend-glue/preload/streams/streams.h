@@ -16,6 +16,13 @@
  *   kept_events.c    events that this library records itself
  *   host_copies.c    copies between host and device that are such functions
  *   printed.c        what kernels print
+ *
+ * There are circles of calls. streams.c makes CUDA's calls, and tells the other files of each;
+ * captures.c, forks.c, host_functions.c, own_streams.c and printed.c, which it calls, make some of
+ * these calls themselves, by streams.c: they ask for streams, wait, or record events. host_events.c
+ * enqueues by host_functions.c, which tells it of a fork. devices.c has own_streams.c wait for the
+ * streams of this process and peers.c enable access, and both ask devices.c which device is
+ * selected.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_STREAMS_STREAMS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_STREAMS_STREAMS_H
