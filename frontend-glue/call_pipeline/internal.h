@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files of call_pipeline/. */
+/*
+ * Shared by the files of call_pipeline/. Three calls close circles: library_calls.c, which
+ * answers.c asks, answers by ibx_answer_success(); process.c, which orders the connections for
+ * backlog.c, has backlog.c send what another one holds back; and process_facts.c has
+ * library_calls.c forget what the back end has lost, while library_calls.c asks process_facts.c
+ * whether a capture is under way.
+ */
 #ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_INTERNAL_H
 #define IBX_FRONTEND_GLUE_CALL_PIPELINE_INTERNAL_H
 

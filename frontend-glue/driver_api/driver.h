@@ -23,6 +23,12 @@
  *   tensor_maps.c   tensor maps
  *   absent.c        calls that are not supported over a remote GPU
  *   libcuda.c       libcuda.so.1, which has nothing of its own
+ *
+ * There are circles of calls. Every call begins by errors.c, which has contexts.c bring the
+ * thread's context up to date and asks init.c whether the driver is initialized; both of these end
+ * their calls by errors.c. contexts.c has modules.c and textures.c end what a context owns, and
+ * these ask contexts.c which context is current. devices.c asks virtual_memory.c for two
+ * attributes, and virtual_memory.c has devices.c check numbers of devices.
  */
 #ifndef IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
 #define IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by attach.c, attached_calls.c, attached_copies.c and last_session.c only. */
+/*
+ * Shared by attach.c, attached_calls.c, attached_copies.c and last_session.c only. These call each
+ * other in a circle: attach.c passes the table of attached_calls.c to the preload, and the
+ * functions in it, with attached_copies.c, ask attach.c for the calling thread's connection.
+ * attach.c also asks last_session.c whether a session stays open, and last_session.c lets the
+ * attachment of that session go by attach.c.
+ */
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACHED_H
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACHED_H
 
