@@ -15,6 +15,7 @@
 #include <memory>
 #include <pthread.h>
 #include <string>
+#include <time.h>
 #include <unistd.h>
 
 #include "frontend-glue/plugin/gvirtus_launch.h"
@@ -284,6 +285,18 @@ class RdmaCommunicator final : public Communicator
         if (!rc)
             return;
         ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        end_program();
+    }
+
+    // One thread at a time: of several in exit(3) one may end the process while the program's
+    // destructors run in another. The first one may wait for this one, so not for ever.
+    [[noreturn]] static void end_program()
+    {
+        static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
+        timespec until{};
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += 3;
+        pthread_mutex_clocklock(&ends, CLOCK_MONOTONIC, &until);
         std::exit(EXIT_FAILURE);
     }
 

@@ -255,6 +255,7 @@ int main(int argc, char **argv)
         {"threads-connect-at-once", threads_connect_at_once},
         {"thread-is-refused", thread_is_refused},
         {"forks-among-beginners", forks_among_beginners},
+        {"threads-are-refused", threads_are_refused},
         {"endpoint-is-kept", endpoint_is_kept},
         {"no-copy", no_copy},
         {"remapped", remapped},

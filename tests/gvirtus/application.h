@@ -155,6 +155,7 @@ bool first_thread_ends();
 bool threads_connect_at_once();
 bool thread_is_refused();
 bool forks_among_beginners();
+bool threads_are_refused();
 bool endpoint_is_kept();
 bool cancelled_thread();
 bool cancelled_in_first_call();

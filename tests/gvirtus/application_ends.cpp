@@ -365,6 +365,30 @@ bool thread_is_refused()
     return false;
 }
 
+// exit(3) calls this. Other threads may do what they would not leave to this one.
+static void at_end()
+{
+    for (int i = 0; i < 300; i++)
+        usleep(1000);
+    std::cerr << "all was called" << std::endl;
+}
+
+// Ends the process, by one thread at a time.
+bool threads_are_refused()
+{
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    REQUIRE(!atexit(at_end));
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < at_once; i++)
+        threads.emplace_back([] {
+            gathers = is_refused = true;
+            cudaDeviceSynchronize();
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    return false;
+}
+
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {

@@ -111,6 +111,14 @@ bool ends_without_connection()
     return HOLDS(app.ended() == EXIT_FAILURE && lines_with(app.said(), "Connection refused") > 0);
 }
 
+// What the program has exit(3) call is not cut short.
+bool ends_by_one_thread()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "threads-are-refused");
+    return HOLDS(app.ended() == EXIT_FAILURE && lines_with(app.said(), "all was called") == 1);
+}
+
 bool ends_beside_standstill(const char *mode)
 {
     const Wish wish("IBX_EXITS_MODE", mode);
@@ -144,6 +152,7 @@ void check_exits()
     check("... and what GVirtuS reads for that", [] { return good("endpoint-is-kept"); });
     check("... beside forks", [] { return good("forks-among-beginners"); });
     check("a thread that cannot connect", ends_without_connection);
+    check("... and several at once", [] { return ends_by_one_thread(); });
     check("a back end that stands still as the process ends",
           [] { return ends_beside_standstill("plain"); });
     check("... and whose connection is closed before",
