@@ -352,7 +352,23 @@ bool ibx_captures_run(struct gpu_session *x)
     return true;
 }
 
-/* The stream that was to be destroyed stays. */
+/* The stream that was to be destroyed stays, if the handler was to get it. Otherwise it is its users'
+ * to destroy, which may have done so, and the client's no more: the handler destroys another one in
+ * its place, or none. With another one, the capture counts as over. */
+static void refuse_destroy(struct gpu_session *x, uint8_t *body)
+{
+    const uint64_t stream = ibx_captures_stream_of(x);
+    struct ibx_reader r = ibx_reader_of(body, sizeof(uint64_t));
+    const uint64_t given = ibx_get_u64(&r);
+    if (given && given != stream) {
+        x->handler.captures_run = CAPTURES_DROPPED;
+        return;
+    }
+    if (given)
+        ibx_handles_add(x, IBX_HANDLE_STREAM, stream);
+    memset(body, 0, sizeof(uint64_t));
+}
+
 int ibx_captures_refuse(struct gpu_session *x, uint8_t *body)
 {
     if (!body)
@@ -364,8 +380,9 @@ int ibx_captures_refuse(struct gpu_session *x, uint8_t *body)
             "%s cannot end a capture by %s: another of its requests uses the graph for too long",
             ibx_session_path(x->s)->peer, x->requests.name);
     if (x->handler.captures == CAPTURES_DROPPED)
-        ibx_handles_add(x, IBX_HANDLE_STREAM, ibx_captures_stream_of(x));
-    memset(body, 0, sizeof(uint64_t));
+        refuse_destroy(x, body);
+    else
+        memset(body, 0, sizeof(uint64_t));
     return 0;
 }
 
