@@ -352,8 +352,8 @@ bool ibx_captures_run(struct gpu_session *x)
     return true;
 }
 
-/* The stream that was to be destroyed stays, if the handler was to get it. Otherwise it is its users'
- * to destroy, which may have done so, and the client's no more: the handler destroys another one in
+/* The stream that was to be destroyed stays, if the handler was to get it. Otherwise its users
+ * destroy it, or have done so, and the client has it no more: the handler destroys another one in
  * its place, or none. With another one, the capture counts as over. */
 static void refuse_destroy(struct gpu_session *x, uint8_t *body)
 {
