@@ -541,11 +541,6 @@ void ibx_frontend_graph_memory(void *address, size_t n)
 {
     (void)address, (void)n;
 }
-bool ibx_frontend_file_is_in_limit(size_t n)
-{
-    (void)n;
-    return true;
-}
 bool ibx_frontend_is_reserved(const void *address)
 {
     (void)address;

@@ -30,6 +30,11 @@ int ibx_frontend_wait_for_work(void *stream)
     (void)stream;
     return 0;
 }
+int ibx_frontend_streams_rest(bool all_work)
+{
+    (void)all_work;
+    return 0;
+}
 int ibx_frontend_before_host(const void *memory, size_t n, void *stream)
 {
     (void)memory, (void)n, (void)stream;

@@ -59,8 +59,10 @@ static void begins_unknown(void *stream)
 static void test_refused_stream_is_gone(void **state)
 {
     int (*destroy)(uint64_t stream) = NULL;
+    void (*destroyed)(void *stream) = NULL;
     (void)state;
     *(void **)&destroy = ibx_back_end_runtime("cudaStreamDestroy");
+    *(void **)&destroyed = ibx_back_end_runtime("ibx_double_stream_destroyed");
     session->path.provider[0] = 'p';
     for (unsigned i = 0; i < 2; i++) {
         void *stream = ext_stream_make(&alice);
@@ -86,6 +88,7 @@ static void test_refused_stream_is_gone(void **state)
         assert_true(ibx_captures_any() == i);
         ibx_handles_let_go(&other.x);
         assert_false(ibx_handles_there(IBX_HANDLE_STREAM, (uintptr_t)stream));
+        destroyed(stream);
         ibx_captures_end(&other.x);
         assert_false(ibx_captures_any());
     }

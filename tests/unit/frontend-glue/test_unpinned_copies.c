@@ -256,10 +256,14 @@ static void refuse_beside_graph(struct gpu_session *x)
 {
     const struct ibx_gpu_copy one = {.stream = stream, .device = device, .width = 1, .height = 1};
     struct ibx_unpinned_stream *begun = ibx_unpinned_begin(x, stream, 1);
+    beside_graph.host = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (beside_graph.host == MAP_FAILED)
+        abort();
     beside_graph.on = begun;
     beside_graph.code = begun ? ibx_unpinned_add(x, begun, beside_graph.host, &one, true) : 0;
     if (begun)
         pthread_join(beside_graph.graph, NULL);
+    munmap(beside_graph.host, 4096);
     beside_graph.on = false;
 }
 
@@ -592,12 +596,9 @@ static void test_refused_beside_a_graph(void **state)
     const unsigned taken = ibx_pinned_taken();
     sem_init(&beside_graph.reads, 0, 0);
     sem_init(&beside_graph.go, 0, 0);
-    beside_graph.host = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(beside_graph.host != MAP_FAILED);
     sigaction(SIGSEGV, &reads, &before);
     expect_code("graph", &nothing, HANDLED);
     sigaction(SIGSEGV, &before, NULL);
-    munmap(beside_graph.host, 4096);
     assert_int_equal(beside_graph.code, 2);
     assert_int_equal(ibx_pinned_taken(), taken);
 }
