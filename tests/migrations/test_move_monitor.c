@@ -476,6 +476,7 @@ static int does_not_end(void)
     const int end = to_nobody();
     another_comes_between("fd:nobody");
     json_decref(vm_event(&vms[0], "MIGRATION", "active"));
+    assert_true(vm_fills_stream(&vms[0])); /* until then it can be given up */
     mover_kill(&sender, SIGCONT);
     return end;
 }
